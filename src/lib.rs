@@ -105,9 +105,13 @@ pub use candle_core;
 pub use candle_nn;
 
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
+    ObserveOptions, TopKeys,
 };
-pub use config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
+pub use config::{
+    AttentionConfig, CallInput, Factor, HeadNorm, KeyValueSource, LatentAttention, NormKind, NormOver, ProjectionBias,
+    Scoring, Step, Steps,
+};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;

@@ -5,12 +5,15 @@
 //! checkpoint here, as data ([`FusedOrder`]): reordering them while reading would detach variables from the layer that
 //! learns from them, and would copy matrices that are already in order.
 
+mod latent;
+
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::setters;
+pub use latent::LatentWeights;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -157,6 +160,14 @@ pub enum QkvWeights {
         /// The order of the rows of `weight`.
         order: FusedOrder,
     },
+    /// Two layers: query, and key. The keys are the values, too
+    /// ([`KeyValueSource::KeysAsValues`](crate::KeyValueSource)).
+    KeysAsValues(Box<[LinearWeights; 2]>),
+    /// The query alone, of a layer with the keys and values of another one
+    /// ([`KeyValueSource::Shared`](crate::KeyValueSource)).
+    Query(LinearWeights),
+    /// The projections of latent attention.
+    Latent(Box<LatentWeights>),
 }
 
 impl QkvWeights {
@@ -168,15 +179,24 @@ impl QkvWeights {
             Self::OrderedSplitBias { weight, biases, .. } => {
                 weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
             }
+            Self::KeysAsValues(parts) => parts.iter().any(LinearWeights::tracks_gradient),
+            Self::Query(q) => q.tracks_gradient(),
+            Self::Latent(weights) => weights.tracks_gradient(),
         }
     }
 
-    /// Whether query, key and value have a bias.
+    /// Whether query, key and value have a bias; of latent attention, the first projections.
     pub fn has_biases(&self) -> [bool; 3] {
         match self {
             Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
             Self::Packed(all) | Self::Ordered(all, _) => [all.bias.is_some(); 3],
             Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
+            Self::KeysAsValues(parts) => [0, 1, 1].map(|i| parts[i].bias.is_some()),
+            Self::Query(q) => [q.bias.is_some(), false, false],
+            Self::Latent(weights) => {
+                let [q, kv] = weights.has_biases();
+                [q, kv, kv]
+            }
         }
     }
 
@@ -190,7 +210,11 @@ impl QkvWeights {
     /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
     pub fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
         match self {
-            Self::Split(_) | Self::OrderedSplitBias { .. } => Ok(None),
+            Self::Split(_)
+            | Self::OrderedSplitBias { .. }
+            | Self::KeysAsValues(_)
+            | Self::Query(_)
+            | Self::Latent(_) => Ok(None),
             Self::Packed(all) => Ok(Some(all.clone())),
             Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv).map(Some),
         }
@@ -199,6 +223,9 @@ impl QkvWeights {
     /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
     ///
     /// `rows` and `h_kv` as for [`packed`](Self::packed).
+    ///
+    /// # Errors
+    /// They are those of latent attention, which has no such layers.
     pub fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
         match self {
             Self::Split(parts) => Ok(*parts.clone()),
@@ -212,11 +239,23 @@ impl QkvWeights {
                 }
                 Ok(parts)
             }
+            Self::KeysAsValues(parts) => {
+                let [q, k] = &**parts;
+                Ok([q.clone(), k.clone(), k.clone()])
+            }
+            Self::Query(q) => {
+                let none = LinearWeights { weight: q.weight.narrow(0, 0, 0)?, bias: None };
+                Ok([q.clone(), none.clone(), none])
+            }
+            Self::Latent(_) => {
+                let expected = "projections of queries, keys and values";
+                Err(Error::value("the weights of a layer", "those of latent attention", expected))
+            }
         }
     }
 }
 
-/// The parameters of the norm of queries or keys: `(d)`, shared by all heads; `(heads, d)`, one per head; or
+/// The parameters of the norm of queries, keys or values: `(d)`, shared by all heads; `(heads, d)`, one per head; or
 /// `(heads · d)`, over all heads together.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -231,6 +270,31 @@ impl NormWeights {
     /// Parameters of `weight` and `bias`, of the same shape.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { weight, bias }
+    }
+}
+
+/// The weights of the steps of queries, keys or values between projection and scores.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct StepWeights {
+    /// Those of the norm that has weights.
+    pub norm: Option<NormWeights>,
+    /// The learned factor, `(d)`.
+    pub factor: Option<Tensor>,
+}
+
+impl StepWeights {
+    setters! {
+        /// Sets the weights of the norm.
+        with_norm, norm: NormWeights = Some(norm);
+        /// Sets the learned factor.
+        with_factor, factor: Tensor = Some(factor);
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let norm = self.norm.iter().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        norm.chain(&self.factor)
     }
 }
 
@@ -282,8 +346,8 @@ pub struct AttentionWeights {
     pub bias_kv: Option<[Tensor; 2]>,
     /// The vector of additive scoring, `(h, d)`.
     pub score: Option<Tensor>,
-    /// The norms of queries and keys.
-    pub qk_norm: Option<[NormWeights; 2]>,
+    /// The steps of queries, keys and values.
+    pub steps: [StepWeights; 3],
     /// One score per head that takes part in the softmax without a value, `(h)`.
     pub sinks: Option<Tensor>,
     /// The weights of the position scheme.
@@ -293,7 +357,15 @@ pub struct AttentionWeights {
 impl AttentionWeights {
     /// The weights of a layer that has nothing beside its four projections.
     pub fn new(qkv: QkvWeights, o: LinearWeights) -> Self {
-        Self { qkv, o, bias_kv: None, score: None, qk_norm: None, sinks: None, position: PositionWeights::default() }
+        let (steps, position) = Default::default();
+        Self { qkv, o, bias_kv: None, score: None, steps, sinks: None, position }
+    }
+
+    /// Sets the norms of queries and keys.
+    #[must_use]
+    pub fn with_qk_norm(mut self, [q, k]: [NormWeights; 2]) -> Self {
+        (self.steps[0].norm, self.steps[1].norm) = (Some(q), Some(k));
+        self
     }
 
     setters! {
@@ -301,8 +373,8 @@ impl AttentionWeights {
         with_bias_kv, bias_kv: [Tensor; 2] = Some(bias_kv);
         /// Sets the vector of additive scoring.
         with_score, score: Tensor = Some(score);
-        /// Sets the norms of queries and keys.
-        with_qk_norm, qk_norm: [NormWeights; 2] = Some(qk_norm);
+        /// Sets the weights of the steps of queries, keys and values.
+        with_steps, steps: [StepWeights; 3] = steps;
         /// Sets the sinks.
         with_sinks, sinks: Tensor = Some(sinks);
         /// Sets the weights of the position scheme.

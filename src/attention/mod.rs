@@ -15,13 +15,16 @@ mod build;
 mod cache;
 mod call;
 mod freeze;
+mod latent;
 mod observe;
 mod options;
 mod padded;
+mod required;
 mod rows;
+mod steps;
 mod transform;
 
-pub use cache::{CrossCache, KvCache};
+pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
@@ -29,6 +32,7 @@ use cache::Identity;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
+use steps::StepState;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -37,7 +41,6 @@ use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
-use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -101,7 +104,7 @@ pub struct MultiHeadAttention {
     o_proj: Linear,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
-    qk_norm: Option<[NormWeights; 2]>,
+    steps: StepState,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
@@ -200,6 +203,8 @@ impl MultiHeadAttention {
     /// cached memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
     ///
     /// # Errors
+    /// - [`Error::MissingInput`](crate::Error::MissingInput): the call lacks an input that the layer
+    ///   [requires](AttentionConfig::requires).
     /// - A tensor has the wrong shape, dtype or device, or the mask does not fit the call.
     /// - A forced backend cannot run the call.
     /// - Ragged: the lengths do not add up to the tokens, the mask is neither full, causal nor a window, or the
@@ -213,6 +218,22 @@ impl MultiHeadAttention {
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
         let (output, attention_weights) = self.attended(inputs, options)?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
+    }
+
+    /// [`attend_with`](Self::attend_with), and the keys and values that the queries attended to, for later layers that
+    /// have none of their own ([`KeyValueSource::Shared`](crate::KeyValueSource)): with a cache, those in it before the
+    /// call and the new ones. Differentiable.
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The inputs are ragged or a cross-cached memory, or the layer
+    /// has no heads, has extra keys (`add_bias_kv`, `add_zero_attn`), or has no keys of its own either.
+    pub fn attend_sharing(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(AttentionOutput, KeyValues)> {
+        let (output, attention_weights, key_values) = self.attended_sharing(inputs, options)?;
+        Ok((AttentionOutput { output: output.apply()?, attention_weights }, key_values))
     }
 
     /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in
@@ -231,10 +252,13 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
+        self.check_required(inputs, options)?;
         self.check(inputs, options)?;
-        let cache = inputs.lock_cache();
-        let PreparedCall { call, options, route, .. } =
+        let (cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
+        let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let call = absorbed.map_or(call, |(call, _)| call);
         match (route, &inputs.tokens) {
             (Route::Buckets, Tokens::Ragged(lengths)) => {
                 let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));

@@ -121,12 +121,24 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
+        self.check_required(inputs, options)?;
+        self.observe_as_given(inputs, options, what)
+    }
+
+    /// [`observe`](Self::observe) of inputs that hold what the layer requires.
+    pub(super) fn observe_as_given(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        what: &ObserveOptions,
+    ) -> Result<AttentionStats> {
         self.check(inputs, options)?;
         let options = &options.with_return_attention_weights(false);
+        let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
         if let Tokens::Ragged(lengths) = inputs.tokens {
-            return self.observe_padded(inputs.query, lengths, &inputs.mask, options, what);
+            return self.observe_padded(inputs, lengths, options, what);
         }
-        let mut cache = inputs.lock_cache();
         match cache.as_deref_mut() {
             Some(cache) => cache.or_unchanged(|cache| self.observe_with(inputs, options, what, Some(cache))),
             None => self.observe_with(inputs, options, what, None),
@@ -147,17 +159,23 @@ impl MultiHeadAttention {
 
         if h == 0 {
             let output = self.without_heads(inputs.query)?;
-            let s_kv = if let Tokens::Memory(memory) = inputs.tokens { memory.len() } else { inputs.key.dim(1)? };
+            let s_kv = match inputs.tokens {
+                Tokens::Memory(memory) => memory.len(),
+                Tokens::Shared(shared) => shared.len(),
+                _ => inputs.key.dim(1)?,
+            };
             let empty = [b, 0, queries.len()];
             return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
         }
         let mut prepared = self.prepare(inputs, options, cache.as_deref())?;
+        // The statistics are of queries and keys, which the absorbed form does not have.
+        prepared.absorbed = None;
         if what.mean_distance && prepared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some()) {
             let allowed = "false for sequences of unequal length in a cache";
             return Err(Error::config("mean_distance", true, allowed));
         }
         // The dtype in which the eager backend computes; a cache has its own.
-        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_));
+        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_) | Tokens::Shared(_));
         let wide = if is_cached { prepared.call.dtype } else { accumulate_dtype(self.qkv.like()) };
         let qkv = self.transformed(inputs, &mut prepared, wide, options, cache)?;
         let PreparedCall { call, options: sdpa, .. } = prepared;
@@ -165,7 +183,7 @@ impl MultiHeadAttention {
             let attended = sdpa::attend_call(Plan::choose(&call, &sdpa)?, qkv.each_ref(), None, &call, &sdpa)?;
             self.finish(attended, inputs, options)?.0
         } else {
-            self.attended(inputs, options)?.0
+            self.attended_as_given(inputs, options)?.0
         };
         let output = output.apply()?;
         let ([q, k, _], s_kv) = (qkv, call.shape.s_kv);

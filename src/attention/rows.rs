@@ -13,10 +13,9 @@ use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
-use crate::config::NormKind;
+use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::NormParameters;
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
@@ -26,13 +25,15 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
-    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps).
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
-        self.score.is_none()
+        config.requires.is_empty()
+            && self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
-            && self.norms_run_on_buffers()
+            && self.steps.run_on_buffers()
+            && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -181,21 +182,17 @@ impl MultiHeadAttention {
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
         let query_bias = scheme.query_bias(&self.position)?;
-        if scheme.rotates() || self.qk_norm.is_some() || query_bias.is_some() {
+        if scheme.rotates() || config.steps.has_more_than_rotation() || query_bias.is_some() {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
-            let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
-            let rotate = |qkv: &mut [f32], group: RaggedBatch| {
-                self.normalize_in_place(team, qkv)?;
-                if scheme.rotates() {
-                    scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)?;
-                }
+            let steps = |qkv: &mut [f32], group: RaggedBatch| {
+                self.step_in_place(team, qkv, group)?;
                 let width = self.qkv.packed()?.out_features();
                 for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
                     token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
                 }
                 Ok(())
             };
-            return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
+            return self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.rounds_to_bf16()? {
@@ -205,33 +202,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Whether norms of queries and keys, if there are any, have one fixed weight for all heads.
-    fn norms_run_on_buffers(&self) -> bool {
-        let norms = || self.qk_norm.iter().flatten();
-        let parameters = norms().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        norms().all(|norm| norm.weight.rank() == 1) && parameters.into_iter().all(|tensor| !tensor.track_op())
-    }
-
-    /// Normalizes the queries and keys of `qkv` `(tokens, q k v)`.
-    fn normalize_in_place(&self, team: Team, qkv: &mut [f32]) -> Result<()> {
-        let (Some(norm), Some(weights)) = (&self.config.qk_norm, &self.qk_norm) else { return Ok(()) };
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
-        let (d, width) = (self.config.resolved_head_dim(), self.qkv.packed()?.out_features());
-        for (part, weights) in [0..h * d, h * d..(h + h_kv) * d].into_iter().zip(weights) {
-            let norm = NormParameters {
-                weight: &weights.weight,
-                bias: weights.bias.as_ref(),
-                eps: norm.eps,
-                rms: norm.kind != NormKind::Layer,
-                offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-            };
-            norm.normalize_parts(Isa::detect()?, team, qkv, width, part)?;
-        }
-        Ok(())
-    }
-
-    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `rotate`
-    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
+    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `steps`
+    /// applies norms, positions and factors to `(tokens, q k v)` in place.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
@@ -239,7 +211,7 @@ impl MultiHeadAttention {
         xs: &[A],
         batch: RaggedBatch,
         mask: &AttentionMask,
-        rotate: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
+        steps: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
         scratch: &ScratchPool,
         output: &mut [O],
     ) -> Result<()> {
@@ -250,9 +222,9 @@ impl MultiHeadAttention {
             [projection.in_features(), projection.out_features(), output_projection.out_features()];
 
         let longest = batch.longest();
-        let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
+        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
         if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
             embeddings.lower(self.config.resolved_scale(), &mut mask)?;
@@ -271,7 +243,7 @@ impl MultiHeadAttention {
             let xs = &xs[tokens.start * input..tokens.end * input];
             projection.multiply_into(team, xs, tokens.len(), Activation::Identity, qkv)?;
             let starts: Vec<usize> = offsets[first..=last].iter().map(|start| start - tokens.start).collect();
-            rotate(qkv, RaggedBatch { offsets: &starts, ..batch })?;
+            steps(qkv, RaggedBatch { offsets: &starts, ..batch })?;
 
             let mut memory = scratch.take(floats::<T>(tokens.len() * h * d_v))?;
             let context = &mut bytemuck::cast_slice_mut(&mut memory)[..tokens.len() * h * d_v];

@@ -56,8 +56,12 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let pruned = pruned_heads.len();
     let config = infer_config(source, heads.saturating_sub(pruned))?;
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
-    let width =
-        if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };
+    // MobileBERT's attention has the width of its bottlenecks.
+    let width = match section {
+        keys if keys.get("embed_dim").is_some_and(Value::is_number) => "embed_dim",
+        keys if keys.get("use_bottleneck") == Some(&Value::Bool(true)) => "intra_bottleneck_size",
+        _ => "hidden_size",
+    };
     let stated = [
         (width, config.hidden_size),
         ("d_model", config.hidden_size),

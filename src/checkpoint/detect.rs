@@ -10,7 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
+};
 use crate::families::layouts::LAYOUTS;
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
@@ -30,8 +32,6 @@ const IGNORED: &[&str] = &[
 const NOT_APPLIED: &[(&str, &str)] = &[
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
-    ("query_layernorm.weight", "it normalizes queries"),
-    ("key_layernorm.weight", "it normalizes keys"),
     ("q_proj.weight_scale", "it belongs to quantized weights"),
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
@@ -42,7 +42,9 @@ const NOT_APPLIED: &[(&str, &str)] = &[
 
 impl Layout {
     fn fits(&self, source: &dyn WeightSource) -> bool {
-        self.required().iter().all(|name| source.contains(name)) && self.orientation_matches(source)
+        self.required().iter().all(|name| source.contains(name))
+            && !self.excludes.iter().any(|name| source.contains(name))
+            && self.orientation_matches(source)
     }
 
     /// Whether the weight has the layout's orientation, where another layout has the same names in the other one:
@@ -95,12 +97,14 @@ impl Layout {
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
-        read.extend([SCORE, SINKS]);
+        read.push(SCORE);
+        read.extend(SINKS);
         read.extend(&position);
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
-        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(norm, name).is_some());
-        let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
+        let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
+        let ignored = |name: &str| step(name) || name.split('.').any(|part| IGNORED.contains(&part));
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
@@ -174,7 +178,8 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
             if claimed.contains(name) || found.contains_key(prefix) {
                 continue;
             }
-            if required.iter().all(|name| all.contains(join(prefix, name).as_str())) {
+            let holds = |name: &&str| all.contains(join(prefix, name).as_str());
+            if required.iter().all(|name| holds(name)) && !layout.excludes.iter().any(|name| holds(name)) {
                 claimed.insert(name);
                 found.insert(prefix.to_string(), row);
             }

@@ -3,12 +3,14 @@
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::read::holds_bias_kv;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, ProjectionBias, Scoring};
+use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
+///
+/// A layer that projects queries alone is taken to have as many key-value heads as query heads.
 ///
 /// In a fused layout, there are taken to be as many query rows as the output projection has inputs; keys and values
 /// share the rest equally.
@@ -33,10 +35,18 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             let (rows, input) = into(kv)?;
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
+        QkvNames::KeysAsValues([q, k]) => [into(q)?, into(k)?, into(k)?],
+        // No shape shows how many key-value heads the other layer has.
+        QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
     let config = config.with_add_bias_kv(holds_bias_kv(source));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+    let config = config.with_key_value_source(match layout.qkv {
+        QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,
+        QkvNames::Query(_) => KeyValueSource::Shared { layer: None },
+        _ => KeyValueSource::Projections,
+    });
     if num_attention_heads == 0 && q.0 == 0 {
         // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any rotation.
         return Ok(config.with_head_dim(256));
@@ -64,7 +74,8 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
 /// The biases that the layer has.
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
-    ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
+    let k = k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..) | QkvNames::Query(_));
+    ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 
 /// `(rows, inputs)` of query, key and value in one weight.

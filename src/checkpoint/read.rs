@@ -7,11 +7,13 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
-    PositionRole, QK_NORMS, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
+    PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
 use crate::position::Presence;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::weights::{
+    AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in any known layout, and returns that layout.
@@ -33,8 +35,12 @@ impl AttentionWeights {
             o,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
-            qk_norm: read_norms(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            steps: read_steps(source, config)?,
+            sinks: SINKS
+                .iter()
+                .find(|name| source.contains(name))
+                .map(|name| source.get(name, &[heads]))
+                .transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -127,6 +133,11 @@ impl Reader<'_> {
                 let kv = self.linear(kv, Rows { heads: rows[1] + rows[2], dim: 1 }, k_size, true)?;
                 QkvWeights::Split(Box::new([q, part_of(&kv, 0, rows[1])?, part_of(&kv, rows[1], rows[2])?]))
             }
+            QkvNames::KeysAsValues([q, k]) => QkvWeights::KeysAsValues(Box::new([
+                self.linear(q, qkv[0], inputs[0], true)?,
+                self.linear(k, qkv[1], inputs[1], true)?,
+            ])),
+            QkvNames::Query(q) => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::SplitFusedBias(weights, bias) => {
                 let fused = self.source.contains(bias).then(|| self.source.get(bias, &[all.len()])).transpose()?;
                 let read = |i: usize| -> Result<LinearWeights> {
@@ -224,56 +235,75 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
     }
 }
 
-/// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
-pub(crate) fn read_norms(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
-    let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
-    let found = QK_NORMS.iter().find(|names| names.iter().any(|name| present(name)));
-    let norm = match (&config.qk_norm, found) {
+/// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
+/// have one for each norm and factor that there is.
+pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
+    let read = |side: usize| -> Result<StepWeights> {
+        Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
+    };
+    Ok([read(0)?, read(1)?, read(2)?])
+}
+
+fn read_factor(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<Tensor>> {
+    let name = FACTORS[side];
+    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
+    match config.steps.has_learned_factor(side) {
+        true => Ok(Some(source.get(name, &[d])?)),
+        false if source.contains(name) => {
+            let expected = format!("a learned one: the checkpoint holds `{}`", source.full_name(name));
+            Err(Error::value("the factor of the steps", "none", expected))
+        }
+        false => Ok(None),
+    }
+}
+
+/// The norm of queries (0), keys (1) or values (2) that has weights.
+fn read_norm(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<NormWeights>> {
+    let (names, field) = (norm_names(side), if side == 2 { "v_norm" } else { "qk_norm" });
+    let present = |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
+    let (norm, name) = match (config.steps.weighted_norm(side), names.iter().find(|name| present(name))) {
         (None, None) => return Ok(None),
-        (Some(norm), Some(_)) => norm,
-        (None, Some([q, _])) => {
-            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(q));
-            return Err(Error::config("qk_norm", "none", allowed));
+        (Some(norm), Some(name)) => (norm, *name),
+        (None, Some(name)) => {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(name));
+            return Err(Error::config(field, "none", allowed));
         }
         (Some(_), None) => {
-            let name = source.full_name(&format!("{}.weight", QK_NORMS[0][0]));
-            return Err(Error::MissingTensor { name, why: "the configuration sets qk_norm".to_string() });
+            let name = source.full_name(&format!("{}.weight", names[0]));
+            return Err(Error::MissingTensor { name, why: format!("the configuration sets {field}") });
         }
     };
-    let [q, k] = *found.unwrap_or(&QK_NORMS[0]);
-    let read = |name: &str, heads: usize| {
-        let d = config.resolved_head_dim();
-        let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
-            (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
-                let allowed =
-                    format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
-                Err(Error::config("qk_norm.over", "one head", allowed))
-            }
-            (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
-                let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
-                Err(Error::config("qk_norm.over", "all heads", allowed))
-            }
-            (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
-            (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
-            (NormOver::Head, _) => source.get(name, &[d]),
-        };
-        if source.contains(&per_head(name, 0)) {
-            let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
-            if weights.iter().any(Tensor::track_op) {
-                let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
-                return Err(Error::Tensor {
-                    name: source.full_name(&per_head(name, 0)),
-                    found: "is a variable".into(),
-                    expected,
-                });
-            }
-            return Ok(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None });
+    let h_kv = config.resolved_num_key_value_heads();
+    let heads = if side == 0 { config.num_attention_heads } else { h_kv };
+    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
+    let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
+        (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
+            let allowed = format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
+            Err(Error::config("qk_norm.over", "one head", allowed))
         }
-        let bias = format!("{name}.bias");
-        let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
-        Ok::<_, Error>(NormWeights { weight: one(&format!("{name}.weight"))?, bias })
+        (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
+            let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
+            Err(Error::config("qk_norm.over", "all heads", allowed))
+        }
+        (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
+        (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
+        (NormOver::Head, _) => source.get(name, &[d]),
     };
-    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.resolved_num_key_value_heads())?]))
+    if source.contains(&per_head(name, 0)) {
+        let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
+        if weights.iter().any(Tensor::track_op) {
+            let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
+            return Err(Error::Tensor {
+                name: source.full_name(&per_head(name, 0)),
+                found: "is a variable".into(),
+                expected,
+            });
+        }
+        return Ok(Some(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None }));
+    }
+    let bias = format!("{name}.bias");
+    let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
+    Ok(Some(NormWeights { weight: one(&format!("{name}.weight"))?, bias }))
 }
 
 /// The weight of one head, in StableLM's modules of a norm per head.

@@ -8,10 +8,12 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, Layout, LinearNames, Orientation, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, FACTORS, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, SINKS, V_NORM,
+};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
+use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -30,10 +32,21 @@ impl AttentionWeights {
         match layout.qkv {
             QkvNames::Split(names) => {
                 let parts = [(&q, [h, d]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
-                for (names, (dense, heads)) in names.into_iter().zip(parts) {
+                let stored = match self.qkv {
+                    QkvWeights::KeysAsValues(_) => 2,
+                    QkvWeights::Query(_) => 1,
+                    _ => 3,
+                };
+                for (names, (dense, heads)) in names.into_iter().zip(parts).take(stored) {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
+            QkvNames::KeysAsValues(names) => {
+                for (names, (dense, heads)) in names.into_iter().zip([(&q, [h, d]), (&k, [h_kv, d])]) {
+                    writer.put(&mut tensors, names, dense, Some(heads))?;
+                }
+            }
+            QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
                 writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
             }
@@ -73,19 +86,23 @@ impl AttentionWeights {
             put(SCORE, score.clone());
         }
         if let Some(sinks) = &self.sinks {
-            put(SINKS, sinks.clone());
+            put(SINKS[0], sinks.clone());
         }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {
                 put(&name, tensor.clone());
             }
         }
-        if let (Some(norms), Some(names)) = (&self.qk_norm, layout.qk_norms) {
-            for (name, norm) in names.into_iter().zip(norms) {
+        let [q, k] = layout.qk_norms.unwrap_or(QK_NORMS[0]);
+        for (side, (weights, name)) in self.steps.iter().zip([q, k, V_NORM]).enumerate() {
+            if let Some(norm) = &weights.norm {
                 put(&format!("{name}.weight"), norm.weight.clone());
                 if let Some(bias) = &norm.bias {
                     put(&format!("{name}.bias"), bias.clone());
                 }
+            }
+            if let Some(factor) = &weights.factor {
+                put(FACTORS[side], factor.clone());
             }
         }
         Ok(())
@@ -163,8 +180,21 @@ impl Writer<'_> {
             }
             _ => {}
         }
-        if weights.qk_norm.is_some() && layout.qk_norms.is_none() {
+        let [of_q, of_k, of_v] = &weights.steps;
+        let own = layout.name == LAYOUTS[0].name;
+        if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {
             return Err(self.cannot("norms of queries and keys", "one whose families have them"));
+        }
+        if (of_v.norm.is_some() || weights.steps.iter().any(|of| of.factor.is_some())) && !own {
+            return Err(self.cannot("a norm of values or a learned factor", "candle-attention"));
+        }
+        let (holds, what) = match (&weights.qkv, layout.qkv) {
+            (QkvWeights::KeysAsValues(_), qkv) => (matches!(qkv, QkvNames::KeysAsValues(_)) || own, "keys as values"),
+            (QkvWeights::Query(_), qkv) => (matches!(qkv, QkvNames::Query(_)) || own, "queries alone"),
+            (_, qkv) => (!matches!(qkv, QkvNames::KeysAsValues(_) | QkvNames::Query(_)), "queries, keys and values"),
+        };
+        if !holds {
+            return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
         }
         if weights.sinks.is_some() && !layout.sinks {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));

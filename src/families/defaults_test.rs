@@ -70,7 +70,7 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             pruned: &[],
         };
         let config = layer.configure(AttentionConfig::new(512, 4), &contents).unwrap();
-        if let Some(norm) = config.qk_norm {
+        if let Some(norm) = config.steps.norms(0).next() {
             let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);
             assert_eq!(norm.eps, eps.unwrap(), "{what}");
         }

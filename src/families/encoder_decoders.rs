@@ -45,6 +45,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "trocr",
             "whisper",
             "speech_to_text",
+            "time_series_transformer",
         ],
         ..DECODER
     },

@@ -1,7 +1,7 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
-use crate::position::GridFrequencies;
+use crate::config::{CallInput, NormKind, NormOver};
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// What each call has to give, by components of the layers' prefixes; an empty one is every layer.
+    pub requires: &'static [(&'static str, CallInput)],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
@@ -57,6 +59,13 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
+/// The note of a model whose generated tokens see the prompt and a window.
+pub(crate) const PROMPT: &str =
+    "the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window";
+/// The note of a model that masks the patches of its last layers.
+pub(crate) const PREDICTED: &str =
+    "the mask is that of a trained model: while it trains, queries see the patches of their predicted segments";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
@@ -64,7 +73,7 @@ pub(crate) const BASE: Family = Family {
     reads: &[],
     position_values: &[],
     causal: Causal::Never,
-    window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
+    window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
     softcap: false,
@@ -75,6 +84,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    requires: &[],
     note: None,
     unsupported: None,
 };
@@ -109,11 +119,22 @@ pub(crate) enum Causal {
 pub(crate) struct Window {
     /// Which layers.
     pub layers: WindowLayers,
-    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, how many on each
-    /// side.
+    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, as `sides` says.
     pub key: &'static str,
-    /// Whether the key states the width of both sides together (ModernBERT): each side has half of it.
-    pub both_sides: bool,
+    /// How the key counts tokens in bidirectional layers.
+    pub sides: Sides,
+}
+
+/// What the width of a bidirectional window counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sides {
+    /// The tokens on each side.
+    Each,
+    /// Those of both sides together, half of them on each (ModernBERT).
+    Both,
+    /// All tokens of the window, the token itself included; of an even number, one more comes after it than before it
+    /// (T5Gemma 2).
+    Around,
 }
 
 /// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
@@ -228,6 +249,8 @@ pub(crate) enum RotaryLayers {
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
+    /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
+    IfKindStated,
     /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
     UnlessAlibi,
 }
@@ -252,6 +275,40 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+    /// Which elements form a pair.
+    pub style: RotaryStyle,
+    /// Whether the first half of the angles belongs to columns.
+    pub columns_first: bool,
+    /// The number of the first row and column.
+    pub first: usize,
+    /// Tokens after the patches.
+    pub suffix_tokens: usize,
+    /// Windows of patches.
+    pub windows: PatchWindows,
+}
+
+/// Rotation by row and column of patches that come row by row, in half-split pairs.
+pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
+    frequencies: GridFrequencies::Same,
+    block: None,
+    style: RotaryStyle::HalfSplit,
+    columns_first: false,
+    first: 0,
+    suffix_tokens: 0,
+    windows: PatchWindows::None,
+};
+
+/// How patches that are rotated by row and column come in windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PatchWindows {
+    /// There are none.
+    None,
+    /// Patches come window by window, each `window_size` pixels wide, and see their own window but in the layers that
+    /// `fullatt_block_indexes` lists (Qwen2.5-VL).
+    Ordered,
+    /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
+    /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
+    Rows,
 }
 
 /// The factor on the scores.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, QkNorm};
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -82,7 +82,7 @@ impl<'a> Layer<'a> {
     pub(super) fn float(&self, key: &str) -> Option<f64> {
         match self.section.get(key) {
             Some(stated) => stated.as_f64(),
-            None => self.family.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default),
+            None => self.family.default(key),
         }
     }
 
@@ -133,6 +133,10 @@ impl<'a> Layer<'a> {
                 return Ok(heads);
             }
         }
+        // BridgeTower's vision tower has as many heads as its width allows.
+        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
+            return Ok(width / d as usize);
+        }
         let allowed = || format!("one of {}", HEADS.join(", "));
         default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
@@ -169,8 +173,10 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+            config = config.with_qk_norm(self.qk_norm()?);
         }
+        config.requires = self.required_inputs();
+        config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
@@ -181,6 +187,13 @@ impl<'a> Layer<'a> {
             config.position.prune(&kept, all);
         }
         Ok(config)
+    }
+
+    /// What each call has to give.
+    fn required_inputs(&self) -> Vec<CallInput> {
+        let prefix = format!(".{}.", self.prefix);
+        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
+        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -205,14 +218,14 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
         let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
     }
 
     fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

@@ -45,6 +45,10 @@ pub(crate) enum QkvNames {
     SplitFusedBias([&'static str; 3], &'static str),
     /// A projection of queries, and one of keys followed by values.
     Pair(LinearNames, LinearNames),
+    /// Projections of queries and of keys, which are the values, too (Gemma 4).
+    KeysAsValues([LinearNames; 2]),
+    /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
+    Query(LinearNames),
 }
 
 /// What a weight of a position scheme is for.
@@ -95,6 +99,10 @@ pub struct Layout {
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
+    /// Tensors beside the projections that tell the layout from others.
+    pub(crate) requires: &'static [&'static str],
+    /// Tensors of other layouts, without which this one fits.
+    pub(crate) excludes: &'static [&'static str],
     /// Whether the family may be EVA, whose rotary positions no tensor shows.
     pub(crate) may_be_eva: bool,
 }
@@ -126,8 +134,11 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
+            QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
+            QkvNames::Query(q) => vec![q.weight],
         };
         names.push(self.o.weight);
+        names.extend(self.requires);
         names
     }
 
@@ -139,6 +150,9 @@ impl Layout {
             // No key has one; the query's stands for it.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
+            QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
+            // The query's stands for those that there are not.
+            QkvNames::Query(q) => [q.bias; 3],
         };
         [q, k, v, self.o.bias]
     }
@@ -175,11 +189,24 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)` (GPT-OSS).
-pub(crate) const SINKS: &str = "sinks";
+/// A score per head that takes part in the softmax without a value, `(h)`: the name of GPT-OSS, and that of Flint.
+pub(crate) const SINKS: [&str; 2] = ["sinks", "softmax_offset"];
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
-pub(crate) const QK_NORMS: [[&str; 2]; 3] =
-    [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"]];
+pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
+    ["q_norm", "k_norm"],
+    ["q_layernorm", "k_layernorm"],
+    ["self.layer_norm_q", "self.layer_norm_k"],
+    ["query_layernorm", "key_layernorm"],
+];
+/// A norm of values with a weight.
+pub(crate) const V_NORM: &str = "v_norm";
+/// Learned factors on the elements of queries, keys and values, `(d)` (TimesFM 2.5 has the first).
+pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
+
+/// The names of norms of queries (0), keys (1) or values (2).
+pub(crate) fn norm_names(side: usize) -> Vec<&'static str> {
+    if side == 2 { vec![V_NORM] } else { QK_NORMS.iter().map(|names| names[side]).collect() }
+}
 /// A table of biases of distances between tokens (T5).
 pub(crate) const RELATIVE_BIAS: &str = "relative_attention_bias.weight";
 /// A table of biases of offsets between patches (BEiT).

@@ -1,7 +1,7 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -65,6 +65,10 @@ pub(crate) const SPEECH: &[Family] = &[
             "qwen2_audio_encoder",
             "audioflamingo3_encoder",
             "moss_transcribe_diarize_audio",
+            "qwen2_5_omni_audio_encoder",
+            "qwen3_omni_moe_audio_encoder",
+            "qwen3_asr_encoder",
+            "patchtst",
         ],
         ..PLAIN
     },
@@ -79,6 +83,39 @@ pub(crate) const SPEECH: &[Family] = &[
         layouts: OWN,
         causal: Causal::Decoder,
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.9), ..ROTARY }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        qk_norm: BASE.qk_norm,
+        qk_norm_eps: Some(1e-5),
+        ..PLAIN
+    },
+    Family { model_types: &["lasr_encoder"], layouts: OWN, positions: LayerPositions::Rotary(ROTARY), ..PLAIN },
+    // Which does not scale its scores.
+    Family {
+        model_types: &["dia_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(ROTARY),
+        scale: Scale::One,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["dia_decoder"],
+        layouts: OWN,
+        causal: Causal::Always,
+        positions: LayerPositions::Rotary(ROTARY),
+        scale: Scale::One,
+        ..PLAIN
+    },
+    Family { model_types: &["fine_acoustics"], layouts: &["bark"], ..PLAIN },
+    Family {
+        model_types: &["moonshine_streaming"],
+        layouts: OWN,
+        causal: Causal::Always,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.8), ..ROTARY }),
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },

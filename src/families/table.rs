@@ -53,6 +53,11 @@ pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
 }
 
 impl Family {
+    /// The value of a numeric key that `config.json` may leave out.
+    pub(super) fn default(&self, key: &str) -> Option<f64> {
+        self.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default)
+    }
+
     /// The layouts of the family, the usual one first.
     fn known_layouts(&self) -> impl Iterator<Item = &'static Layout> {
         self.layouts.iter().filter_map(|name| LAYOUTS.iter().find(|layout| layout.name == *name))

@@ -11,7 +11,11 @@ use crate::families::layouts::LAYOUTS;
 use crate::families::table::families;
 
 /// Rows without a fixture of their own, by their first `model_type`, each with the reason.
-const WITHOUT_FIXTURE: &[(&str, &str)] = &[("new", "the attention of `gte`, under the name that GTE's own code uses")];
+const WITHOUT_FIXTURE: &[(&str, &str)] = &[
+    ("new", "the attention of `gte`, under the name that GTE's own code uses"),
+    ("bidirectional_pplx_qwen3", "the attention of `qwen3`; `crates/text` tests the whole model"),
+    ("lfm2_bidirectional", "the attention of `lfm2`; `crates/text` tests the whole model"),
+];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -54,7 +58,12 @@ fn every_model_type_of_a_row_has_a_fixture() {
 }
 
 /// Names in rows that are no `model_type` of transformers, each with whose they are.
-const OTHERS: &[(&str, &str)] = &[("new", "GTE's own code"), ("timm", "the name that reads timm's checkpoints")];
+const OTHERS: &[(&str, &str)] = &[
+    ("new", "GTE's own code"),
+    ("timm", "the name that reads timm's checkpoints"),
+    ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
+    ("lfm2_bidirectional", "transformers after 5.23"),
+];
 
 #[test]
 fn every_model_type_of_a_row_is_in_the_table() {

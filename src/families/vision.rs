@@ -1,8 +1,10 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
 use crate::config::{NormKind, NormOver};
-use crate::families::family::{BASE, Causal, Family, LayerPositions, OWN, PatchRotaryRow, Scale};
-use crate::position::GridFrequencies;
+use crate::families::family::{
+    BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, Scale,
+};
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// Vision transformers as transformers has them, and as their authors or timm do.
 const VIT: &[&str] = &["vit", "timm"];
@@ -16,7 +18,7 @@ const CLIP: &[&str] = &["bart", "torch", "timm", "timm-pool"];
 const PLAIN: Family = Family { qk_norm: None, ..BASE };
 
 const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str, usize)>) -> LayerPositions {
-    LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block })
+    LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block, ..PATCH_ROTARY })
 }
 
 /// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
@@ -62,6 +64,13 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
     Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },
+    Family {
+        model_types: &["eomt_dinov3"],
+        layouts: OWN,
+        positions: LayerPositions::DinoRotary,
+        note: Some(PREDICTED),
+        ..BASE
+    },
     Family { model_types: &["beit", "data2vec-vision"], layouts: BEIT, ..BASE },
     Family {
         model_types: &["pixtral"],
@@ -87,19 +96,66 @@ pub(crate) const VISION: &[Family] = &[
         ..QWEN_VL
     },
     Family {
-        model_types: &["glm_ocr_vision"],
+        model_types: &["lfm3_vl_vision"],
+        layouts: BART,
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("norm_eps", 1e-5)],
+        ..QWEN_VL
+    },
+    Family { model_types: &["paddleocr_vl_vision", "video_llama_3_vision"], layouts: BART, ..QWEN_VL },
+    Family {
+        model_types: &["glm_ocr_vision", "glm5_next_vision"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN_VL
     },
+    // Patches come window by window; frames of a video are rows of the batch.
+    Family {
+        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+        layouts: &["timm", "qwen2.5-omni"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            block: Some(("spatial_merge_size", 2)),
+            windows: PatchWindows::Ordered,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["sam3_vit_model"],
+        layouts: OWN,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            windows: PatchWindows::Rows,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["llama4_vision_model"],
+        layouts: OWN,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            first: 1,
+            suffix_tokens: 1,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["step3p5_vision"],
+        layouts: &["torch", "bart"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, ..PATCH_ROTARY }),
+        ..PLAIN
+    },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family {
-        model_types: &["swin", "donut-swin", "maskformer-swin"],
+        model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"],
         layouts: &["bert", "timm"],
         stages: true,
         ..BASE
     },
-    Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
     // SAM's tower, also in models of documents. Windows are rows of the batch.
     Family {
         model_types: &[
@@ -118,6 +174,8 @@ pub(crate) const VISION: &[Family] = &[
         positions: LayerPositions::RelativeKey2d,
         ..PLAIN
     },
+    Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
+    Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },
     // Text towers.
     Family {
         model_types: &[
@@ -141,7 +199,15 @@ pub(crate) const VISION: &[Family] = &[
             "align_text_model",
             "clap_text_model",
             "bridgetower_text_model",
+            "bridgetower",
         ],
+        ..PLAIN
+    },
+    // Its vision tower is a module of torch.
+    Family {
+        model_types: &["bridgetower_vision_model"],
+        layouts: &["torch"],
+        defaults: &[("head_dim", 64.0)],
         ..PLAIN
     },
     Family { model_types: &["tipsv2_text_model"], layouts: &["torch"], ..PLAIN },
@@ -179,10 +245,19 @@ pub(crate) const VISION: &[Family] = &[
             "smolvlm_vision",
             "phi4_multimodal_vision",
             "granite_docling_vision",
+            "cosmos3_edge_vision",
+            "minicpm_ocr_vision",
+            "minicpmv4_6_vision",
+            "minicpmv4_7_vision",
+            "inkling2_vision",
+            "unlimited_ocr_vision_encoder",
         ],
         layouts: CLIP,
         ..PLAIN
     },
+    Family { model_types: &["hunyuan_vl_vision"], layouts: OWN, ..PLAIN },
+    Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
+    Family { model_types: &["eomt"], layouts: BART, note: Some(PREDICTED), ..PLAIN },
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },
     Family {

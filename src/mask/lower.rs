@@ -138,6 +138,14 @@ fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
     matches!(term.structure(), Some(TermStructure::Window { .. }))
 }
 
+/// The lengths of the sequences under a mask of lengths or padding.
+pub(super) fn key_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
+    match term.structure() {
+        Some(TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths))) => Some(lengths),
+        _ => None,
+    }
+}
+
 /// The lengths of a padding mask.
 fn padding_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
     match term.structure() {

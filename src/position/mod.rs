@@ -10,6 +10,7 @@ mod alibi;
 mod disentangled;
 mod explicit;
 mod gated_relative_bias;
+mod given_rotation;
 mod relative_bias_2d;
 mod relative_key;
 mod relative_key_2d;
@@ -29,6 +30,7 @@ pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub(crate) use explicit::ExplicitPositions;
 pub use gated_relative_bias::GatedRelativeBias;
+pub use given_rotation::GivenRotation;
 pub use relative_bias_2d::RelativeBias2d;
 pub use relative_key::RelativeKey;
 pub use relative_key_2d::RelativeKey2d;
@@ -103,6 +105,8 @@ schemes! {
         RelativeBias2d,
         /// Queries and keys are also compared with learned embeddings of their distance.
         Disentangled,
+        /// Queries and keys are rotated by angles that the call gives.
+        GivenRotation,
         /// Queries are also compared with projected sinusoids of their distance to each key.
         RelativeSinusoids,
         /// Queries are also compared with learned embeddings of their distance to each key.

@@ -154,6 +154,39 @@ impl Rotary {
         self.scaling.validate(self.theta, dim)
     }
 
+    /// Cosines and sines of the queries `q` `(b, s_q, h, d)`, and of `s_kv` keys.
+    fn angles(&self, q: &Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<[[Tensor; 2]; 2]> {
+        let (s_q, head_dim) = (q.dim(1)?, q.dim(3)?);
+        let (dtype, device) = (q.dtype(), q.device());
+        Ok(if let Some(batch) = tokens.ragged {
+            let cos_sin = batch.cache.get_or_compute(
+                usize::MAX,
+                |key: &(Self, usize, DType)| (&key.0, key.1, key.2) == (self, head_dim, dtype),
+                || {
+                    Ok((
+                        (self.clone(), head_dim, dtype),
+                        self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?,
+                    ))
+                },
+            )?;
+            [cos_sin.clone(), cos_sin]
+        } else if let Some(positions) = tokens.explicit {
+            let all = self.explicit_cos_sin(positions, tokens.lengths, head_dim, dtype, device)?;
+            let [cos, sin] = all.each_ref().map(|values| values.narrow(1, s_kv.saturating_sub(s_q), s_q));
+            [[cos?, sin?], all]
+        } else {
+            // As for masks, the last query stands at the last key.
+            let starts_q: Vec<usize> = tokens.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
+            let for_q = self.padded_cos_sin(&starts_q, s_q, tokens.lengths, head_dim, dtype, device)?;
+            let for_k = if s_q == s_kv {
+                for_q.clone()
+            } else {
+                self.padded_cos_sin(tokens.starts, s_kv, tokens.lengths, head_dim, dtype, device)?
+            };
+            [for_q, for_k]
+        })
+    }
+
     /// Rotated elements per head.
     pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
@@ -204,36 +237,13 @@ impl PositionScheme for Rotary {
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
-        let (s_q, s_kv, head_dim) = (q.dim(1)?, k.dim(1)?, q.dim(3)?);
-        let (dtype, device) = (q.dtype(), q.device());
-        let (for_q, for_k) = if let Some(batch) = tokens.ragged {
-            let cos_sin = batch.cache.get_or_compute(
-                usize::MAX,
-                |key: &(Self, usize, DType)| (&key.0, key.1, key.2) == (self, head_dim, dtype),
-                || {
-                    Ok((
-                        (self.clone(), head_dim, dtype),
-                        self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?,
-                    ))
-                },
-            )?;
-            (cos_sin.clone(), cos_sin)
-        } else if let Some(positions) = tokens.explicit {
-            let all = self.explicit_cos_sin(positions, tokens.lengths, head_dim, dtype, device)?;
-            let [cos, sin] = all.each_ref().map(|values| values.narrow(1, s_kv.saturating_sub(s_q), s_q));
-            ([cos?, sin?], all)
-        } else {
-            // As for masks, the last query stands at the last key.
-            let starts_q: Vec<usize> = tokens.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
-            let for_q = self.padded_cos_sin(&starts_q, s_q, tokens.lengths, head_dim, dtype, device)?;
-            let for_k = if s_q == s_kv {
-                for_q.clone()
-            } else {
-                self.padded_cos_sin(tokens.starts, s_kv, tokens.lengths, head_dim, k.dtype(), device)?
-            };
-            (for_q, for_k)
-        };
+        let [for_q, for_k] = self.angles(&q, k.dim(1)?, tokens)?;
         Ok([rotate(&q, &for_q, self.style)?, rotate(&k, &for_k, self.style)?])
+    }
+
+    fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
+        let [for_q, _] = self.angles(&q, s_kv, tokens)?;
+        rotate(&q, &for_q, self.style)
     }
 
     fn rotate_in_place(&self, xs: &mut [f32], heads: usize, head_dim: usize, batch: RaggedBatch) -> Result<()> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
 use crate::position::explicit::ExplicitPositions;
@@ -22,6 +22,8 @@ pub(crate) struct TokenPositions<'a> {
     pub explicit: Option<&'a ExplicitPositions>,
     /// The length of each sequence up to its last token that is not padding. `None`: up to the last key.
     pub lengths: Option<&'a [usize]>,
+    /// Cosines and sines `(b or 1, s_kv, pairs)`, if the call gives them.
+    pub cos_sin: Option<[&'a Tensor; 2]>,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
     /// The batch, if it is ragged.
@@ -30,7 +32,32 @@ pub(crate) struct TokenPositions<'a> {
 
 impl Default for TokenPositions<'_> {
     fn default() -> Self {
-        Self { starts: &[0], explicit: None, lengths: None, grid: None, ragged: None }
+        Self { starts: &[0], explicit: None, lengths: None, cos_sin: None, grid: None, ragged: None }
+    }
+}
+
+impl TokenPositions<'_> {
+    /// Where the last `s` of `s_kv` tokens stand, row by row, and the number of rows: 1 if all sequences stand alike.
+    pub(crate) fn of_last(&self, s: usize, s_kv: usize) -> Result<(usize, Vec<usize>)> {
+        if let Some(batch) = self.ragged {
+            return Ok((1, batch.lengths().flat_map(|length| 0..length).collect()));
+        }
+        let first = s_kv.saturating_sub(s);
+        let Some(explicit) = self.explicit else {
+            return Ok((
+                self.starts.len(),
+                self.starts.iter().flat_map(|start| start + first..start + first + s).collect(),
+            ));
+        };
+        if s > explicit.tokens() {
+            return Err(Error::value(
+                "the number of queries",
+                s,
+                format!("at most {}, the positions", explicit.tokens()),
+            ));
+        }
+        let of_row = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
+        Ok((explicit.rows(), (0..explicit.rows()).flat_map(of_row).collect()))
     }
 }
 
@@ -39,8 +66,11 @@ pub(crate) struct BiasCall<'a> {
     pub heads: usize,
     /// The factor on the scores.
     pub scale: f64,
+    pub b: usize,
     pub s_q: usize,
     pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     /// The key at which query 0 of each sequence stands; `None` if the last query stands at the last key.
     pub starts: Option<&'a [usize]>,
     pub device: &'a Device,
@@ -139,6 +169,11 @@ pub(crate) trait PositionScheme: fmt::Display {
         false
     }
 
+    /// Whether a call may give the cosines and sines of each token.
+    fn accepts_cos_sin(&self) -> bool {
+        false
+    }
+
     /// A number that two lengths of a sequence share if and only if its keys are rotated alike.
     fn rotation_class(&self, _length: usize) -> usize {
         0
@@ -173,6 +208,14 @@ pub(crate) trait PositionScheme: fmt::Display {
     /// the last key. Differentiable.
     fn rotate(&self, q: Tensor, k: Tensor, _tokens: &TokenPositions) -> Result<[Tensor; 2]> {
         Ok([q, k])
+    }
+
+    /// The queries of [`rotate`](Self::rotate) alone, over `s_kv` keys that are rotated already.
+    fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
+        let (b, _, _, d) = q.dims4()?;
+        let keys = Tensor::zeros((b, s_kv, 1, d), q.dtype(), q.device())?;
+        let [q, _] = self.rotate(q, keys, tokens)?;
+        Ok(q)
     }
 
     /// [`rotate`](Self::rotate) for a buffer of tokens of a ragged batch, each beginning with `heads` heads of

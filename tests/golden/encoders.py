@@ -108,6 +108,11 @@ MODELS = {
         attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
         mask_token_id=4), None,
         [dict(rms_norm_eps=1e-6), dict(rope_parameters=None)]),
+    "lfm2": ("Lfm2Model", {k: v for k, v in DECODER.items() if k != "rms_norm_eps"} | dict(
+        num_hidden_layers=3, norm_eps=1e-3, intermediate_size=30, block_multiple_of=4, block_ffn_dim_multiplier=1.3,
+        conv_bias=True, conv_L_cache=4, layer_types=["conv", "full_attention", "conv"], rope_parameters={
+            "rope_type": "default", "rope_theta": 50.0}), None,
+        [dict(norm_eps=1e-6), dict(rope_parameters=None)]),
     "t5": ("T5EncoderModel", T5 | dict(feed_forward_proj="relu"), None,
            [dict(layer_norm_epsilon=1e-6), dict(relative_attention_max_distance=40), dict(feed_forward_proj="gelu")]),
     "t5_gated": ("T5EncoderModel", T5 | dict(feed_forward_proj="gated-gelu"), None,

@@ -28,6 +28,12 @@ LAYOUTS = [
     (["q", "kv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "projection_layer"),
     (["query", "key", "value"], "output"),
+    (["att_proj"], "out_proj"),
+    (["att_proj"], "attn_out"),
+    (["q_proj.linear", "k_proj.linear", "v_proj.linear"], "o_proj.linear"),
+    (["query", "key", "value"], "proj"),
+    (["to_q", "to_k", "to_v"], "to_out"),
+    (["wq", "wk", "wv"], "proj"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
@@ -93,7 +99,7 @@ class Index:
                 self.at.setdefault(row.numpy().tobytes(), (owner, modules[owner]))
 
     def find(self, t):
-        if t.dim() < 2:
+        if t.dim() < 2 or not t.numel():
             return None
         for row in rows(t)[:: max(1, t.shape[0] - 1)]:
             if (hit := self.at.get(row.numpy().tobytes())) is not None:

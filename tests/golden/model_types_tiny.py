@@ -95,7 +95,10 @@ def shrink(d, variant, path=""):
                   for g in GROUPS)
     token = 3
     for key, value in d.items():
-        if key in DROP or not isinstance(key, str):
+        if not isinstance(key, str):  # a table, as of sizes of images
+            out[key] = value
+            continue
+        if key in DROP:
             continue
         if isinstance(value, bool) or value is None or isinstance(value, str):
             out[key] = value
@@ -173,8 +176,8 @@ def set_keys(d, changes):
     for path, value in changes.items():
         at = d
         *parts, last = path.split(".")
-        for part in parts:
-            at = at.setdefault(part, {})
+        if any(not isinstance(at := at.get(part), dict) for part in parts):
+            continue  # of a model that has the section
         if value is DELETE:
             at.pop(last, None)
         else:
@@ -183,6 +186,9 @@ def set_keys(d, changes):
 
 DELETE = object()
 
+# Rotary positions per kind of layer.
+KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 100.0},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
@@ -209,7 +215,7 @@ CHANGES = {
                     {"context_size": 3, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
     **dict.fromkeys(["granite_speech", "granite_speech_plus"],
                     {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
-                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 8}),
+                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 16}),
     "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
     **dict.fromkeys(["seamless_m4t", "seamless_m4t_v2"],
                     {"feature_projection_input_dim": 8, "speech_encoder_attention_heads": 2, "speech_encoder_layers": 2,
@@ -220,15 +226,57 @@ CHANGES = {
     "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
     "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
                       "feature_projection_input_dim": 8},
+    **dict.fromkeys(["align", "align_vision_model", "efficientnet"], {"num_block_repeats": [1, 1, 1, 1, 1, 1, 1],
+                                                                      "vision_config.num_block_repeats": [1] * 7}),
+    **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], {"prediction_length": 4, "input_size": 1, "feature_size": DELETE}),
+    "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3]},
+    **dict.fromkeys(["bridgetower", "bridgetower_vision_model"], {"vision_config.hidden_size": 128, "hidden_size": 128,
+                                                                  "text_config.hidden_size": 128}),
+    "chameleon": {"vocabulary_map": {"<image>": 5}, "vq_config.base_channels": 32},
+    "chameleon_vqgan": {"base_channels": 32},
+    "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}, "vq_config.base_channels": 32},
+    "emu3_vqgan": {"base_channels": 32},
+    **dict.fromkeys(["janus", "janus_vqgan"], {"vq_config.base_channels": 32, "base_channels": 32}),
+    **dict.fromkeys(["cohere_compass", "cohere_compass_text"], {"rope_parameters": KINDS, "text_config.rope_parameters": KINDS}),
+    "dbrx": {"rope_parameters.rope_theta": 100.0, "attn_config.rope_theta": 100.0, "attn_config.clip_qkv": 0.5, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": 16},
+    "dia": {"decoder_config.num_channels": 9},
+    **dict.fromkeys(["eomt", "eomt_dinov3"], {"num_blocks": 1}),
+    **dict.fromkeys(["xlm", "flaubert"], {"emb_dim": 16}),
+    "gradium_phonon_tts": {"flow_head_config.condition_dim": 16},
+    "pocket_tts": {"flow_head_config.condition_dim": 16},
+    "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2", "vision_config.hidden_size": 64,
+                        "vision_config.num_attention_heads": 2, "vision_config.projection_dim": 16},
+    "luke": {"entity_vocab_size": 20, "entity_emb_size": 16, "use_entity_aware_attention": False},
+    "minimax_m3_vl_text": {"rotary_dim": 4},
+    "minimax_m3_vl": {"text_config.rotary_dim": 4},
+    "perceiver": {"d_latents": 16, "num_self_attends_per_block": 2, "num_cross_attention_heads": 2},
+    "lasr_encoder": {"subsampling_conv_channels": 16},
+    "lasr_ctc": {"encoder_config.subsampling_conv_channels": 16},
+    "moonshine": {"hidden_size": 40, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
+                  "encoder_num_key_value_heads": 2, "decoder_num_key_value_heads": 2},
+    "moonshine_streaming": {"num_key_value_heads": 2, "encoder_config.sliding_windows": [[4, 2], [3, 0]]},
+    "moonshine_streaming_encoder": {"sliding_windows": [[4, 2], [3, 0]]},
+    "aria": {"projector_patch_to_query_dict": {16: 8}},
+    **dict.fromkeys(["t5gemma2", "t5gemma2_text", "t5gemma2_encoder"], {"dropout_rate": 0.0}),
+    "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
+    "fine_acoustics": {},
+    "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
+    "molmo2": {"adapter_config.vision_feature_layer": [-1, -2]},
+    "patchtst": {"context_length": 8},
+    "superglue": {"keypoint_detector_config.descriptor_decoder_dim": 16, "gnn_layers_types": ["self", "cross"],
+                  "keypoint_encoder_sizes": [16]},
+    **dict.fromkeys(["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"], {"insert_layer_id": 0}),
+    **dict.fromkeys(["bark"], {"semantic_config.input_vocab_size": VOCAB, "coarse_acoustics_config.input_vocab_size": VOCAB,
+                               "fine_acoustics_config.input_vocab_size": VOCAB}),
+    "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
 }
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel", "seamless_m4t_v2": "SeamlessM4Tv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
-MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "seamless_m4t",
-             "seamless_m4t_v2",
-             "granite_speech5_encoder"}
+MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
+             "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -273,6 +321,8 @@ def given(name, model, cfg):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
+        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare
+            return torch.randn(1, 2, channels, 64, 64)
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
@@ -287,15 +337,28 @@ def given(name, model, cfg):
         return torch.tensor([[1, 4, 4]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
-    if name == "input_features" and first(cfg, "model_type") in MELS_LAST:
-        size = 4 * mels if first(cfg, "model_type") == "granite_speech5_encoder" else mels
+    if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
+        size = 4 * mels if cfg.model_type == "granite_speech5_encoder" else mels
         return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=size))
+    if name == "past_values":
+        steps = first(cfg, "context_length", default=8)
+        lags = max(first(cfg, "lags_sequence", default=[0]))
+        wide = first(cfg, "num_input_channels")
+        return torch.randn(1, steps + lags, wide) if wide else torch.randn(1, steps + lags)
+    if name in ("past_time_features", "past_observed_mask", "future_time_features", "future_values"):
+        past = first(cfg, "context_length", default=8) + max(first(cfg, "lags_sequence", default=[0]))
+        steps = past if name.startswith("past") else first(cfg, "prediction_length")
+        return torch.ones(1, steps) if name in ("past_observed_mask", "future_values") else torch.zeros(1, steps, 0)
+    if name == "visual_feats":
+        return torch.randn(1, 4, cfg.visual_feat_dim)
+    if name == "visual_pos":
+        return torch.randn(1, 4, 4)
     if name in ("input_features", "audio_features"):
         return torch.randn(1, mels, 16)
     if name == "input_values" and hasattr(cfg, "max_length") and hasattr(cfg, "num_mel_bins"):
         return torch.randn(1, cfg.max_length, cfg.num_mel_bins)
     if name == "input_values":
-        return torch.randn(1, 72)
+        return torch.randn(1, 4000 if str(getattr(cfg, "model_type", "")).startswith("moonshine") else 72)
     if name in ("inputs_embeds", "hidden_states", "query_embeds", "embeddings", "inputs", "hidden_state"):
         return torch.randn(1, LENGTH, width)
     if name in ("encoder_hidden_states", "encoder_embeds", "image_embeds", "text_embeds", "context"):
@@ -312,7 +375,9 @@ def given(name, model, cfg):
     return None
 
 
-MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+MAIN = ("past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
+        "visual_feats", "visual_pos",
+        "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
         "image_attention_mask")
 

@@ -51,4 +51,5 @@ mod relative_tables;
 mod right_or_refused;
 mod seeds;
 mod sizes;
+mod steps;
 mod writing;

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use arbitrary::{Result, Unstructured};
 use candle_attention::position::{Alibi, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, NormKind,
-    NormOver, Position, QkNorm, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, HeadNorm, KvCache, MultiHeadAttention,
+    NormKind, NormOver, Position, Scoring,
 };
 use candle_core::{DType, Tensor};
 
@@ -104,7 +104,7 @@ fn configuration(u: &mut Unstructured, random: &mut Random) -> Result<()> {
     if rarely(u, 4)? {
         let kind = *u.choose(&[NormKind::Rms, NormKind::RmsOffset, NormKind::Layer])?;
         let over = *u.choose(&[NormOver::Head, NormOver::AllHeads])?;
-        config.qk_norm = Some(QkNorm::new(kind, over, *u.choose(FLOATS)?));
+        config = config.with_qk_norm(HeadNorm::new(kind, over, *u.choose(FLOATS)?));
     }
     if rarely(u, 4)? {
         config.scale = Some(*u.choose(FLOATS)?);
