@@ -146,8 +146,8 @@ impl PositionScheme for GatedRelativeBias {
         true
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.num_buckets
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.num_buckets, 0]
     }
 
     fn query_term(&self, call: &QueryCall) -> Result<Option<AttentionMask>> {

@@ -24,8 +24,8 @@ const MAX_SIDE: usize = 1 << 10;
 ///
 /// The embeddings `rel_pos_h` `(2 rows - 1, head_dim)` and `rel_pos_w` `(2 columns - 1, head_dim)` are weights of the
 /// layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The patches of a call are those of
-/// [`grid`](Self::grid) row by row, or of another grid that the call gives, or of a square; then the embeddings are
-/// resized linearly. Windows of an image are sequences of a batch.
+/// [`grid`](Self::grid) row by row, or of another grid that the call gives: then the embeddings are resized linearly.
+/// Windows of an image are sequences of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelativeKey2d {
@@ -46,15 +46,12 @@ impl RelativeKey2d {
 
     /// The rows and columns of a call over `tokens` patches.
     fn grid_of(&self, tokens: usize, given: Option<[usize; 2]>) -> Result<[usize; 2]> {
-        let side = tokens.isqrt();
-        let fits = |[rows, columns]: [usize; 2]| rows.checked_mul(columns) == Some(tokens);
-        let possible = given.map_or_else(|| vec![self.grid, [side; 2]], |given| vec![given]);
-        possible.iter().copied().find(|grid| fits(*grid)).ok_or_else(|| {
-            let [rows, columns] = possible[0];
-            let expected =
-                format!("{rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
-            Error::value("the number of tokens", tokens, expected)
-        })
+        let grid @ [rows, columns] = given.unwrap_or(self.grid);
+        if rows.checked_mul(columns) == Some(tokens) {
+            return Ok(grid);
+        }
+        let expected = format!("{rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
+        Err(Error::value("the number of tokens", tokens, expected))
     }
 }
 
@@ -129,8 +126,8 @@ impl PositionScheme for RelativeKey2d {
         true
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.grid[0].saturating_add(self.grid[1])
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.grid[0].saturating_add(self.grid[1]), 0]
     }
 
     fn query_term(&self, call: &QueryCall) -> Result<Option<AttentionMask>> {
@@ -152,5 +149,26 @@ impl PositionScheme for RelativeKey2d {
         let columns = products(&of_columns, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
         let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
         Ok(Some(AttentionMask::of_term(GridBias { rows, columns })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `torch.nn.functional.interpolate(x, size=n, mode="linear")` of torch 2.15.
+    #[test]
+    fn tables_are_resized_as_torch_does() {
+        let table = Tensor::new(&[[1f32], [2.0], [4.0], [8.0], [16.0]], &Device::Cpu).unwrap();
+        let cases: [(usize, &[f32]); 3] = [
+            (4, &[1.0, 1.571_428_5, 2.571_428_8, 4.0, 6.857_143_4, 11.428_572, 16.0]),
+            (2, &[1.333_333_3, 4.0, 13.333_332]),
+            (1, &[4.0]),
+        ];
+        for (side, want) in cases {
+            let got = resized(&table, side).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(got.len(), want.len());
+            assert!(got.iter().zip(want).all(|(got, want)| (got - want).abs() < 3e-6), "{got:?}");
+        }
     }
 }
