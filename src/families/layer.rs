@@ -22,6 +22,8 @@ const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
 const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
+/// The key of a model with an encoder of speech beside one of text.
+const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -118,7 +120,10 @@ impl<'a> Layer<'a> {
             return Ok(heads);
         }
         let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
+            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
+            prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };

@@ -25,7 +25,7 @@ pub(crate) const SPEECH: &[Family] = &[
     // Conformers.
     Family { model_types: &["parakeet_encoder"], layouts: OWN, positions: LayerPositions::RelativeSinusoids, ..PLAIN },
     Family {
-        model_types: &["fastspeech2_conformer"],
+        model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,
         positions: LayerPositions::RelativeSinusoids,
         ..PLAIN

@@ -208,6 +208,7 @@ pub(crate) const VISION: &[Family] = &[
         ],
         layouts: TIMM,
         positions: LayerPositions::RelativeKey2d,
+        note: Some("in layers with windows the input is the windows of an image, each a sequence, with their padding"),
         ..PLAIN
     },
     Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },

@@ -211,11 +211,16 @@ CHANGES = {
     "seggpt": {"image_size": [32, 16], "pretrain_image_size": 16, "merge_index": 0,
                "intermediate_hidden_state_indices": [0, 1]},
     **dict.fromkeys(["granite_speech_encoder", "granite_speech_plus_encoder"],
-                    {"context_size": 4, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
+                    {"context_size": 3, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
     **dict.fromkeys(["granite_speech", "granite_speech_plus"],
                     {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
-                     "encoder_config.output_dim": 5}),
+                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 16}),
     "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
+    **dict.fromkeys(["seamless_m4t", "seamless_m4t_v2"],
+                    {"feature_projection_input_dim": 8, "speech_encoder_attention_heads": 2, "speech_encoder_layers": 2,
+                     "left_max_position_embeddings": 3, "right_max_position_embeddings": 2, "unit_embed_dim": 16,
+                     "spkr_embed_dim": 8, "lang_embed_dim": 8, "upsample_initial_channel": 64,
+                     "unit_hifi_gan_vocab_size": 50}),
     "sew-d": {"position_buckets": 4, "max_position_embeddings": 8},
     "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
     "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
@@ -314,12 +319,13 @@ CHANGES = {
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
 }
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel"}
+CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
+           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
 MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
-             "nemotron3_5_transcribe_asr_audio"}
+             "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -421,7 +427,8 @@ def given(name, model, cfg):
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
     if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
-        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=mels))
+        size = 4 * mels if cfg.model_type == "granite_speech5_encoder" else mels
+        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=size))
     if name == "past_values":
         steps = first(cfg, "context_length", default=8)
         lags = max(first(cfg, "lags_sequence", default=[0]))
