@@ -1,8 +1,9 @@
 //! Encoder families: BERT and the models that changed a part of its attention.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, ROTARY, RotaryLayers, RotaryRow, Scale, Window, WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Window,
+    WindowLayers,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -103,6 +104,24 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         ..BERT_LAYER
     },
     // These see both ways whatever `is_decoder` states.
+    // Biases of the distances of tokens and of their boxes on the page.
+    Family {
+        model_types: &["layoutlmv3"],
+        requires: &[Required {
+            keys: &["has_relative_attention_bias"],
+            ..Required::new(CallInput::ScoreBias { scaled: true })
+        }],
+        ..BASE
+    },
+    Family {
+        model_types: &["layoutlmv2", "layoutxlm"],
+        layouts: &["layoutlmv2", "bert"],
+        requires: &[Required {
+            keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
+            ..Required::new(CallInput::ScoreBias { scaled: false })
+        }],
+        ..BASE
+    },
     Family { model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {

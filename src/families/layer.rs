@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::config::{AttentionConfig, CallInput, QkNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::family::{Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
+use crate::position::{Alibi, AlibiFormula, Disentangled, GivenRotation, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
@@ -178,8 +178,11 @@ impl<'a> Layer<'a> {
     /// What each call has to give.
     fn required_inputs(&self) -> Vec<CallInput> {
         let prefix = format!(".{}.", self.prefix);
-        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
-        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
+        let applies = |required: &&Required| {
+            let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
+        };
+        self.family.requires.iter().filter(applies).map(|required| required.input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -231,6 +234,7 @@ impl<'a> Layer<'a> {
             LayerPositions::T5Bias => self.t5_bias()?,
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
+            LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,

@@ -1,8 +1,8 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PatchRotaryRow, PatchWindows, Scale,
+    BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PatchRotaryRow, PatchWindows, Required, Scale,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -132,6 +132,28 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["step3p5_vision"],
         layouts: &["torch", "bart"],
         positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, ..PATCH_ROTARY }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["mlcd_vision_model"],
+        layouts: &["bart"],
+        positions: LayerPositions::Given,
+        requires: &[Required::new(CallInput::CosSin)],
+        ..PLAIN
+    },
+    // Tiles of an image are one sequence, some of them and some patches of each padding.
+    Family {
+        model_types: &["mllama_vision_model"],
+        layouts: OWN,
+        requires: &[Required::new(CallInput::Mask)],
+        ..PLAIN
+    },
+    // Causal in a call with a padding mask, and not without.
+    Family {
+        model_types: &["aimv2_text_model", "videoprism_text_model"],
+        layouts: &["bart", "candle-attention"],
+        softcap: true,
+        requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
     // Windows are rows of the batch; the caller masks those that a shift joined.

@@ -198,10 +198,83 @@ CHANGES = {
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
 }
+# Detectors: a small backbone, and images that its strides divide.
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
+          "layer_type": "basic", "num_channels": 3, "out_features": ["stage4"]}
+RESNET3 = {**RESNET, "out_features": ["stage2", "stage3", "stage4"]}
+LEVELS = {"id2label": DELETE, "label2id": DELETE, "encoder_hidden_dim": 16, "decoder_in_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+          "initializer_bias_prior_prob": 0.1, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+          "num_queries": 5, "decoder_layers": 2, "num_denoising": 0, "feat_strides": [8, 16, 32]}
+HGNET = {"backbone_config.stem_channels": [3, 8, 8], "backbone_config.stage_in_channels": [8, 8, 16, 16],
+         "backbone_config.stage_mid_channels": [8, 8, 8, 8], "backbone_config.stage_out_channels": [8, 16, 16, 16],
+         "backbone_config.stage_num_blocks": [1, 1, 1, 1], "backbone_config.stage_numb_of_layers": [1, 1, 1, 1],
+         "backbone_config.hidden_sizes": [8, 16, 16, 16]}
+SWIN = {"backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"], "backbone_config.embed_dim": 8}
+CHANGES |= {
+    **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr"],
+                    {"backbone_config": RESNET, "encoder_layers": 2, "decoder_layers": 2}),
+    "deformable_detr": {"backbone_config": RESNET3, "d_model": 32, "decoder_layers": 2},
+    **dict.fromkeys(["rt_detr", "rt_detr_v2"], LEVELS),
+    "rf_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5},
+    "lw_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5, "backbone_config.num_windows": 4,
+                "backbone_config.num_windows_side": 2, "backbone_config.window_block_indices": [0],
+                "backbone_config.out_features": ["stage2"], "projector_out_channels": 16,
+                "projector_scale_factors": [1.0], "projector_in_channels": DELETE},
+    "lilt": {"hidden_size": 24, "num_attention_heads": 2},
+    "omdet-turbo": {"backbone_config": {**RESNET3, "hidden_sizes": [8, 16, 16, 16]}, "task_encoder_hidden_dim": 16,
+                    "class_embed_dim": 16, "text_projection_in_dim": 16, "text_projection_out_dim": 16,
+                    "vision_features_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+                    "encoder_hidden_dim": 16, "encoder_dim_feedforward": 16, "decoder_hidden_dim": 16,
+                    "decoder_num_heads": 2, "decoder_num_layers": 2, "decoder_dim_feedforward": 16},
+    **dict.fromkeys(["d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"], {**LEVELS, **HGNET}),
+    "pp_doclayout_v3": {**LEVELS, **HGNET, "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
+                        "x4_feat_dim": 8, "mask_feature_channels": [8, 8]},
+    "mask2former": {**SWIN, "feature_size": 32, "hidden_dim": 32, "mask_feature_size": 32, "dim_feedforward": 16,
+                    "decoder_layers": 3},
+    "oneformer": {**SWIN, "conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "dim_feedforward": 16, "decoder_layers": 3,
+                  "text_encoder_width": 16, "text_encoder_num_layers": 1, "task_seq_len": 9},
+    **dict.fromkeys(["grounding-dino", "mm-grounding-dino"],
+                    {"d_model": 32, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+                     "backbone_config.embed_dim": 8, "encoder_layers": 2, "decoder_layers": 2}),
+    "layoutlmv3": {"coordinate_size": 3, "shape_size": 2, "visual_embed": False, "num_attention_heads": 2},
+    "layoutlmv2": {"coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
+    "mlcd_vision_model": {"num_attention_heads": 2},
+    "llama4_vision_model": {"num_attention_heads": 2},
+    "step3p5_vision": {"num_attention_heads": 2},
+    "mllama_vision_model": {"attention_heads": 2, "num_global_layers": 2, "intermediate_layers_indices": [0],
+                            "vision_output_dim": 32},
+    **dict.fromkeys(["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+                    {"num_heads": 2, "window_size": 24, "fullatt_block_indexes": [1]}),
+    "vjepa2": {"pred_num_hidden_layers": 1, "pred_hidden_size": 24, "pred_num_attention_heads": 2, "crop_size": 16,
+               "frames_per_clip": 4, "hidden_size": 32, "num_attention_heads": 2, "pred_mlp_ratio": 1.0,
+               "mlp_ratio": 1.0},
+}
+# The side of the images, where the configuration states none.
+IMAGES = {**dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
+          **dict.fromkeys(["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
+                           "mask2former", "oneformer"], 64),
+          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], 160)}
+# Rows and columns of the patches of a flat image.
+GRIDS = {"qwen2_5_vl_vision": (8, 8), "qwen2_5_omni_vision_encoder": (8, 8)}
+# Types whose attention takes images `(b, rows, columns, width)`.
+ROWS_AND_COLUMNS = {"sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
+                    "sam3_tracker_video", "sam3_video"}
+# What a call of an attention layer gives beyond its tokens, and the arguments that hold it.
+GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
+         "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
+         **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model",
+                          "paligemma"], {"mask": ["attention_mask"]}),
+         "phi4_multimodal_audio": {"mask": ["attention_mask"]},
+         **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"blip_text_model": "BlipTextModel"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
+# Texts that are called with a padding mask, which makes them causal.
+PADDED = {"aimv2_text_model", "videoprism_text_model"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -230,7 +303,7 @@ def given(name, model, cfg):
     width = first(cfg, "hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=WIDTH)
     width = width[0] if isinstance(width, (list, tuple)) else width
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
-    height, across = square(first(cfg, "image_size", "img_size", default=16))
+    height, across = square(IMAGES.get(cfg.model_type) or first(cfg, "image_size", "img_size", default=16))
     patch = square(first(cfg, "patch_size", default=4))
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
@@ -242,6 +315,8 @@ def given(name, model, cfg):
             return torch.randn(1, 16, flat)
         if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
+        if getattr(cfg, "model_type", "") == "mllama_vision_model":  # tiles of an image of a text
+            return torch.randn(1, 1, cfg.max_num_tiles, channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
         if first(cfg, "model_type") in VIDEO:
@@ -255,7 +330,7 @@ def given(name, model, cfg):
     if name == "pixel_values_videos":
         return torch.randn(1, 2, channels, height, across)
     if name in ("grid_thw", "image_grid_thw"):
-        return torch.tensor([[1, 4, 4]])
+        return torch.tensor([[1, *GRIDS.get(cfg.model_type, (4, 4))]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
     if name in ("input_features", "audio_features"):
@@ -275,6 +350,10 @@ def given(name, model, cfg):
         return torch.ones(1, LENGTH, dtype=torch.long)
     if name in ("bbox",):
         return torch.randint(0, 30, (1, LENGTH, 4)).sort(-1).values
+    if name == "aspect_ratio_ids":
+        return torch.tensor([[2]])
+    if name == "aspect_ratio_mask":
+        return torch.tensor([[[1, 1, 0, 0]]])
     if name == "position_ids":
         return torch.arange(LENGTH)[None]
     return None
@@ -295,6 +374,8 @@ def attempts(model, cfg):
                     for patches in flat_images(cfg))
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
     plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
+    if getattr(cfg, "model_type", None) in PADDED:
+        plans.append(["input_ids", "attention_mask"])
     plans.append([n for n in named if n in MAIN or n in required])
     plans.append(required)
     for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
@@ -320,4 +401,5 @@ def flat_images(cfg):
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
     patch = square(first(cfg, "patch_size", default=4))
     for temporal in (first(cfg, "temporal_patch_size", default=1), 1):
-        yield torch.randn(16, channels * temporal * patch[0] * patch[1])
+        rows, columns = GRIDS.get(cfg.model_type, (4, 4))
+        yield torch.randn(rows * columns, channels * temporal * patch[0] * patch[1])
