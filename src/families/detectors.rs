@@ -64,6 +64,27 @@ pub(crate) const DETECTORS: &[Family] = &[
         ..DETR
     },
     Family {
+        model_types: &["sam3_detr_encoder", "sam3_lite_text_detr_encoder"],
+        requires: &[Required::below("self_attn", CallInput::PositionVectors)],
+        ..DETR
+    },
+    // The bias is that of the boxes of the queries.
+    Family {
+        model_types: &["sam3_detr_decoder", "sam3_lite_text_detr_decoder"],
+        requires: &[
+            Required::below("self_attn", CallInput::PositionVectors),
+            Required::below("vision_cross_attn", CallInput::PositionVectors),
+            Required::below("vision_cross_attn", CallInput::ScoreBias { scaled: false }),
+        ],
+        ..DETR
+    },
+    Family {
+        model_types: &["sam3_geometry_encoder", "sam3_lite_text_geometry_encoder"],
+        requires: &[Required::below("cross_attn", CallInput::PositionVectors)],
+        ..DETR
+    },
+    Family { model_types: &["sam3_mask_decoder", "sam3_lite_text_mask_decoder"], requires: &[], ..DETR },
+    Family {
         model_types: &["omdet-turbo"],
         layouts: &["grounding-dino"],
         unsupported_parts: &[("cross_attn", DEFORMABLE)],

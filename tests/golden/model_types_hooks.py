@@ -113,6 +113,11 @@ def watch_arguments(model, path, here):
                 given = inspect.signature(m.forward).bind_partial(*args, **kwargs).arguments
             except TypeError:
                 return
+            if "layout_inputs" in given and hasattr(m, "layout_query"):
+                heads = [m.transpose_for_scores(p(given["layout_inputs"]), r=m.channel_shrink_ratio)
+                         for p in (m.layout_query, m.layout_key)]
+                scores = heads[0] @ heads[1].transpose(-1, -2)
+                here["arguments"]["layout_scores"] = scores / (m.attention_head_size // m.channel_shrink_ratio) ** 0.5
             for name, value in {**given, **given.get("kwargs", {})}.items():
                 if isinstance(value, torch.Tensor):
                     here["arguments"][name] = clean(value) if value.is_floating_point() else value.clone()

@@ -222,6 +222,11 @@ CHANGES |= {
                 "backbone_config.num_windows_side": 2, "backbone_config.window_block_indices": [0],
                 "backbone_config.out_features": ["stage2"], "projector_out_channels": 16,
                 "projector_scale_factors": [1.0], "projector_in_channels": DELETE},
+    "phi4_multimodal_audio": {"num_blocks": 2, "nemo_conv_channels": 8, "ext_pw_out_channel": 16,
+                              "depthwise_separable_out_channel": 16, "input_size": 16, "bias_max_distance": 3},
+    **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"num_queries": 5}),
+    "bros": {"dim_bbox_sinusoid_emb_2d": DELETE, "dim_bbox_sinusoid_emb_1d": DELETE, "dim_bbox_projection": DELETE,
+             "hidden_size": 32, "num_attention_heads": 2},
     "lilt": {"hidden_size": 24, "num_attention_heads": 2},
     "omdet-turbo": {"backbone_config": {**RESNET3, "hidden_sizes": [8, 16, 16, 16]}, "task_encoder_hidden_dim": 16,
                     "class_embed_dim": 16, "text_projection_in_dim": 16, "text_projection_out_dim": 16,
@@ -267,7 +272,11 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
          **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model",
                           "paligemma"], {"mask": ["attention_mask"]}),
-         "phi4_multimodal_audio": {"mask": ["attention_mask"]},
+         # It adds its Boolean mask to the bias.
+         "phi4_multimodal_audio": {"score_bias": ["attention_mask"]},
+         "lilt": {"score_bias": ["layout_scores"]},
+         **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"score_bias": ["attention_mask"]}),
+         **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"blip_text_model": "BlipTextModel"}
@@ -354,6 +363,8 @@ def given(name, model, cfg):
         return torch.tensor([[2]])
     if name == "aspect_ratio_mask":
         return torch.tensor([[[1, 1, 0, 0]]])
+    if name == "task_inputs":
+        return torch.randint(0, 100, (1, cfg.task_seq_len))
     if name == "position_ids":
         return torch.arange(LENGTH)[None]
     return None
@@ -372,6 +383,8 @@ def attempts(model, cfg):
     if "grid_thw" in required:
         yield from ({n: given(n, model, cfg) if n == "grid_thw" else patches for n in required}
                     for patches in flat_images(cfg))
+    if cfg.model_type in PARTS:
+        yield PARTS[cfg.model_type]()
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
     plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
     if getattr(cfg, "model_type", None) in PADDED:
@@ -394,6 +407,27 @@ def attempts(model, cfg):
         values = {n: given(n, model, cfg) for n in plan}
         if all(v is not None for v in values.values()):
             yield values
+
+
+def sam3_detr_encoder():
+    return dict(vision_features=[torch.randn(1, WIDTH, 4, 4)], text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_embeds=[torch.randn(1, WIDTH, 4, 4)], spatial_sizes=[(4, 4)])
+
+
+def sam3_detr_decoder():
+    return dict(vision_features=torch.randn(1, 16, WIDTH), text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_encoding=torch.randn(1, 16, WIDTH), spatial_shapes=torch.tensor([[4, 4]]))
+
+
+def sam3_mask_decoder():
+    return dict(decoder_queries=torch.randn(1, 5, WIDTH), encoder_hidden_states=torch.randn(1, 16, WIDTH),
+                backbone_features=[torch.randn(1, WIDTH, n, n) for n in (16, 8, 4)],
+                prompt_features=torch.randn(1, 5, WIDTH))
+
+
+# Arguments of parts that take those of other parts.
+PARTS = {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+         for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 
 
 def flat_images(cfg):
