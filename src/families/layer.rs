@@ -19,7 +19,8 @@ const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
+const DECODER_HEADS: [&str; 3] =
+    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
 
 /// Whether a section of a `config.json` states a number of heads.

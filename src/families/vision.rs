@@ -61,6 +61,7 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["mgp-str", "radio", "tipsv2_vision_model", "glm_image_vision"], layouts: TIMM, ..PLAIN },
     Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
     Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
+    Family { model_types: &["lw_detr_vit"], layouts: &["candle-attention", "vit", "timm"], ..PLAIN },
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
     Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },

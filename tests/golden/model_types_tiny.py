@@ -223,7 +223,7 @@ CHANGES |= {
                 "backbone_config.out_features": ["stage2"], "projector_out_channels": 16,
                 "projector_scale_factors": [1.0], "projector_in_channels": DELETE},
     "phi4_multimodal_audio": {"num_blocks": 2, "nemo_conv_channels": 8, "ext_pw_out_channel": 16,
-                              "depthwise_separable_out_channel": 16, "input_size": 16, "bias_max_distance": 3},
+                              "depthwise_separable_out_channel": 16, "input_size": 80, "bias_max_distance": 3},
     **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"num_queries": 5}),
     "bros": {"dim_bbox_sinusoid_emb_2d": DELETE, "dim_bbox_sinusoid_emb_1d": DELETE, "dim_bbox_projection": DELETE,
              "hidden_size": 32, "num_attention_heads": 2},
@@ -425,8 +425,12 @@ def sam3_mask_decoder():
                 prompt_features=torch.randn(1, 5, WIDTH))
 
 
+def phi4_multimodal_audio():
+    return dict(hidden_states=torch.randn(1, 64, 80), mask=None)
+
+
 # Arguments of parts that take those of other parts.
-PARTS = {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
          for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 
 
