@@ -145,7 +145,9 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
     match (parent.model_type.as_deref(), name(key)) {
-        (Some(whole @ ("gemma3" | "paligemma")), "text") => return Some(whole.to_string()),
+        (Some(whole @ ("gemma3" | "paligemma" | "grounding-dino" | "mm-grounding-dino")), "text") => {
+            return Some(whole.to_string());
+        }
         (Some("shieldgemma2"), "text") => return Some("gemma3".to_string()),
         _ => {}
     }

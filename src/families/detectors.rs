@@ -52,14 +52,16 @@ pub(crate) const DETECTORS: &[Family] = &[
         requires: &[Required::new(CallInput::PositionVectors), Required::below("cross_attn", CallInput::Mask)],
         ..DETR
     },
-    // A token of the text sees those of its own phrase.
+    // A token of the text sees those of its own phrase, also in the text model.
     Family {
         model_types: &["grounding-dino", "mm-grounding-dino"],
-        layouts: &["grounding-dino"],
+        layouts: &["grounding-dino", "bert"],
         unsupported_parts: &[("encoder_attn", DEFORMABLE)],
+        shares_of_heads: &[("text_enhancer_layer", 2)],
         requires: &[
             Required::below("self_attn", CallInput::PositionVectors),
             Required::below("text_enhancer_layer", CallInput::Mask),
+            Required::below("text_backbone", CallInput::Mask),
         ],
         ..DETR
     },

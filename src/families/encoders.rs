@@ -113,13 +113,6 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         }],
         ..BASE
     },
-    // Scores of the layout, which is a stream of its own beside the text.
-    Family {
-        model_types: &["lilt"],
-        requires: &[Required::new(CallInput::ScoreBias { scaled: false })],
-        note: Some("the layer of the text: the scores of the layout are its bias, and its own are that of the layout"),
-        ..BASE
-    },
     Family {
         model_types: &["layoutlmv2", "layoutxlm"],
         layouts: &["layoutlmv2", "bert"],

@@ -41,6 +41,8 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
+    pub shares_of_heads: &'static [(&'static str, usize)],
     /// What each call has to give, in which layers.
     pub requires: &'static [Required],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
@@ -99,6 +101,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    shares_of_heads: &[],
     requires: &[],
     note: None,
     unsupported: None,

@@ -98,7 +98,9 @@ impl<'a> Layer<'a> {
 
     /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
     pub fn heads(&self) -> Result<usize> {
-        let heads = self.stated_heads()?;
+        let prefix = format!(".{}.", self.prefix);
+        let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
+        let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
         match heads > MAX_HEADS {
             true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
             false => Ok(heads),

@@ -1,7 +1,8 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
+use crate::config::CallInput;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -27,6 +28,13 @@ pub(crate) const SPEECH: &[Family] = &[
             "audioflamingo3_encoder",
             "moss_transcribe_diarize_audio",
         ],
+        ..PLAIN
+    },
+    // One table of biases for all layers, and the mask, which is added as a number.
+    Family {
+        model_types: &["phi4_multimodal_audio"],
+        layouts: OWN,
+        requires: &[Required::new(CallInput::ScoreBias { scaled: false })],
         ..PLAIN
     },
     Family {

@@ -55,6 +55,8 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["longformer", "mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",
     ),
+    unsupported(&["lilt"], "text and layout in two streams whose scores add"),
+    unsupported(&["bros"], "queries that are compared with the distances of boxes on the page"),
     unsupported(&["funnel", "xlnet"], "relative positions of their own, and pooled or repeated sequences"),
     unsupported(&["prophetnet"], "n-gram streams"),
     unsupported(&["convbert"], "convolutions beside the heads"),

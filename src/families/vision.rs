@@ -131,8 +131,13 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family {
         model_types: &["step3p5_vision"],
-        layouts: &["torch", "bart"],
-        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, ..PATCH_ROTARY }),
+        // transformers turns these weights into ones for pairs that are half a head apart.
+        layouts: &["torch"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            ..PATCH_ROTARY
+        }),
         ..PLAIN
     },
     Family {

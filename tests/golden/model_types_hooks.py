@@ -131,6 +131,10 @@ def watch(model, layers, saved):
     index, caught, lost = Index(model), {}, []
     for prefix, names in layers.items():
         owners = [index.find(saved[n]) for n in names]
+        if len(names) == 2:  # one weight in the file, and perhaps three projections in the model
+            parts = [index.find(part) for part in saved[names[0]].chunk(3)]
+            if all(parts) and len({path for path, _ in parts}) == 3:
+                owners = [*parts, owners[-1]]
         if any(o is None for o in owners):
             lost.append(prefix)
             continue
