@@ -1,9 +1,9 @@
 //! Decoder families: causal self-attention.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, PROMPT, ROTARY, RotaryLayers, RotaryRow, Scale,
-    Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, PROMPT, ROTARY, Required, RotaryLayers, RotaryRow,
+    Scale, Sides, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -131,6 +131,14 @@ pub(crate) const DECODERS: &[Family] = &[
             "gradium_phonon_tts",
             "pocket_tts",
         ],
+        ..LLAMA
+    },
+    // Tokens of image and prompt see one another.
+    Family {
+        model_types: &["paligemma"],
+        causal: Causal::Never,
+        requires: &[Required::new(CallInput::Mask)],
+        needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
