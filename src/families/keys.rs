@@ -216,7 +216,8 @@ impl Family {
             || (self.clip_qkv && key == "clip_qkv")
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.causal != Causal::Never && key == "is_decoder")
-            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
+            || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
+                && key == "use_bidirectional_attention")
     }
 
     /// Whether `position_embedding_type` decides on rotation.
