@@ -1,7 +1,9 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
+mod output_stage;
 mod steps;
 
+pub use output_stage::{GateActivation, GateOver, OutputGate};
 pub(crate) use steps::SIDES;
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
@@ -159,6 +161,10 @@ pub struct AttentionConfig {
     pub steps: Steps,
     /// Where keys and values come from; default projections of their own.
     pub key_value_source: KeyValueSource,
+    /// The norm of the context, between the heads and the gate (BitNet); default none.
+    pub context_norm: Option<HeadNorm>,
+    /// The gate of the context, before the output projection; default none.
+    pub output_gate: Option<OutputGate>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
     /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
@@ -190,6 +196,8 @@ impl PartialEq for AttentionConfig {
             clip_qkv,
             steps,
             key_value_source,
+            context_norm,
+            output_gate,
             dropout,
             add_bias_kv,
             add_zero_attn,
@@ -211,6 +219,7 @@ impl PartialEq for AttentionConfig {
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
             && *key_value_source == other.key_value_source
+            && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
     }
 }
@@ -247,6 +256,8 @@ impl AttentionConfig {
             clip_qkv: None,
             steps: Steps::default(),
             key_value_source: KeyValueSource::default(),
+            context_norm: None,
+            output_gate: None,
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
@@ -286,6 +297,10 @@ impl AttentionConfig {
         with_steps, steps: Steps = steps;
         /// Sets where keys and values come from.
         with_key_value_source, key_value_source: KeyValueSource = key_value_source;
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: HeadNorm = Some(context_norm);
+        /// Sets the gate of the context.
+        with_output_gate, output_gate: OutputGate = Some(output_gate);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
         /// Sets whether a new layer learns an extra key and value.
@@ -404,6 +419,7 @@ impl AttentionConfig {
             }
         }
         self.steps.validate(self.position.scheme().rotates())?;
+        self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         self.check_key_value_source()
     }
 

@@ -501,7 +501,7 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Applies the head mask and the output projection to the result of `sdpa`.
+    /// Applies the head mask, the norm and the gate of the context and the output projection to the result of `sdpa`.
     pub(super) fn finish(
         &self,
         attended: AttentionOutput,
@@ -519,8 +519,12 @@ impl MultiHeadAttention {
             None => attended.output,
         };
         let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, NewPlaces::of(inputs));
+        let query =
+            if let Tokens::Ragged(_) = inputs.tokens { inputs.query.unsqueeze(0)? } else { inputs.query.clone() };
         if let Some(places) = &places {
-            context = places.pack(&context)?;
+            context = self.gated(places.pack(&context)?, &places.pack(&query)?)?;
+        } else {
+            context = self.gated(context, &query)?;
         }
         let mut output = if context.dtype() == dtype {
             self.o_proj.forward_pending_bias(&context)?

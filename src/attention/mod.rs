@@ -17,6 +17,7 @@ mod call;
 mod freeze;
 mod observe;
 mod options;
+mod output_stage;
 mod padded;
 mod rows;
 mod steps;
@@ -39,6 +40,7 @@ use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
+use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -46,7 +48,8 @@ use crate::tensor::Frozen;
 /// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
 /// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
 /// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
-/// [`Position`](crate::Position).
+/// [`Position`](crate::Position). Between the heads and `W_O` there may be a [norm](crate::HeadNorm) and a
+/// [gate](crate::OutputGate).
 ///
 /// # Shapes
 /// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
@@ -103,6 +106,8 @@ pub struct MultiHeadAttention {
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
     steps: StepState,
+    /// Of ones, if the norm of the context has no weight.
+    context_norm: Option<NormWeights>,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.

@@ -96,9 +96,14 @@ fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
     }
 }
 
+/// The number of elements that a norm of `h` heads of size `d` takes together.
+pub(super) fn norm_size(over: NormOver, h: usize, d: usize) -> usize {
+    if over == NormOver::AllHeads { h * d } else { d }
+}
+
 /// The weights with which a norm multiplies by 1.
-fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
-    let size = if norm.over == NormOver::AllHeads { h * d } else { d };
+pub(super) fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
+    let size = norm_size(norm.over, h, d);
     let weight = match norm.kind {
         NormKind::RmsOffset => Tensor::zeros(size, like.dtype(), like.device())?,
         NormKind::Rms | NormKind::Layer => Tensor::ones(size, like.dtype(), like.device())?,
@@ -262,7 +267,7 @@ impl MultiHeadAttention {
 }
 
 /// `softplus(weight) · scale` in `dtype`. Differentiable.
-fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
+pub(super) fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
     let weight = weight.to_dtype(compute_dtype(weight.dtype()))?;
     // Without overflow: ln(1 + eʷ) = max(w, 0) + ln(1 + e^-|w|).
     let softplus = (weight.relu()? + (weight.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
@@ -270,7 +275,7 @@ fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
 }
 
 /// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
-fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> Result<Tensor> {
+pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     let xs = match norm.over {
         NormOver::Head => xs.clone(),

@@ -10,7 +10,7 @@ use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::families::layer::{Layer, LayerContents};
-use crate::families::layout::QK_NORMS;
+use crate::families::layout::{GateNames, Layout, QK_NORMS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -111,6 +111,15 @@ fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>>
     Ok(shape.and_then(|shape| shape.first().copied()))
 }
 
+/// The rows of the gate of the output, if there is one.
+fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfig) -> Result<Option<usize>> {
+    if layout.gate == GateNames::InQuery {
+        return Ok(Some(config.num_attention_heads * config.resolved_value_head_dim()));
+    }
+    let gate = layout.gate_projection().filter(|names| source.contains(names.weight));
+    rows(source, gate.map(|names| names.weight))
+}
+
 /// `shared_rows`: of the table of biases that all layers share.
 fn configure(
     layer: &Layer,
@@ -125,7 +134,13 @@ fn configure(
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
-    let contents = LayerContents { norms: QK_NORMS.iter().flatten().any(norm), bias_rows, pruned };
+    let contents = LayerContents {
+        norms: QK_NORMS.iter().flatten().any(norm),
+        gate: gate_rows(source, layout, &config)?,
+        context_norm: layout.context_norm.is_some_and(|name| norm(&name)),
+        bias_rows,
+        pruned,
+    };
     let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))

@@ -4,7 +4,7 @@ use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{BIAS_KV, GateNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -21,6 +21,10 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
     let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
     let [q, k, v] = match layout.qkv {
+        QkvNames::Split(names) if layout.gate == GateNames::InQuery => {
+            let (rows, input) = into(names[0])?;
+            [(rows / 2, input), into(names[1])?, into(names[2])?]
+        }
         QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
         QkvNames::SplitFusedBias(names, _) => {
             let into = |name: &str| out_in(source, name, Orientation::OutIn, true);

@@ -4,11 +4,11 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, join};
-use crate::config::{AttentionConfig, KeyValueSource, NormOver, Scoring};
+use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QkvNames,
-    ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole,
+    QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
 use crate::position::Presence;
 use crate::weights::{
@@ -35,6 +35,8 @@ impl AttentionWeights {
         let weights = Self {
             qkv,
             o,
+            gate: reader.gate(config)?,
+            context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             steps: read_steps(source, config)?,
@@ -103,6 +105,11 @@ impl Reader<'_> {
             QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
+                if self.layout.gate == GateNames::InQuery {
+                    let Rows { heads, dim } = qkv[0];
+                    let both = self.linear(names[0], Rows { heads, dim: 2 * dim }, inputs[0], true)?;
+                    return Ok(QkvWeights::GatedQuery { parts: Box::new([both, read(1)?, read(2)?]), heads });
+                }
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
             QkvNames::Fused(names, order) => {
@@ -192,6 +199,45 @@ impl Reader<'_> {
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
         let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    }
+
+    /// Reads the projection of the gate if there is one, whose formula comes from the configuration.
+    fn gate(&self, config: &AttentionConfig) -> Result<Option<LinearWeights>> {
+        let in_query = self.layout.gate == GateNames::InQuery;
+        let names = self.layout.gate_projection();
+        let held = names.filter(|names| self.source.contains(names.weight));
+        let Rows { heads, dim } = self.sizes.heads_of_output;
+        match (config.output_gate, held) {
+            (None, None) if !in_query => Ok(None),
+            (None, _) => {
+                let name = held.map_or(self.layout.required()[0], |names| names.weight);
+                let allowed = format!("set: `{}` holds a gate", self.source.full_name(name));
+                Err(Error::config("output_gate", "none", allowed))
+            }
+            (Some(gate), None) if in_query && gate.over != GateOver::Element => {
+                Err(Error::config("output_gate.over", "a head", "an element: the query projection holds the gate"))
+            }
+            (Some(_), None) if in_query => Ok(None),
+            (Some(_), None) => {
+                let name = self.source.full_name(names.map_or("gate_proj.weight", |names| names.weight));
+                Err(Error::MissingTensor { name, why: "the configuration sets output_gate".to_string() })
+            }
+            (Some(gate), Some(names)) => {
+                let width = self.sizes.inputs[0];
+                let rows = gate.rows(heads, dim);
+                if !names.bias_apart() {
+                    return self.linear(names, Rows { heads: rows, dim: 1 }, width, true).map(Some);
+                }
+                let bias = self.source.get(names.bias, &[heads])?;
+                if bias.track_op() {
+                    let expected = "a fixed tensor: one bias for all gates of a head cannot be trained yet".to_string();
+                    let (name, found) = (self.source.full_name(names.bias), "is a variable".to_string());
+                    return Err(Error::Tensor { name, found, expected });
+                }
+                let bias = bias.reshape((heads, 1))?.broadcast_as((heads, rows / heads.max(1)))?.reshape(rows)?;
+                Ok(Some(LinearWeights { weight: self.source.get(names.weight, &[rows, width])?, bias: Some(bias) }))
+            }
+        }
     }
 
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
@@ -304,6 +350,34 @@ fn read_norm(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -
     let bias = format!("{name}.bias");
     let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
     Ok(Some(NormWeights { weight: one(&format!("{name}.weight"))?, bias }))
+}
+
+/// Reads the norm of the context if there is one. Its formula comes from the configuration, which must have one then.
+fn read_context_norm(
+    source: &dyn WeightSource,
+    config: &AttentionConfig,
+    layout: &Layout,
+) -> Result<Option<NormWeights>> {
+    let weighted = config.context_norm.filter(|norm| norm.weighted);
+    let held = layout.context_norm.filter(|name| source.contains(&join(name, "weight")));
+    match (weighted, held) {
+        (None, None) => Ok(None),
+        (None, Some(name)) => {
+            let allowed = format!("set, and weighted: the checkpoint holds `{}`", source.full_name(name));
+            Err(Error::config("context_norm", "none, or without a weight", allowed))
+        }
+        (Some(_), None) => {
+            let name = source.full_name(&join(layout.context_norm.unwrap_or("attn_sub_norm"), "weight"));
+            Err(Error::MissingTensor { name, why: "the configuration sets context_norm".to_string() })
+        }
+        (Some(norm), Some(name)) => {
+            let (heads, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+            let size = if norm.over == NormOver::AllHeads { heads * d_v } else { d_v };
+            let bias = join(name, "bias");
+            let bias = source.contains(&bias).then(|| source.get(&bias, &[size])).transpose()?;
+            Ok(Some(NormWeights::new(source.get(&join(name, "weight"), &[size])?, bias)))
+        }
+    }
 }
 
 /// The weight of one head, in StableLM's modules of a norm per head.

@@ -8,9 +8,12 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, FACTORS, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM};
+use crate::families::layout::{
+    BIAS_KV, FACTORS, GateNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
+};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
+use crate::tensor::same_elements;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 
 impl AttentionWeights {
@@ -22,14 +25,21 @@ impl AttentionWeights {
     /// sizes that its families do not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
         let writer = Writer { config, layout };
-        let [q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
+        let [mut q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        if let Some(gate) = writer.gate(self, &q)? {
+            match layout.gate_projection() {
+                Some(names) => writer.put(&mut tensors, names, &gate, None)?,
+                None => q = q.with_gate(&gate, h)?,
+            }
+        }
         match layout.qkv {
             QkvNames::Split(names) => {
-                let parts = [(&q, [h, d]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
+                let query_rows = q.weight.dim(0)?.checked_div(h).unwrap_or(d);
+                let parts = [(&q, [h, query_rows]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
                 let stored = match self.qkv {
                     QkvWeights::KeysAsValues(_) => 2,
                     QkvWeights::Query(_) => 1,
@@ -94,6 +104,10 @@ impl AttentionWeights {
                 put(&name, tensor.clone());
             }
         }
+        if let (Some(norm), Some(name)) = (&self.context_norm, layout.context_norm) {
+            put(&join(name, "weight"), norm.weight.clone());
+            norm.bias.iter().for_each(|bias| put(&join(name, "bias"), bias.clone()));
+        }
         let [q, k] = layout.qk_norms.unwrap_or(QK_NORMS[0]);
         for (side, (weights, name)) in self.steps.iter().zip([q, k, V_NORM]).enumerate() {
             if let Some(norm) = &weights.norm {
@@ -151,6 +165,34 @@ impl Writer<'_> {
         ]
     }
 
+    /// The gate of a layer with the query projection `q`, which the layout can hold.
+    fn gate(&self, weights: &AttentionWeights, q: &LinearWeights) -> Result<Option<LinearWeights>> {
+        let stored = weights.qkv.gate(self.rows()[0])?;
+        let gate = weights.gate.clone().or(stored);
+        match (self.layout.gate, &gate) {
+            (GateNames::None, Some(_)) => Err(self.cannot("a gate of the output", "one whose families have it")),
+            (GateNames::Required(_) | GateNames::InQuery, None) => {
+                Err(self.cannot("a layer without a gate", "one whose families have none"))
+            }
+            (GateNames::InQuery, Some(gate))
+                if gate.weight.dims() != q.weight.dims() || gate.bias.is_some() != q.bias.is_some() =>
+            {
+                let why = "one that keeps it apart: here it has the shape and the bias of the query projection";
+                Err(self.cannot("a gate of the output", why))
+            }
+            (GateNames::Required(names), Some(LinearWeights { weight, bias })) if names.bias_apart() => {
+                let unfit = || self.cannot("the bias of a gate", "one number per head");
+                let by_head = bias.as_ref().ok_or_else(unfit)?.reshape((self.config.num_attention_heads, ()))?;
+                let bias = by_head.narrow(1, 0, 1)?;
+                if !same_elements(&by_head.contiguous()?, &bias.broadcast_as(by_head.shape())?.contiguous()?)? {
+                    return Err(unfit());
+                }
+                Ok(Some(LinearWeights { weight: weight.clone(), bias: Some(bias.flatten_all()?) }))
+            }
+            _ => Ok(gate),
+        }
+    }
+
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
@@ -185,6 +227,9 @@ impl Writer<'_> {
         let own = layout.name == LAYOUTS[0].name;
         if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {
             return Err(self.cannot("norms of queries and keys", "one whose families have them"));
+        }
+        if weights.context_norm.is_some() && layout.context_norm.is_none() {
+            return Err(self.cannot("a norm of the context", "one whose families have it"));
         }
         if (of_v.norm.is_some() || weights.steps.iter().any(|of| of.factor.is_some())) && !own {
             return Err(self.cannot("a norm of values or a learned factor", "candle-attention"));

@@ -33,6 +33,14 @@ impl HeadNorm {
         /// Sets whether the norm has a learned weight.
         with_weighted, weighted: bool = weighted;
     }
+
+    /// Checks the norm of `what`.
+    pub(super) fn validate(&self, what: impl FnOnce() -> String) -> Result<()> {
+        match (self.eps as f32).is_finite() && self.eps >= 0.0 {
+            true => Ok(()),
+            false => Err(Error::value(what(), self.eps, "a finite number from 0")),
+        }
+    }
 }
 
 /// A factor on queries, keys or values.
@@ -178,8 +186,7 @@ impl Step {
     fn validate(&self, field: &dyn Fn(&str) -> String) -> Result<()> {
         match *self {
             Self::Rotate => Ok(()),
-            Self::Norm(HeadNorm { eps, .. }) if (eps as f32).is_finite() && eps >= 0.0 => Ok(()),
-            Self::Norm(HeadNorm { eps, .. }) => Err(Error::value(field("eps"), eps, "a finite number from 0")),
+            Self::Norm(norm) => norm.validate(|| field("eps")),
             Self::Factor(Factor::Constant(factor) | Factor::Softplus { scale: factor }) => {
                 match crate::ops::expected_factor(factor) {
                     Some(expected) => Err(Error::value(field("factor"), factor, expected)),

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::config::AttentionConfig;
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
+use crate::families::gated::GATED;
 use crate::families::heads::default_heads;
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
@@ -25,7 +26,7 @@ fn held() -> BTreeMap<String, Value> {
 fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
-    for family in DECODERS.iter().chain(SPEECH) {
+    for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
             if let Some(values) = held.get(*model_type) {
                 check(family, model_type, values);
@@ -62,7 +63,13 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         if windowed {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
-        let contents = LayerContents { norms: family.qk_norm.is_some(), bias_rows: None, pruned: &[] };
+        let contents = LayerContents {
+            norms: family.qk_norm.is_some(),
+            gate: family.gate.map(|_| 512),
+            context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
+            bias_rows: None,
+            pruned: &[],
+        };
         let config = layer.configure(AttentionConfig::new(512, 4), &contents).unwrap();
         if let Some(norm) = config.steps.norms(0).next() {
             let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);

@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{GateActivation, NormKind, NormOver};
 use crate::position::GridFrequencies;
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -30,7 +30,11 @@ pub(crate) struct Family {
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
-    /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
+    /// The gate of the context, which layers have, or do not have if its key says so.
+    pub gate: Option<GateRow>,
+    /// The norm of the context, which layers have.
+    pub context_norm: Option<ContextNormRow>,
+    /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
     /// What happens between projection and scores beside those norms and the rotation.
     pub steps: StepsRow,
@@ -49,6 +53,8 @@ pub(crate) struct Family {
     pub defaults: &'static [(&'static str, f64)],
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must not set, each with what it sets.
+    pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
@@ -82,6 +88,8 @@ pub(crate) const BASE: Family = Family {
     softcap: false,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    gate: None,
+    context_norm: None,
     qk_norm_eps: None,
     steps: StepsRow {
         norm_after_rotation: false,
@@ -96,6 +104,7 @@ pub(crate) const BASE: Family = Family {
     chunks: None,
     defaults: &[],
     stages: false,
+    refuses: &[],
     needs: &[],
     unsupported_parts: &[],
     note: None,
@@ -127,6 +136,24 @@ pub(crate) enum Causal {
     Below(&'static str),
     /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
     TextTower,
+}
+
+/// A gate between the heads and the output projection. Its weight shows what it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GateRow {
+    /// What makes a gate of the projection.
+    pub activation: GateActivation,
+    /// The key that is false or absent if layers have none, with its default.
+    pub switch: Option<(&'static str, bool)>,
+}
+
+/// A norm between the heads and the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextNormRow {
+    pub kind: NormKind,
+    pub over: NormOver,
+    /// Whether it has a weight, which the checkpoint must hold.
+    pub weighted: bool,
 }
 
 /// Sliding windows: which layers have one, and how wide.

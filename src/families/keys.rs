@@ -19,6 +19,7 @@ const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
 const HEAD_SIZES: &str = "other sizes of heads in some layers";
+const GATE: &str = "a gate of the output";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -68,6 +69,8 @@ const KEYS: &[(&str, &str)] = &[
     ("logn_attention_scale", SCALE),
     ("use_qk_norm", QK_NORM),
     ("qk_layernorm", QK_NORM),
+    ("use_attention_gate", GATE),
+    ("gating", GATE),
     ("use_bidirectional_attention", "attention to later tokens"),
     ("is_decoder", "causal self-attention"),
 ];
@@ -155,6 +158,11 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
             Some(_) => {}
         }
     }
+    for (key, what) in family.refuses {
+        if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
+            return refused(key, value, what);
+        }
+    }
     for (key, needed, what) in family.needs {
         let value = section.get(key).unwrap_or(&Value::Null);
         if value.as_str() != Some(needed) {
@@ -215,6 +223,7 @@ impl Family {
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
+            || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")
             || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
                 && key == "use_bidirectional_attention")

@@ -14,7 +14,8 @@ use crate::io::number;
 use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 6] =
+    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
@@ -36,6 +37,10 @@ const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
@@ -159,6 +164,8 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.context_norm = self.context_norm(contents.context_norm)?;
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
@@ -203,11 +210,15 @@ impl<'a> Layer<'a> {
         Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
+    /// What norms add to the variance.
+    pub(super) fn stated_eps(&self) -> f64 {
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6)
+    }
+
     /// What norms of queries, keys and values add to the variance.
     pub(super) fn norm_eps(&self) -> f64 {
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        self.family.qk_norm_eps.unwrap_or_else(stated)
+        self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps())
     }
 
     pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

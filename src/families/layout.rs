@@ -26,7 +26,7 @@ pub(crate) struct LinearNames {
 
 impl LinearNames {
     /// Whether the bias is not next to the weight. Only its name then tells the layout from others.
-    fn bias_apart(&self) -> bool {
+    pub(crate) fn bias_apart(&self) -> bool {
         let module = |name: &'static str| name.rsplit_once('.').map(|(module, _)| module);
         self.orientation == Orientation::OutIn && module(self.weight) != module(self.bias)
     }
@@ -49,6 +49,20 @@ pub(crate) enum QkvNames {
     KeysAsValues([LinearNames; 2]),
     /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
     Query(LinearNames),
+}
+
+/// The tensors that hold the gate of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GateNames {
+    /// None: the families have no gate.
+    None,
+    /// A projection, which the families may have.
+    Optional(LinearNames),
+    /// A projection, which the families have. A bias that is not next to the weight is one number per head, also where
+    /// there is a gate per element (Beam).
+    Required(LinearNames),
+    /// The query projection: per head the rows of its query, then those of its gate. No name shows it, but the shape.
+    InQuery,
 }
 
 /// What a weight of a position scheme is for.
@@ -82,6 +96,10 @@ pub struct Layout {
     pub(crate) qkv: QkvNames,
     /// The output projection.
     pub(crate) o: LinearNames,
+    /// The gate of the output.
+    pub(crate) gate: GateNames,
+    /// The norm between the heads and the output projection that the families may have.
+    pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.
     pub(crate) biases: &'static [ProjectionBias],
     /// Whether the families may have fewer key-value heads than query heads.
@@ -153,6 +171,14 @@ impl Layout {
             QkvNames::Query(q) => [q.bias; 3],
         };
         [q, k, v, self.o.bias]
+    }
+
+    /// The names of the gate, if it is a projection of its own.
+    pub(crate) fn gate_projection(&self) -> Option<LinearNames> {
+        match self.gate {
+            GateNames::Optional(names) | GateNames::Required(names) => Some(names),
+            GateNames::None | GateNames::InQuery => None,
+        }
     }
 
     /// Whether the families publish this combination of biases, by the names that are present.

@@ -2,7 +2,7 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS, SINKS};
-use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{GateNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -73,6 +73,8 @@ const BASE: Layout = Layout {
     families: "",
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
+    gate: GateNames::None,
+    context_norm: None,
     biases: &[ALL],
     grouped: false,
     per_head_kernels: false,
@@ -88,13 +90,22 @@ const BASE: Layout = Layout {
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION,
-        sinks: Some(SINKS[0]), excludes: &["query_layernorm.weight", SINKS[1]], ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet", biases: &[],
+        gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
+        excludes: &["query_layernorm.weight", "g_proj.weight", "gate_bias", SINKS[1]], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
         sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
+        requires: &["gate_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
+        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -130,7 +141,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        ..BASE },
+        context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",

@@ -15,10 +15,9 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "keys and values of low rank (multi-head latent attention)",
     ),
     unsupported(
-        &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text", "beam"],
+        &["lfm3", "step3p5", "beam"],
         "a gate on the output of each head",
     ),
-    unsupported(&["bitnet", "kosmos_2_text_model"], "a norm between the heads and the output projection"),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),

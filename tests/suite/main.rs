@@ -25,6 +25,7 @@ mod family_layouts;
 mod files;
 mod fixtures;
 mod frozen;
+mod gates;
 mod gradients;
 mod hidden;
 mod hostile;
