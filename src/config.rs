@@ -1,8 +1,10 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
+mod latent;
 mod output_stage;
 mod steps;
 
+pub use latent::LatentAttention;
 pub use output_stage::{GateActivation, GateOver, OutputGate};
 pub(crate) use steps::SIDES;
 pub use steps::{Factor, HeadNorm, Step, Steps};
@@ -165,6 +167,8 @@ pub struct AttentionConfig {
     pub context_norm: Option<HeadNorm>,
     /// The gate of the context, before the output projection; default none.
     pub output_gate: Option<OutputGate>,
+    /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
+    pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
     /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
@@ -198,6 +202,7 @@ impl PartialEq for AttentionConfig {
             key_value_source,
             context_norm,
             output_gate,
+            latent,
             dropout,
             add_bias_kv,
             add_zero_attn,
@@ -220,6 +225,7 @@ impl PartialEq for AttentionConfig {
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
+            && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
     }
 }
@@ -258,6 +264,7 @@ impl AttentionConfig {
             key_value_source: KeyValueSource::default(),
             context_norm: None,
             output_gate: None,
+            latent: None,
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
@@ -301,6 +308,8 @@ impl AttentionConfig {
         with_context_norm, context_norm: HeadNorm = Some(context_norm);
         /// Sets the gate of the context.
         with_output_gate, output_gate: OutputGate = Some(output_gate);
+        /// Sets the sizes of latent attention.
+        with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
         /// Sets whether a new layer learns an extra key and value.
@@ -322,15 +331,23 @@ impl AttentionConfig {
         /// Number of key-value heads, after defaults.
         resolved_num_key_value_heads, num_key_value_heads, |c| c.num_attention_heads;
         /// Size of each query and key head, after defaults.
-        resolved_head_dim, head_dim, |c| c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0);
+        resolved_head_dim, head_dim, |c| match &c.latent {
+            Some(latent) => latent.head_dim(),
+            None => c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0),
+        };
         /// Size of each value head, after defaults.
-        resolved_value_head_dim, value_head_dim, |c| c.resolved_head_dim();
+        resolved_value_head_dim, value_head_dim, |c| {
+            c.latent.map_or_else(|| c.resolved_head_dim(), |latent| latent.v_head_dim)
+        };
         /// Size of the query input, after defaults.
         resolved_query_size, query_size, |c| c.hidden_size;
         /// Size of the key input, after defaults.
         resolved_key_size, key_size, |c| c.hidden_size;
         /// Size of the value input, after defaults.
-        resolved_value_size, value_size, |c| c.hidden_size;
+        resolved_value_size, value_size, |c| match c.latent {
+            Some(_) => c.resolved_key_size(),
+            None => c.hidden_size,
+        };
         /// Size of the output, after defaults.
         resolved_output_size, output_size, |c| c.hidden_size;
     }
@@ -354,7 +371,8 @@ impl AttentionConfig {
             key_size: self.resolved_key_size(),
             num_attention_heads: self.num_attention_heads,
             num_key_value_heads: self.resolved_num_key_value_heads(),
-            head_dim: self.resolved_head_dim(),
+            // Of a latent layer the rotated elements are a head of their own.
+            head_dim: self.latent.map_or_else(|| self.resolved_head_dim(), |latent| latent.qk_rope_head_dim),
         }
     }
 
@@ -385,7 +403,9 @@ impl AttentionConfig {
             }
         }
         let heads = self.num_attention_heads;
-        if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
+        if let Some(latent) = &self.latent {
+            latent.validate(self)?;
+        } else if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
             let allowed = format!("a divisor of hidden_size = {}, or head_dim set", self.hidden_size);
             return Err(Error::config("num_attention_heads", heads, allowed));
         }

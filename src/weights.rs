@@ -5,12 +5,15 @@
 //! checkpoint here, as data ([`FusedOrder`]): reordering them while reading would detach variables from the layer that
 //! learns from them, and would copy matrices that are already in order.
 
+mod latent;
+
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::setters;
+pub use latent::LatentWeights;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -207,6 +210,8 @@ pub enum QkvWeights {
     /// The query alone, of a layer with the keys and values of another one
     /// ([`KeyValueSource::Shared`](crate::KeyValueSource)).
     Query(LinearWeights),
+    /// The projections of latent attention.
+    Latent(Box<LatentWeights>),
 }
 
 impl QkvWeights {
@@ -220,10 +225,11 @@ impl QkvWeights {
             }
             Self::KeysAsValues(parts) => parts.iter().any(LinearWeights::tracks_gradient),
             Self::Query(q) => q.tracks_gradient(),
+            Self::Latent(weights) => weights.tracks_gradient(),
         }
     }
 
-    /// Whether query, key and value have a bias.
+    /// Whether query, key and value have a bias; of latent attention, the first projections.
     pub fn has_biases(&self) -> [bool; 3] {
         match self {
             Self::Split(parts) | Self::GatedQuery { parts, .. } => [0, 1, 2].map(|i| parts[i].bias.is_some()),
@@ -231,6 +237,10 @@ impl QkvWeights {
             Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
             Self::KeysAsValues(parts) => [0, 1, 1].map(|i| parts[i].bias.is_some()),
             Self::Query(q) => [q.bias.is_some(), false, false],
+            Self::Latent(weights) => {
+                let [q, kv] = weights.has_biases();
+                [q, kv, kv]
+            }
         }
     }
 
@@ -248,7 +258,8 @@ impl QkvWeights {
             | Self::OrderedSplitBias { .. }
             | Self::GatedQuery { .. }
             | Self::KeysAsValues(_)
-            | Self::Query(_) => Ok(None),
+            | Self::Query(_)
+            | Self::Latent(_) => Ok(None),
             Self::Packed(all) => Ok(Some(all.clone())),
             Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv).map(Some),
         }
@@ -257,6 +268,9 @@ impl QkvWeights {
     /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
     ///
     /// `rows` and `h_kv` as for [`packed`](Self::packed).
+    ///
+    /// # Errors
+    /// They are those of latent attention, which has no such layers.
     pub fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
         match self {
             Self::Split(parts) => Ok(*parts.clone()),
@@ -269,6 +283,10 @@ impl QkvWeights {
                     part.bias.clone_from(bias);
                 }
                 Ok(parts)
+            }
+            Self::Latent(_) => {
+                let expected = "projections of queries, keys and values";
+                Err(Error::value("the weights of a layer", "those of latent attention", expected))
             }
             Self::GatedQuery { parts, heads } => {
                 let [both, k, v] = *parts.clone();

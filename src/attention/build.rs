@@ -12,10 +12,12 @@ use crate::config::{
     AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGate, ProjectionBias, Scoring,
 };
 use crate::error::{Error, Result};
-use crate::ops::{Linear, Qkv};
+use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::{PositionState, Presence};
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
-use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights};
+use crate::weights::{
+    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
 
 /// The names of the gate and of the norm of the context in this crate's own layout.
 const GATE: &str = "gate_proj";
@@ -25,7 +27,7 @@ impl MultiHeadAttention {
     /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
     /// `(out, in)` and, if `config.bias` has it, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
     /// `score.weight` `(h, head_dim)` for additive scoring; `gate_proj` for a gate, `attn_sub_norm` for a norm of the
-    /// context.
+    /// context. Latent attention has `q_a_proj`, `q_a_layernorm`, `q_b_proj` (or `q_proj`), `kv_a_proj_with_mqa`, `kv_a_layernorm` and `kv_b_proj` instead of the first three; `config.bias.q` and `k` are then the biases of the projections of the layer's input.
     ///
     /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases
     /// to zero, as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme
@@ -37,13 +39,16 @@ impl MultiHeadAttention {
         config.validate()?;
         let (rows, inputs) = qkv_sizes(config);
         let bias = config.bias;
-        let q = init_linear(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?;
-        let k = || init_linear(&vb.pp("k_proj"), rows[1], inputs[1], bias.k);
-        let v = || init_linear(&vb.pp("v_proj"), rows[2], inputs[2], bias.v);
-        let qkv = match config.key_value_source {
-            KeyValueSource::Projections => QkvWeights::Split(Box::new([q, k()?, v()?])),
-            KeyValueSource::KeysAsValues => QkvWeights::KeysAsValues(Box::new([q, k()?])),
-            KeyValueSource::Shared { .. } => QkvWeights::Query(q),
+        let linear = |i: usize, name: &str, bias: bool| init_linear(&vb.pp(name), rows[i], inputs[i], bias);
+        let q = || linear(0, "q_proj", bias.q);
+        let k = || linear(1, "k_proj", bias.k);
+        let qkv = match (&config.latent, config.key_value_source) {
+            (Some(latent), _) => QkvWeights::Latent(Box::new(init_latent(&vb, &latent.sizes(config), bias)?)),
+            (None, KeyValueSource::Projections) => {
+                QkvWeights::Split(Box::new([q()?, k()?, linear(2, "v_proj", bias.v)?]))
+            }
+            (None, KeyValueSource::KeysAsValues) => QkvWeights::KeysAsValues(Box::new([q()?, k()?])),
+            (None, KeyValueSource::Shared { .. }) => QkvWeights::Query(q()?),
         };
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
@@ -112,7 +117,10 @@ impl MultiHeadAttention {
         let bias = ProjectionBias { q, k, v, o: o.bias.is_some() };
         let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let gate_rows = config.output_gate.map_or(0, |gate| gate.rows(h, d_v));
-        let qkv = Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?;
+        let qkv = match &config.latent {
+            Some(latent) => Qkv::of_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
+            None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?,
+        };
         if qkv.has_gate() != config.output_gate.is_some() {
             let found = if qkv.has_gate() { "none" } else { "set" };
             return Err(Error::config("output_gate", found, "set if and only if the weights have a gate"));
@@ -257,6 +265,25 @@ pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
         KeyValueSource::Shared { .. } => [rows[0], 0, 0],
     };
     (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
+}
+
+/// The projections of latent attention.
+fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Result<LatentWeights> {
+    let &LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
+    let norm = |name: &str, size: usize| -> Result<NormWeights> {
+        Ok(NormWeights::new(vb.pp(name).get_with_hints(size, "weight", Init::Const(1.0))?, None))
+    };
+    let linear = |name: &str, out: usize, input: usize, bias: bool| init_linear(&vb.pp(name), out, input, bias);
+    let (q_a, q) = match q_rank {
+        Some(q_rank) => {
+            let q_a = (linear("q_a_proj", q_rank, q_in, bias.q)?, norm("q_a_layernorm", q_rank)?);
+            (Some(q_a), linear("q_b_proj", heads * (nope + rope), q_rank, false)?)
+        }
+        None => (None, linear("q_proj", heads * (nope + rope), q_in, bias.q)?),
+    };
+    let kv_a = linear("kv_a_proj_with_mqa", rank + rope, kv_in, bias.k)?;
+    let kv_b = linear("kv_b_proj", heads * (nope + value), rank, false)?;
+    Ok(LatentWeights::new(q_a, q, kv_a, norm("kv_a_layernorm", rank)?, kv_b))
 }
 
 /// The weights of the steps of queries (0), keys (1) or values (2): `q_norm`, `k_norm`, `v_norm`, each a `weight` and,

@@ -31,6 +31,8 @@ pub(super) struct PreparedCall<'a> {
     pub lengths: Option<Vec<usize>>,
     /// Those of a call with a cache, with their positions.
     pub new_tokens: Option<NewTokens>,
+    /// The call in the absorbed form of latent attention, if it runs so, and its backend.
+    pub absorbed: Option<(Call, Backend)>,
     /// What the cache adds to the mask, in a call that shares its keys and values.
     pub shared_mask: Option<AttentionMask>,
 }
@@ -140,7 +142,11 @@ impl MultiHeadAttention {
         let dtype = prepared.call.dtype;
         let [q, k, v] = self.transformed(inputs, &mut prepared, dtype, options, cache)?;
         let offsets = ragged.map(offsets);
-        let attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &prepared.call, &prepared.options)?;
+        let (call, backend) = prepared.absorbed.unwrap_or((prepared.call, backend));
+        let mut attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &call, &prepared.options)?;
+        if let (Some(latent), Some(_)) = (self.qkv.latent(), prepared.absorbed) {
+            attended.output = latent.values(&attended.output)?;
+        }
         let (output, attention_weights) = self.finish(attended, inputs, options)?;
         let output = if ragged.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
         Ok(Ran { key_values: prepared.key_values([k, v], inputs), ..Ran::of(output, attention_weights) })
@@ -288,6 +294,7 @@ impl MultiHeadAttention {
             }
         };
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
+        self.check_latent(inputs, s_kv)?;
         mask.check(shape)?;
         if query.rank() == 3 {
             element_count("the output of attention", &[b, s_q, shape.h, config.resolved_value_head_dim()])?;
@@ -363,7 +370,9 @@ impl MultiHeadAttention {
                 backend.map_or(Route::Buckets, Route::Tensors)
             }
         };
-        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens, shared_mask: None })
+        let absorbed = if new_tokens.is_some() { self.absorbed_call(&call, &sdpa_options) } else { None };
+        let shared_mask = None;
+        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens, absorbed, shared_mask })
     }
 
     /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and
@@ -389,13 +398,13 @@ impl MultiHeadAttention {
             let found = format!("{s} queries and {} keys", inputs.key.dim(1)?);
             return Err(Error::value("a cached call", found, "as many new keys as new queries"));
         }
-        let of = TokenShape {
-            b,
-            h_kv: config.resolved_num_key_value_heads(),
-            d: config.resolved_head_dim(),
-            d_v: config.resolved_value_head_dim(),
-            dtype: self.dtype(),
+        let (h_kv, d, d_v) = match &config.latent {
+            Some(latent) => (1, latent.cached_size(), 0),
+            None => {
+                (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim())
+            }
         };
+        let of = TokenShape { b, h_kv, d, d_v, dtype: self.dtype() };
         let counts = cache.check_chunk(of, self.device(), s, inputs.new_lengths)?;
         cache.check_window(mask)?;
         let layer = Some(self.present_id()?);

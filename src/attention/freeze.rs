@@ -115,6 +115,7 @@ impl MapTensors for QkvWeights {
             }
             Self::KeysAsValues(parts) => Self::KeysAsValues(Box::new(parts.map_tensors(f)?)),
             Self::Query(q) => Self::Query(q.map_tensors(f)?),
+            Self::Latent(weights) => Self::Latent(Box::new(weights.map_tensors(f)?)),
         })
     }
 }

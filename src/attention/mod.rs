@@ -15,6 +15,7 @@ mod build;
 mod cache;
 mod call;
 mod freeze;
+mod latent;
 mod observe;
 mod options;
 mod output_stage;
@@ -255,8 +256,9 @@ impl MultiHeadAttention {
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check(inputs, options)?;
         let cache = inputs.lock_cache();
-        let PreparedCall { call, options, route, .. } =
+        let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let call = absorbed.map_or(call, |(call, _)| call);
         match (route, &inputs.tokens) {
             (Route::Buckets, Tokens::Ragged(lengths)) => {
                 let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));

@@ -156,6 +156,8 @@ impl MultiHeadAttention {
             return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
         }
         let mut prepared = self.prepare(inputs, options, cache.as_deref())?;
+        // The statistics are of queries and keys, which the absorbed form does not have.
+        prepared.absorbed = None;
         if what.mean_distance && prepared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some()) {
             let allowed = "false for sequences of unequal length in a cache";
             return Err(Error::config("mean_distance", true, allowed));

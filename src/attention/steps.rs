@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, SIDES, Step};
 use crate::error::{Error, Result};
-use crate::ops::{Norm, NormParameters};
+use crate::ops::{Norm, NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, same_dtype_and_device, with_f32_slice};
@@ -149,6 +149,20 @@ impl MultiHeadAttention {
         ])
     }
 
+    /// Queries `(b, s, h, d)` of latent attention, of which the last elements are rotated, and the key that all heads
+    /// share, `(b, s, 1, rope)`, after their steps. Differentiable.
+    pub(super) fn stepped_latent(&self, q: Tensor, key: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
+        let places = Places { tokens, s_kv: key.dim(1)? };
+        let [mut q, mut key] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, key, places)?];
+        let scheme = self.config.position.scheme();
+        if scheme.rotates() {
+            let (d, rope) = (q.dim(3)?, key.dim(3)?);
+            let [rotated, of_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
+            (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, of_key);
+        }
+        Ok([self.run(0, Part::After, q, places)?, self.run(1, Part::After, key, places)?])
+    }
+
     /// Queries alone, over `s_kv` keys that are there already.
     pub(super) fn stepped_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
         let (scheme, places) = (self.config.position.scheme(), Places { tokens, s_kv });
@@ -200,7 +214,7 @@ impl MultiHeadAttention {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
             }
-            (Factor::LogPosition { .. }, _) => {
+            (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;
                 let (rows, positions) = places.tokens.of_last(s, places.s_kv)?;
                 let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();

@@ -27,6 +27,9 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         cache: Option<&mut KvCache>,
     ) -> Result<[Tensor; 3]> {
+        if let Some(latent) = self.qkv.latent() {
+            return self.transformed_latent(latent, inputs, prepared, dtype, options, cache);
+        }
         let PreparedCall { call, new_tokens, .. } = &*prepared;
         let xs = [inputs.query, inputs.key, inputs.value];
         let tokens = prepared.positions(options.grid, None);

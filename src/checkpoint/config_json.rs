@@ -70,6 +70,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("head_dim", config.resolved_head_dim()),
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
+    // Families with latent attention have keys of their own for the sizes of heads, and `head_dim` for something else.
+    let stated =
+        stated.into_iter().filter(|(key, _)| config.latent.is_none() || *key != "head_dim").collect::<Vec<_>>();
     let of_layer = |key: &str| match key {
         "head_dim" | "num_key_value_heads" => layer.head_size(key),
         _ => number(section, key),
@@ -113,7 +116,7 @@ fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>>
 
 /// The rows of the gate of the output, if there is one.
 fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfig) -> Result<Option<usize>> {
-    if layout.gate == GateNames::InQuery {
+    if matches!(layout.gate, GateNames::InQuery | GateNames::BeforeQuery) {
         return Ok(Some(config.num_attention_heads * config.resolved_value_head_dim()));
     }
     let gate = layout.gate_projection().filter(|names| source.contains(names.weight));

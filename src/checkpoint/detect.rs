@@ -11,7 +11,7 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
 };
 use crate::families::layouts::LAYOUTS;
 
@@ -48,7 +48,7 @@ impl Layout {
     /// shapes does not show a gate in the query projection.
     fn gate_matches(&self, source: &dyn WeightSource) -> bool {
         match self.gate {
-            GateNames::None | GateNames::Required(_) => true,
+            GateNames::None | GateNames::Required(_) | GateNames::BeforeQuery => true,
             GateNames::InQuery => self.query_holds_gate(source),
             GateNames::Optional(_) => !self.query_holds_gate(source),
         }
@@ -128,13 +128,15 @@ impl Layout {
         let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
         let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
         let ignored = |name: &str| step(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        // Whether it is needed depends on the call.
+        let indexer = |name: &str| matches!(self.qkv, QkvNames::Latent(_)) && below(INDEXER, name).is_some();
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
-        match names
-            .iter()
-            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_position(name) && !causal(name))
-        {
+        match names.iter().find(|name| {
+            let known = ignored(name) || of_position(name) || causal(name) || indexer(name);
+            !read.contains(&name.as_str()) && !known
+        }) {
             Some(name) => unsupported(name, "it is not part of the layout, and may change what the layer computes"),
             None => Ok(()),
         }

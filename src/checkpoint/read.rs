@@ -7,12 +7,13 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole,
-    QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation,
+    PATCH_BIAS, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
+use crate::ops::LatentSizes;
 use crate::position::Presence;
 use crate::weights::{
-    AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
 };
 
 impl AttentionWeights {
@@ -26,8 +27,15 @@ impl AttentionWeights {
         config.validate()?;
         let layout = detect(source)?;
         let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
-        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared };
-        let qkv = reader.qkv()?;
+        let latent_is_set = config.latent.is_some();
+        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
+        let (qkv, gate) = match (layout.gate, layout.qkv) {
+            (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
+            (_, QkvNames::Latent(names)) => {
+                (QkvWeights::Latent(Box::new(reader.latent(names, config)?)), reader.gate(config)?)
+            }
+            (_, names) => (reader.qkv(names)?, reader.gate(config)?),
+        };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
@@ -35,7 +43,7 @@ impl AttentionWeights {
         let weights = Self {
             qkv,
             o,
-            gate: reader.gate(config)?,
+            gate,
             context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
@@ -92,15 +100,20 @@ struct Reader<'a> {
     sizes: Sizes,
     /// Whether keys and values are those of another layer.
     is_shared: bool,
+    latent_is_set: bool,
 }
 
 impl Reader<'_> {
-    fn qkv(&self) -> Result<QkvWeights> {
+    fn qkv(&self, names: QkvNames) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
+        if self.latent_is_set {
+            return Err(self.no_latents("none"));
+        }
         let rows = self.sizes.rows();
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
-        Ok(match self.layout.qkv {
+        Ok(match names {
+            QkvNames::Latent(_) => return Err(self.no_latents("set")),
             // Gemma 3n's files hold keys and values for all layers, which its model does not read.
             QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
@@ -159,6 +172,41 @@ impl Reader<'_> {
         })
     }
 
+    /// The error for a configuration of latent attention beside other projections, or the other way round.
+    fn no_latents(&self, allowed: &str) -> Error {
+        let found = if allowed == "set" { "none" } else { "set" };
+        let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+        Error::config("latent", found, allowed)
+    }
+
+    /// The projections of latent attention.
+    fn latent(&self, names: &LatentNames, config: &AttentionConfig) -> Result<LatentWeights> {
+        let latent = config.latent.as_ref().ok_or_else(|| self.no_latents("set"))?;
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = latent.sizes(config);
+        let rows = |dim: usize| Rows { heads: 1, dim };
+        let norm = |name: &str, size: usize| Ok::<_, Error>(NormWeights::new(self.source.get(name, &[size])?, None));
+        let q_a = match (names.q_a, q_rank) {
+            (Some((linear, name)), Some(rank)) => {
+                Some((self.linear(linear, rows(rank), q_in, true)?, norm(name, rank)?))
+            }
+            (None, None) => None,
+            (stored, _) => {
+                let [found, allowed] = if stored.is_some() { ["none", "set"] } else { ["set", "none"] };
+                let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+                return Err(Error::config("q_lora_rank", found, allowed));
+            }
+        };
+        let of_indexer = format!("{INDEXER}.wk.weight");
+        if latent.index_topk.is_none() && self.source.contains(&of_indexer) {
+            let allowed = format!("set: the checkpoint holds `{}`", self.source.full_name(&of_indexer));
+            return Err(Error::config("index_topk", "none", allowed));
+        }
+        let q = self.linear(names.q, Rows { heads, dim: nope + rope }, q_rank.unwrap_or(q_in), true)?;
+        let kv_a = self.linear(names.kv_a, rows(rank + rope), kv_in, true)?;
+        let kv_b = self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true)?;
+        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, rank)?, kv_b))
+    }
+
     /// The width of the one input of a fused projection.
     fn one_input(&self) -> Result<usize> {
         let [q, k, v] = self.sizes.inputs;
@@ -199,6 +247,21 @@ impl Reader<'_> {
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
         let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    }
+
+    /// Reads a fused projection with the gate before the queries, keys and values.
+    fn gate_and_qkv(
+        &self,
+        config: &AttentionConfig,
+        names: LinearNames,
+    ) -> Result<(QkvWeights, Option<LinearWeights>)> {
+        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+            let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+        }
+        let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
+        let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
+        Ok((QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?)))
     }
 
     /// Reads the projection of the gate if there is one, whose formula comes from the configuration.

@@ -9,12 +9,12 @@ use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, FACTORS, GateNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
+    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
 };
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
 use crate::tensor::same_elements;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
+use crate::weights::{AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -25,18 +25,31 @@ impl AttentionWeights {
     /// sizes that its families do not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
         let writer = Writer { config, layout };
+        if let (QkvWeights::Latent(latent), QkvNames::Latent(names)) = (&self.qkv, layout.qkv) {
+            return writer.latent(self, latent, names);
+        }
+        if matches!(self.qkv, QkvWeights::Latent(_)) {
+            return Err(writer.cannot("latent attention", "deepseek or deepseek-lite, whose families have it"));
+        }
         let [mut q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
-        if let Some(gate) = writer.gate(self, &q)? {
-            match layout.gate_projection() {
-                Some(names) => writer.put(&mut tensors, names, &gate, None)?,
-                None => q = q.with_gate(&gate, h)?,
+        let gate = writer.gate(self, &q)?;
+        if let Some(gate) = &gate {
+            match layout.gate {
+                GateNames::Optional(names) | GateNames::Required(names) => {
+                    writer.put(&mut tensors, names, gate, None)?;
+                }
+                GateNames::InQuery => q = q.with_gate(gate, h)?,
+                GateNames::BeforeQuery | GateNames::None => {}
             }
         }
         match layout.qkv {
+            QkvNames::Latent(_) => {
+                return Err(writer.cannot("separate keys and values", "one whose families have them"));
+            }
             QkvNames::Split(names) => {
                 let query_rows = q.weight.dim(0)?.checked_div(h).unwrap_or(d);
                 let parts = [(&q, [h, query_rows]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
@@ -56,7 +69,12 @@ impl AttentionWeights {
             }
             QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
-                writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
+                let fused = LinearWeights::fuse([&q, &k, &v], order, h_kv)?;
+                let fused = match &gate {
+                    Some(gate) => LinearWeights::concat(&[gate, &fused])?,
+                    None => fused,
+                };
+                writer.put(&mut tensors, names, &fused, None)?;
             }
             QkvNames::FusedSplitBias(weight, biases, order) => {
                 tensors.insert(weight.to_string(), LinearWeights::fuse([&q, &k, &v], order, h_kv)?.weight);
@@ -156,6 +174,42 @@ impl Writer<'_> {
         Error::value(format!("the layout for {what}"), found, why)
     }
 
+    /// The tensors of latent attention.
+    fn latent(
+        &self,
+        weights: &AttentionWeights,
+        latent: &LatentWeights,
+        names: &LatentNames,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let mut tensors = BTreeMap::new();
+        let norm =
+            |to: &mut BTreeMap<_, _>, name: &str, norm: &NormWeights| to.insert(name.to_string(), norm.weight.clone());
+        match (&latent.q_a, names.q_a) {
+            (Some((q_a, weights)), Some((names, of_norm))) => {
+                self.put(&mut tensors, names, q_a, None)?;
+                norm(&mut tensors, of_norm, weights);
+            }
+            (None, None) => {}
+            (Some(_), None) => {
+                return Err(self.cannot("two projections of queries", "deepseek, whose families have them"));
+            }
+            (None, Some(_)) => {
+                return Err(self.cannot("one projection of queries", "deepseek-lite, whose families have it"));
+            }
+        }
+        self.put(&mut tensors, names.q, &latent.q, None)?;
+        self.put(&mut tensors, names.kv_a, &latent.kv_a, None)?;
+        norm(&mut tensors, names.kv_a_norm, &latent.kv_a_norm);
+        self.put(&mut tensors, names.kv_b, &latent.kv_b, None)?;
+        if let (Some(gate), Some(names)) = (self.gate(weights, &latent.q)?, self.layout.gate_projection()) {
+            self.put(&mut tensors, names, &gate, None)?;
+        }
+        self.put_output(&mut tensors, &weights.o)?;
+        self.check_rest(weights)?;
+        weights.put_rest(self.layout, &mut tensors)?;
+        Ok(tensors)
+    }
+
     fn rows(&self) -> [usize; 3] {
         let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
         [
@@ -171,13 +225,13 @@ impl Writer<'_> {
         let gate = weights.gate.clone().or(stored);
         match (self.layout.gate, &gate) {
             (GateNames::None, Some(_)) => Err(self.cannot("a gate of the output", "one whose families have it")),
-            (GateNames::Required(_) | GateNames::InQuery, None) => {
+            (GateNames::Required(_) | GateNames::InQuery | GateNames::BeforeQuery, None) => {
                 Err(self.cannot("a layer without a gate", "one whose families have none"))
             }
-            (GateNames::InQuery, Some(gate))
+            (GateNames::InQuery | GateNames::BeforeQuery, Some(gate))
                 if gate.weight.dims() != q.weight.dims() || gate.bias.is_some() != q.bias.is_some() =>
             {
-                let why = "one that keeps it apart: here it has the shape and the bias of the query projection";
+                let why = "one that keeps it apart: here it has the shape of the query projection, and a bias if that has one";
                 Err(self.cannot("a gate of the output", why))
             }
             (GateNames::Required(names), Some(LinearWeights { weight, bias })) if names.bias_apart() => {
@@ -223,6 +277,12 @@ impl Writer<'_> {
             }
             _ => {}
         }
+        self.check_rest(weights)
+    }
+
+    /// Checks what is beside the projections.
+    fn check_rest(&self, weights: &AttentionWeights) -> Result<()> {
+        let (layout, config) = (self.layout, self.config);
         let [of_q, of_k, of_v] = &weights.steps;
         let own = layout.name == LAYOUTS[0].name;
         if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {

@@ -61,6 +61,13 @@ pub enum Factor {
         /// Added to each position.
         offset: usize,
     },
+    /// `(1 + (position + 1) / length)^exponent` for each token (Beam), of the same positions.
+    PowerPosition {
+        /// The growth; finite.
+        exponent: f64,
+        /// The length of training, at least 1.
+        length: usize,
+    },
     /// `softplus(w) · scale` with a learned `w` for each element of a head (`per_dim_scale` in TimesFM).
     Softplus {
         /// The factor on all elements, of magnitude up to 1e15.
@@ -145,7 +152,10 @@ impl Steps {
 
     /// Whether a factor follows the positions of the tokens.
     pub(crate) fn follow_positions(&self) -> bool {
-        self.sides().into_iter().flatten().any(|step| matches!(step, Step::Factor(Factor::LogPosition { .. })))
+        self.sides()
+            .into_iter()
+            .flatten()
+            .any(|step| matches!(step, Step::Factor(Factor::LogPosition { .. } | Factor::PowerPosition { .. })))
     }
 
     /// Whether a side has any step but the rotation.
@@ -193,6 +203,15 @@ impl Step {
                     None => Ok(()),
                 }
             }
+            Self::Factor(Factor::PowerPosition { exponent, length }) => {
+                if !(exponent as f32).is_finite() {
+                    return Err(Error::value(field("exponent"), exponent, "a finite number"));
+                }
+                match length {
+                    0 => Err(Error::value(field("length"), length, "at least 1")),
+                    _ => Ok(()),
+                }
+            }
             Self::Factor(Factor::LogPosition { beta, length, offset }) => {
                 if !(beta as f32).is_finite() {
                     return Err(Error::value(field("beta"), beta, "a finite number"));
@@ -217,6 +236,7 @@ impl Factor {
             Self::LogPosition { beta, length, offset } => {
                 1.0 + beta * (1.0 + (position.saturating_add(offset) / length) as f64).ln()
             }
+            Self::PowerPosition { exponent, length } => (1.0 + (position as f64 + 1.0) / length as f64).powf(exponent),
             Self::Softplus { .. } => 1.0,
         }
     }

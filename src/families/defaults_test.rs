@@ -28,7 +28,7 @@ fn defaults_are_those_of_the_config_classes() {
     let mut checked = 0;
     for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
-            if let Some(values) = held.get(*model_type) {
+            if let Some(values) = held.get(*model_type).filter(|_| family.states.is_empty()) {
                 check(family, model_type, values);
                 checked += 1;
             }

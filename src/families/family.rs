@@ -51,8 +51,12 @@ pub(crate) struct Family {
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
+    /// What the family does with latents, if its keys and values are made of them.
+    pub latent: Option<LatentRow>,
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must state, because the config class computes what files leave out.
+    pub states: &'static [&'static str],
     /// Keys that the configuration must not set, each with what it sets.
     pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
@@ -103,7 +107,9 @@ pub(crate) const BASE: Family = Family {
     head_sizes: HeadSizes::Same,
     chunks: None,
     defaults: &[],
+    latent: None,
     stages: false,
+    states: &[],
     refuses: &[],
     needs: &[],
     unsupported_parts: &[],
@@ -271,6 +277,8 @@ pub(crate) enum RotaryLayers {
     NoRopeLayers,
     /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
     OwnTheta,
+    /// All but those whose entry in `layer_rope_theta` is 0 (Muse): the base of the others is `rope_theta`.
+    NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
@@ -300,6 +308,19 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+}
+
+/// Latent attention of a family; its sizes are those of the weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LatentRow {
+    /// What the norms of latents add to the mean square; `None`: the key `rms_norm_eps`.
+    pub eps: Option<f64>,
+    /// Whether normalized latents are multiplied by `(hidden_size / rank)^0.5` (LongCat).
+    pub scaled: bool,
+    /// Whether an indexer chooses the keys, at most as many as the key `index_topk` states (DeepSeek-V3.2).
+    pub indexed: bool,
+    /// Whether `partial_rotary_factor` states the rotated share of a whole query head (Mistral 4).
+    pub states_share: bool,
 }
 
 /// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
@@ -342,6 +363,8 @@ pub(crate) enum QueryFactor {
     /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning` is
     /// set (Llama 4).
     Llama4,
+    /// `(1 + (position + 1) / 2048)^0.1` in layers that are not rotated (Beam).
+    Beam,
 }
 
 /// How the sizes of heads differ between layers.
@@ -373,6 +396,8 @@ pub(crate) enum Scale {
     Mpt,
     /// Divided by the number of terms (DeBERTa).
     Disentangled,
+    /// `head_dim^-0.5` times the square of the factor that `mscale_all_dim` of the rotation states (DeepSeek).
+    Mscale,
     /// As the keys `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` have it (GPT-2).
     Gpt2,
 }

@@ -3,8 +3,8 @@
 use crate::config::{GateActivation, NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, Mrope, OWN, ROTARY, RotaryLayers, RotaryRow,
-    Scale, WindowLayers,
+    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, Mrope, OWN, QueryFactor, ROTARY, RotaryLayers,
+    RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
 };
 
 const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
@@ -21,6 +21,21 @@ const QWEN3_NEXT: Family = Family {
     qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
     positions: LayerPositions::Rotary(RotaryRow { share: Some(0.25), ..ROTARY }),
     unsupported_parts: DELTA,
+    ..LLAMA
+};
+
+/// Muse, whose norms of queries and keys have no weight.
+const MUSE: Family = Family {
+    states: &["layer_types", "layer_rope_theta"],
+    gate: SIGMOID,
+    steps: StepsRow {
+        weightless_norm: WeightlessNorm::Always,
+        query_factor: QueryFactor::Key("qk_scale_factor"),
+        ..BASE.steps
+    },
+    window: windows(WindowLayers::Listed),
+    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, ..ROTARY }),
+    defaults: &[("qk_scale_factor", 3.87), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
     ..LLAMA
 };
 
@@ -41,6 +56,7 @@ pub(crate) const GATED: &[Family] = &[
     },
     Family {
         model_types: &["hrm_text"],
+        layouts: &["hrm"],
         gate: SIGMOID,
         note: Some("causal: with `token_type_ids`, tokens of the model's prompt see one another"),
         ..LLAMA
@@ -61,6 +77,64 @@ pub(crate) const GATED: &[Family] = &[
         }),
         defaults: &[("sliding_window", 512.0)],
         ..QWEN3
+    },
+    Family {
+        model_types: &["lfm3"],
+        layouts: &["g-proj", "candle-attention"],
+        reads: &["proportional"],
+        states: &["layer_types"],
+        gate: Some(GateRow { activation: GateActivation::Sigmoid, switch: Some(("use_attention_gate", true)) }),
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            theta: 1_000_000.0,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 256.0), ("norm_eps", 1e-5)],
+        ..QWEN3
+    },
+    // A gate per head alone: the model of a configuration with one per element fails.
+    Family {
+        model_types: &["step3p5"],
+        layouts: &["g-proj"],
+        reads: &["gating", "per_layer_config"],
+        gate: SIGMOID,
+        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+        scale: Scale::QueryPreAttnScalar,
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            share: Some(1.0),
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["beam"],
+        layouts: &["beam"],
+        states: &["layer_types"],
+        gate: SIGMOID,
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::Windowed,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        steps: StepsRow { query_factor: QueryFactor::Beam, ..BASE.steps },
+        defaults: &[("sliding_window", 512.0)],
+        ..QWEN3
+    },
+    Family { model_types: &["muse_glimmer_text"], ..MUSE },
+    Family {
+        model_types: &["muse_spark_text"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
+        context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::Head, weighted: false }),
+        defaults: &[("qk_scale_factor", 5.473_006_486_387_5), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
+        ..MUSE
     },
     Family {
         model_types: &["bitnet"],

@@ -18,8 +18,8 @@ const QK_NORM: &str = "norms of queries and keys";
 const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
-const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const GATE: &str = "a gate of the output";
+const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -40,6 +40,7 @@ const KEYS: &[(&str, &str)] = &[
     ("rotary_scaling_factor", ROTARY_OF_FAMILY),
     ("rotary_emb_scale_base", ROTARY_OF_FAMILY),
     ("use_rot_pos_emb", ROTARY_OF_FAMILY),
+    ("rope_interleave", ROTARY_OF_FAMILY),
     ("alibi", "ALiBi positions"),
     ("relative_attention", BIAS),
     ("relative_attention_num_buckets", BIAS),
@@ -52,6 +53,7 @@ const KEYS: &[(&str, &str)] = &[
     ("local_attention", WINDOW),
     ("attention_window", WINDOW),
     ("attention_chunk_size", "attention inside chunks"),
+    ("index_topk", "keys that an indexer chooses"),
     ("attn_logit_softcapping", "a cap on the scores"),
     ("clip_qkv", "a limit on queries, keys and values"),
     ("query_pre_attn_scalar", SCALE),
@@ -110,8 +112,15 @@ const NUMBERS: &[&str] = &[
     "clip_qkv",
 ];
 /// Keys that are true or false.
-const FLAGS: &[&str] =
-    &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention", "attention_k_eq_v"];
+const FLAGS: &[&str] = &[
+    "rope_interleave",
+    "is_causal",
+    "is_decoder",
+    "use_sliding_window",
+    "alibi",
+    "relative_attention",
+    "attention_k_eq_v",
+];
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
@@ -158,6 +167,15 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
             Some(_) => {}
         }
     }
+    for key in family.states {
+        if section.get(key).is_none_or(Value::is_null) {
+            return Err(Error::config(
+                *key,
+                "absent",
+                format!("stated: `{model_type}` has no default that is a number"),
+            ));
+        }
+    }
     for (key, what) in family.refuses {
         if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
             return refused(key, value, what);
@@ -187,7 +205,9 @@ impl Family {
                 Some(ROTARY) if key == "rotary_dim" => row.rotary_dim,
                 Some(ROTARY) => true,
                 Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
-                Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
+                Some(ROTARY_PER_LAYER) => {
+                    matches!(row.layers, RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta)
+                }
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
@@ -206,7 +226,7 @@ impl Family {
             Scale::AttentionMultiplier => key == "attention_multiplier",
             Scale::KeyMultiplier => key == "key_multiplier",
             Scale::Gpt2 => key == "scale_attn_by_inverse_layer_idx",
-            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled => false,
+            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled | Scale::Mscale => false,
         };
         by_positions
             || by_scale
@@ -222,6 +242,7 @@ impl Family {
             || (self.window.layers != WindowLayers::None && key == self.window.key)
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
+            || (key == "index_topk" && self.latent.is_some_and(|row| row.indexed))
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")

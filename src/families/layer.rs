@@ -30,7 +30,8 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 }
 
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+const CROSS: [&str; 6] =
+    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "x_attn"];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy, Default)]
@@ -119,6 +120,10 @@ impl<'a> Layer<'a> {
         // An encoder alone needs no prefix to tell which it is.
         let alone: &[&str] =
             if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -156,6 +161,9 @@ impl<'a> Layer<'a> {
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
         let d = config.resolved_head_dim();
+        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
+            config.latent = Some(self.latent(&row, latent, &config)?);
+        }
         config.scale = self.scale(d)?;
         if self.family.softcap {
             config.softcap = self.float("attn_logit_softcapping");
@@ -165,9 +173,11 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
-        config.context_norm = self.context_norm(contents.context_norm)?;
+        if !self.cross || contents.context_norm {
+            config.context_norm = self.context_norm(contents.context_norm)?;
+        }
         if !self.cross {
-            config.position = self.position(d, contents)?;
+            config.position = self.position(config.sizes().head_dim, contents)?;
         }
         config.key_value_source = self.key_value_source(config.key_value_source)?;
         config.steps = self.steps(contents.norms, config.key_value_source, d)?;
@@ -194,6 +204,7 @@ impl<'a> Layer<'a> {
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
                 let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
                 let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
@@ -210,15 +221,11 @@ impl<'a> Layer<'a> {
         Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    /// What norms add to the variance.
-    pub(super) fn stated_eps(&self) -> f64 {
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6)
-    }
-
     /// What norms of queries, keys and values add to the variance.
     pub(super) fn norm_eps(&self) -> f64 {
-        self.family.qk_norm_eps.unwrap_or_else(|| self.stated_eps())
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
     }
 
     pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {

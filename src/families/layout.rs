@@ -49,6 +49,19 @@ pub(crate) enum QkvNames {
     KeysAsValues([LinearNames; 2]),
     /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
     Query(LinearNames),
+    /// The projections of latent attention.
+    Latent(&'static LatentNames),
+}
+
+/// The tensors of latent attention ([`LatentWeights`](crate::weights::LatentWeights)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LatentNames {
+    /// The first projection of the queries and its norm, if they have two projections.
+    pub q_a: Option<(LinearNames, &'static str)>,
+    pub q: LinearNames,
+    pub kv_a: LinearNames,
+    pub kv_a_norm: &'static str,
+    pub kv_b: LinearNames,
 }
 
 /// The tensors that hold the gate of the output.
@@ -63,6 +76,8 @@ pub(crate) enum GateNames {
     Required(LinearNames),
     /// The query projection: per head the rows of its query, then those of its gate. No name shows it, but the shape.
     InQuery,
+    /// The fused projection, before the queries (HRM).
+    BeforeQuery,
 }
 
 /// What a weight of a position scheme is for.
@@ -152,6 +167,10 @@ impl Layout {
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
             QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
+                let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
+                [q.weight, kv_a.weight, kv_a_norm, kv_b.weight].into_iter().chain(q_a).collect()
+            }
         };
         names.push(self.o.weight);
         names.extend(self.requires);
@@ -169,6 +188,9 @@ impl Layout {
             QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
             // The query's stands for those that there are not.
             QkvNames::Query(q) => [q.bias; 3],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
+                [q_a.map_or(q.bias, |(linear, _)| linear.bias), kv_a.bias, kv_a.bias]
+            }
         };
         [q, k, v, self.o.bias]
     }
@@ -177,7 +199,7 @@ impl Layout {
     pub(crate) fn gate_projection(&self) -> Option<LinearNames> {
         match self.gate {
             GateNames::Optional(names) | GateNames::Required(names) => Some(names),
-            GateNames::None | GateNames::InQuery => None,
+            GateNames::None | GateNames::InQuery | GateNames::BeforeQuery => None,
         }
     }
 
@@ -215,6 +237,8 @@ pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 pub(crate) const SCORE: &str = "score.weight";
 /// A score per head that takes part in the softmax without a value, `(h)`: GPT-OSS's name and MiMo's.
 pub(crate) const SINKS: [&str; 2] = ["sinks", "attention_sink_bias"];
+/// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
+pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
     ["q_norm", "k_norm"],

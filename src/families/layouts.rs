@@ -1,8 +1,9 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
+use crate::families::layout::QkvNames;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS, SINKS};
-use crate::families::layout::{GateNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -47,6 +48,15 @@ const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
+/// Latent attention with queries of low rank, too.
+const DEEPSEEK: LatentNames = LatentNames {
+    q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
+    q: linear!("q_b_proj"),
+    kv_a: linear!("kv_a_proj_with_mqa"),
+    kv_a_norm: "kv_a_layernorm.weight",
+    kv_b: linear!("kv_b_proj"),
+};
+
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
 }
@@ -90,10 +100,10 @@ const BASE: Layout = Layout {
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet", biases: &[],
-        gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
         grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
-        excludes: &["query_layernorm.weight", "g_proj.weight", "gate_bias", SINKS[1]], ..BASE },
+        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
         sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
@@ -163,6 +173,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
+    Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
+        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
@@ -207,6 +219,12 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
+    Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
+        sinks: Some(SINKS[0]), ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
+        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
+        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

@@ -15,6 +15,7 @@ mod family;
 mod gated;
 mod heads;
 mod keys;
+mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;

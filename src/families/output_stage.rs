@@ -52,7 +52,7 @@ impl Layer<'_> {
                 Err(Error::value(what, found, format!("{expected}, as `{}` has it", self.model_type)))
             }
             row => Ok(row.map(|ContextNormRow { kind, over, weighted }| {
-                HeadNorm::new(kind, over, self.stated_eps()).with_weighted(weighted)
+                HeadNorm::new(kind, over, self.norm_eps()).with_weighted(weighted)
             })),
         }
     }

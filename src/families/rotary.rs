@@ -40,6 +40,7 @@ impl Layer<'_> {
             return Err(Error::config("partial_rotary_factor", beside, allowed));
         }
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
+        let share = share.filter(|share| !self.is_share_of_latent(*share, d));
         let proportional = stated.and_then(|stated| stated.get("rope_type").or(stated.get("type")));
         let proportional = proportional.and_then(Value::as_str) == Some("proportional");
         if proportional && !self.family.reads.contains(&"proportional") {
@@ -55,7 +56,8 @@ impl Layer<'_> {
         let share = row.share.map(|default| share.unwrap_or(default));
         let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
         let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
-        let interleaved = row.interleaved || self.flag("rotary_emb_interleaved") == Some(true);
+        let interleaved = self.flag("rope_interleave").unwrap_or(row.interleaved);
+        let interleaved = interleaved || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
         // HunYuan's factor on the base, whatever the length.
         let alpha = of("alpha").filter(|alpha| *alpha != 0.0 && self.family.reads.contains(&"alpha"));
@@ -87,7 +89,7 @@ impl Layer<'_> {
     }
 
     /// What the configuration states about the rotation of this layer, and whether it does so per kind of layer.
-    fn stated_rotation(&self, row: &RotaryRow) -> Result<(Option<&Value>, bool)> {
+    pub(super) fn stated_rotation(&self, row: &RotaryRow) -> Result<(Option<&Value>, bool)> {
         const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
         let held = |key: &str| {
             let empty = |value: &Value| value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty);

@@ -59,6 +59,10 @@ impl Layer<'_> {
         Ok(match self.family.steps.query_factor {
             QueryFactor::None => None,
             QueryFactor::Key(key) => Some(Factor::Constant(required(key, self.float(key))?)),
+            QueryFactor::Beam if self.position(d, &Default::default())?.is_none() => {
+                Some(Factor::PowerPosition { exponent: 0.1, length: 2048 })
+            }
+            QueryFactor::Beam => None,
             QueryFactor::Softplus => Some(Factor::Softplus { scale: std::f64::consts::LOG2_E / (d as f64).sqrt() }),
             QueryFactor::RopeBeta => {
                 let stated = |key: &str| {

@@ -9,15 +9,9 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
-    unsupported(
-        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
-          "minicpm3", "mistral4", "youtu"],
-        "keys and values of low rank (multi-head latent attention)",
-    ),
-    unsupported(
-        &["lfm3", "step3p5", "beam"],
-        "a gate on the output of each head",
-    ),
+    unsupported(&["axk2"], "queries and gates of normalized and other latents together"),
+    unsupported(&["dots3_note_text"], "a norm of the rotated key, and sizes of latents per layer"),
+    unsupported(&["mistral_large4_text"], "latents of another layer, and a learned factor on the queries"),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),

@@ -101,7 +101,7 @@ impl<'a> Layer<'a> {
                     interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
                 }
             },
-            RotaryLayers::OwnTheta => {
+            RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta => {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),

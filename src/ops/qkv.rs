@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use candle_attention_kernels::{Isa, PackedWeights};
 use candle_core::{D, DType, Tensor, TensorId};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::latent::{Latent, LatentSizes};
 use crate::ops::linear::{Linear, empty};
 use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
 use crate::tensor::ShareWeights;
@@ -38,6 +39,8 @@ enum Weights {
         has_bias: Vec<bool>,
         like: Tensor,
     },
+    /// Those of latent attention, which has no separate projections of keys and values.
+    Latent(Box<Latent>),
 }
 
 #[derive(Debug, Clone)]
@@ -100,6 +103,30 @@ impl Qkv {
         Ok(Self { weights, packed: Arc::default(), id, rows, h_kv })
     }
 
+    /// The projections of latent attention.
+    pub(crate) fn of_latents(
+        weights: QkvWeights,
+        sizes: LatentSizes,
+        gate: (Option<LinearWeights>, usize),
+    ) -> Result<Self> {
+        let QkvWeights::Latent(weights) = weights else {
+            return Err(Error::config("latent", "set", "none: the weights are those of queries, keys and values"));
+        };
+        let (gate, gate_rows) = gate;
+        let gate = gate.map(|gate| Linear::new(NAMES[GATE], gate, gate_rows, sizes.inputs[0])).transpose()?;
+        let latent = Latent::new(*weights, sizes, gate)?;
+        let (id, weights) = (latent.id(), Weights::Latent(Box::new(latent)));
+        Ok(Self { weights, packed: Arc::default(), id, rows: [0; 4], h_kv: sizes.heads })
+    }
+
+    /// The projections of latent attention, if the layer has them: then nothing else of a call's projections applies.
+    pub(crate) fn latent(&self) -> Option<&Latent> {
+        match &self.weights {
+            Weights::Latent(latent) => Some(latent),
+            _ => None,
+        }
+    }
+
     /// Whether there is a projection of the gate.
     pub(crate) fn has_gate(&self) -> bool {
         self.parts() > GATE
@@ -110,6 +137,7 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.parts.len(),
             Weights::Packed { has_bias, .. } => has_bias.len(),
+            Weights::Latent(latent) => GATE + usize::from(latent.gate().is_some()),
         }
     }
 
@@ -118,6 +146,7 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.parts[0].like(),
             Weights::Packed { like, .. } => like,
+            Weights::Latent(latent) => latent.like(),
         }
     }
 
@@ -131,12 +160,17 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.unordered.is_some() || layers.parts.iter().any(Linear::tracks_gradient),
             Weights::Packed { .. } => false,
+            Weights::Latent(latent) => latent.tracks_gradient(),
         }
     }
 
     /// Whether queries, keys and values of one input can come from one product with packed weights.
     pub(crate) fn can_pack(&self) -> bool {
-        let Weights::Layers(layers) = &self.weights else { return true };
+        let layers = match &self.weights {
+            Weights::Layers(layers) => layers,
+            Weights::Packed { .. } => return true,
+            Weights::Latent(_) => return false,
+        };
         let input = layers.parts[0].in_features();
         layers.parts.iter().all(|part| part.can_pack() && part.in_features() == input)
     }
@@ -147,7 +181,11 @@ impl Qkv {
         if in_one {
             self.packed()?;
         }
-        let Weights::Layers(layers) = &mut self.weights else { return Ok(()) };
+        let layers = match &mut self.weights {
+            Weights::Layers(layers) => layers,
+            Weights::Packed { .. } => return Ok(()),
+            Weights::Latent(latent) => return latent.pack(),
+        };
         if !in_one {
             return layers.parts.iter_mut().try_for_each(Linear::pack);
         }
@@ -161,6 +199,7 @@ impl Qkv {
         let parts = match &self.weights {
             Weights::Layers(layers) => &layers.parts[..],
             Weights::Packed { .. } => &[],
+            Weights::Latent(latent) => return latent.is_packed(),
         };
         self.packed.get().is_some() || parts.iter().any(Linear::is_packed)
     }
@@ -181,6 +220,7 @@ impl Qkv {
         let can_pack = match &self.weights {
             Weights::Layers(layers) => layers.parts.iter().all(Linear::can_pack),
             Weights::Packed { .. } => true,
+            Weights::Latent(_) => false,
         };
         Ok(can_pack && self.like().dtype() == DType::BF16 && Isa::detect()?.has_bf16_dot())
     }
@@ -215,15 +255,22 @@ impl Qkv {
         if let Some(ordered) = self.reordered()? {
             return ordered.weights();
         }
+        if let Some(latent) = self.latent() {
+            return Ok(QkvWeights::Latent(Box::new(latent.weights()?)));
+        }
         Ok(QkvWeights::Split(Box::new([self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?])))
     }
 
-    /// The weights of keys and values.
-    pub(crate) fn key_value_weights(&self) -> Result<[LinearWeights; 2]> {
-        match self.reordered()? {
-            Some(ordered) => ordered.key_value_weights(),
-            None => Ok([self.part_weights(1)?, self.part_weights(2)?]),
+    /// The weights that the contents of a cache are made with: those of keys and values, or of latents.
+    pub(crate) fn cached_weights(&self) -> Result<Vec<Tensor>> {
+        if let Some(ordered) = self.reordered()? {
+            return ordered.cached_weights();
         }
+        if let Some(latent) = self.latent() {
+            return latent.latent_weights();
+        }
+        let parts = [self.part_weights(1)?, self.part_weights(2)?];
+        Ok(parts.into_iter().flat_map(|LinearWeights { weight, bias }| [Some(weight), bias]).flatten().collect())
     }
 
     /// The queries alone, as [`forward`](Self::forward) gives them.
@@ -263,6 +310,7 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.parts.get(GATE).is_some_and(Linear::has_bias),
             Weights::Packed { has_bias, .. } => has_bias.get(GATE) == Some(&true),
+            Weights::Latent(latent) => latent.gate().is_some_and(Linear::has_bias),
         }
     }
 
@@ -285,6 +333,7 @@ impl Qkv {
                 Linear::new(NAMES[i], self.part_weights(i)?, self.rows[i], self.packed()?.in_features())?
                     .forward(xs, dtype)
             }
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward(xs, dtype),
         }
     }
 
@@ -293,6 +342,7 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.parts[i].weights(),
             Weights::Packed { has_bias, like } => unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype()),
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.weights(),
         }
     }
 
@@ -335,6 +385,9 @@ impl Qkv {
 
 impl ShareWeights for Qkv {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
+        if let (Weights::Latent(own), Weights::Latent(other)) = (&mut self.weights, &other.weights) {
+            return own.share_weights(other);
+        }
         if (self.rows, self.h_kv) != (other.rows, other.h_kv) || self.like().dtype() != other.like().dtype() {
             return Ok(());
         }
@@ -380,6 +433,12 @@ fn concat(parts: &[Linear; 3]) -> Result<Option<LinearWeights>> {
     LinearWeights::concat(&weights.each_ref()).map(Some)
 }
 
+/// The error of a caller that needs projections which latent attention does not have.
+fn of_latents() -> Error {
+    let expected = "separate ones: latent attention makes keys and values of latents";
+    Error::value("the projections of queries, keys and values", "those of latents", expected)
+}
+
 /// `(b, s, h · d)` → `(b, s, h, d)`.
 fn split_heads(ys: &Tensor, size: usize) -> Result<Tensor> {
     let (b, s, width) = ys.dims3()?;
@@ -394,7 +453,7 @@ mod tests {
     fn parts(qkv: &Qkv) -> &[Linear; 3] {
         match &qkv.weights {
             Weights::Layers(layers) => layers.parts.as_slice().try_into().unwrap(),
-            Weights::Packed { .. } => panic!("packed"),
+            _ => panic!("no layers"),
         }
     }
 

@@ -8,8 +8,10 @@ use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, KeyValueSource, NormOver};
 use crate::error::{Error, Result};
 use crate::tensor;
-use crate::tensor::Freeze;
-use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights};
+use crate::tensor::{Freeze, MapTensors};
+use crate::weights::{
+    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
 
 impl MultiHeadAttention {
     /// The layer without these heads, which count from 0: the same output as with a
@@ -97,7 +99,6 @@ impl Kept {
         let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
-        let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
             let mut dims = t.dims().to_vec();
             let size = dims[dim] / heads.max(1);
@@ -133,15 +134,21 @@ impl Kept {
             }
         }
         Ok(AttentionWeights {
-            qkv: match config.key_value_source {
-                KeyValueSource::KeysAsValues => {
-                    QkvWeights::KeysAsValues(Box::new([linear(&q, h, &self.q)?, linear(&k, h_kv, &self.kv)?]))
+            qkv: match &qkv {
+                // What is before the heads stays whole.
+                QkvWeights::Latent(latent) => QkvWeights::Latent(Box::new(LatentWeights {
+                    q: linear(&latent.q, h, &self.q)?,
+                    kv_b: linear(&latent.kv_b, h, &self.q)?,
+                    ..latent.map_tensors(&mut copy)?
+                })),
+                qkv => {
+                    let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
+                    let (q, k) = (linear(&q, h, &self.q)?, linear(&k, h_kv, &self.kv)?);
+                    match config.key_value_source {
+                        KeyValueSource::KeysAsValues => QkvWeights::KeysAsValues(Box::new([q, k])),
+                        _ => QkvWeights::Split(Box::new([q, k, linear(&v, h_kv, &self.kv)?])),
+                    }
                 }
-                _ => QkvWeights::Split(Box::new([
-                    linear(&q, h, &self.q)?,
-                    linear(&k, h_kv, &self.kv)?,
-                    linear(&v, h_kv, &self.kv)?,
-                ])),
             },
             o: LinearWeights {
                 weight: per_head(&o.weight, h, &self.q, 1)?,

@@ -19,6 +19,7 @@ LAYOUTS = [
     (["q_proj", "k_proj", "v_proj"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "dense"),
     (["qkv_proj"], "o_proj"),
+    (["gqkv_proj"], "o_proj"),
     (["Wqkv"], "Wo"),
     (["Wqkv"], "out_proj"),
     (["query_key_value"], "dense"),
@@ -28,6 +29,8 @@ LAYOUTS = [
     (["q", "kv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "projection_layer"),
     (["query", "key", "value"], "output"),
+    (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),

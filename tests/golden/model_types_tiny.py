@@ -17,7 +17,7 @@ SIZES = {
         mlp_dim vision_hidden_size text_hidden_size adapter_dim feed_forward_size expert_ffn_hidden_size
         dense_intermediate_size feature_size mlp_hidden_size hidden_sizes_ pooler_dim
         multimodal_projection_dim kv_dim cross_attention_hidden_size decoder_intermediate_size
-        encoder_intermediate_size reduction_dim perceiver_dim q_lora_rank kv_lora_rank fusion_hidden_size
+        encoder_intermediate_size reduction_dim perceiver_dim fusion_hidden_size
         backbone_hidden_size_ encoder_feedforward_dim decoder_feedforward_dim encoder_in_dim
         hidden_size_per_layer_input conv_channels intermediate_dim mlp_intermediate_size out_hidden_size
         attention_hidden_size text_embed_dim d_proj_ pooler_hidden_size mm_embed_dim
@@ -38,7 +38,7 @@ SIZES = {
                     "n_group topk_group num_expert_group expert_capacity".split(), 1),
     **dict.fromkeys("image_size img_size input_size vision_image_size".split(), 16),
     **dict.fromkeys("patch_size vision_patch_size".split(), 4),
-    **dict.fromkeys("kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv attention_head_dim "
+    **dict.fromkeys("kv_channels d_kv attention_head_dim "
                     "head_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim d_head "
                     "global_head_dim swa_head_dim dim_head".split(), 8),
     **dict.fromkeys("mamba_d_state mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads "
@@ -47,7 +47,10 @@ SIZES = {
                     "sliding_window_size".split(), 4),
     **dict.fromkeys("num_queries num_query_tokens query_tokens num_latents num_mel_bins n_mels "
                     "max_source_positions".split(), 8),
-    "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
+    # All of latent attention of another size.
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+    # More than the tokens of a text.
+    "index_topk": 16, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
     "mamba_expand": 2, "mamba_d_conv": 4, "num_frames": 2, "mamba_n_groups": 1, "n_groups": 1,
     "image_seq_length": 4, "num_image_tokens": 4, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 10, "num_channels": 3, "temporal_patch_size": 2, "type_vocab_size": 2,
@@ -183,6 +186,10 @@ def set_keys(d, changes):
 
 DELETE = object()
 
+# As DeepSeek states it, for shorter texts.
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 8}
+
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
@@ -197,6 +204,22 @@ CHANGES = {
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
+                    {"text_config.head_dim": 32}),
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
+               "mlp_layer_types": ["dense", "dense"]},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
+                "mlp_layer_types": ["dense", "dense"], "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 5},
+    "step3p7": {"text_config.layer_types": ["full_attention", "sliding_attention"], "text_config.sliding_window": 4,
+                "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
+    "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
+    "muse_spark": {"audio_config.patch_sizes": [4, 3], "audio_config.hidden_sizes": [16, 16],
+                   "audio_config.depths": [1, 1]},
+    "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
+    "deepseek_v3": {"rope_parameters": YARN},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10},
     # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
         "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,

@@ -34,6 +34,7 @@ mod hostile_sizes;
 mod inspect;
 #[cfg(unix)]
 mod kills;
+mod latent;
 mod layer;
 mod layouts;
 mod locks;

@@ -86,8 +86,11 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// A tensor has the wrong shape, dtype or device, or the layer has positions: those of the queries relative to
-    /// another sequence follow only from all of them.
+    /// another sequence follow only from all of them. So has latent attention, which is self-attention.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
+        if self.config.latent.is_some() {
+            return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
+        }
         self.check_own_keys()?;
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
