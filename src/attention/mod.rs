@@ -133,7 +133,7 @@ impl MultiHeadAttention {
         self.qkv.like().dtype()
     }
 
-    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It
+    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]). It
     /// shares the weights, packed ones included, and the caches of one are caches of the other.
     ///
     /// The mask of a call hides keys besides the layer's own. Where a call has to show more keys than that, give the
@@ -156,7 +156,7 @@ impl MultiHeadAttention {
     /// ```
     ///
     /// # Errors
-    /// The mask is not full, causal or a window.
+    /// The mask is not full, causal, a window or chunks.
     pub fn with_mask(&self, mask: AttentionMask) -> Result<Self> {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;

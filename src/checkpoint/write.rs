@@ -97,7 +97,10 @@ impl AttentionWeights {
         }
         writer.put_output(&mut tensors, &self.o)?;
         self.put_rest(layout, &mut tensors)?;
-        Ok(tensors)
+        match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
+            Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
+            None => Ok(tensors),
+        }
     }
 
     /// Adds the tensors other than projections.

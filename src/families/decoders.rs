@@ -119,7 +119,7 @@ const GEMMA3N: Family = Family {
 const GEMMA4: Family = Family {
     layouts: &["candle-attention", "keys-as-values", "shared-keys"],
     reads: &["proportional"],
-    causal: Causal::UnlessBidirectional,
+    causal: Causal::UnlessAllBidirectional,
     window: windows(WindowLayers::AllButLastOf6AndLast),
     positions: LayerPositions::Rotary(RotaryRow {
         theta: 1_000_000.0,
@@ -534,6 +534,16 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["gemma4_unified_text"],
         defaults: &[("sliding_window", 1024.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0)],
+        ..GEMMA4
+    },
+    // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.
+    Family {
+        model_types: &["diffusion_gemma_text"],
+        layouts: &["candle-attention", "keys-as-values"],
+        shares_keys: false,
+        keys_as_values: Some(""),
+        head_sizes: HeadSizes::Global { switch: None },
+        unsupported_parts: &[("decoder", "keys of the encoder's cache before their own")],
         ..GEMMA4
     },
     // An encoder, whose window is a radius.

@@ -165,9 +165,10 @@ pub(crate) enum Causal {
     /// Those whose prefix contains `decoder`, whatever `is_causal` states: the model has a causal mask of its own
     /// (FSMT).
     FixedDecoder,
-    /// All, unless `use_bidirectional_attention` is `true` (EmbeddingGemma is a Gemma 3 that sees both ways) or `all`
-    /// (Gemma 4).
+    /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,
+    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma 4).
+    UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.

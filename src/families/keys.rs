@@ -253,7 +253,8 @@ impl Family {
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")
-            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
+            || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
+                && key == "use_bidirectional_attention")
     }
 
     /// Whether `position_embedding_type` decides on rotation.

@@ -116,16 +116,19 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Whether a Gemma 3 sees both ways.
+    /// Whether a Gemma sees both ways.
     fn is_bidirectional(&self) -> Result<bool> {
         const KEY: &str = "use_bidirectional_attention";
-        match self.section.get(KEY).filter(|_| self.family.causal == Causal::UnlessBidirectional) {
+        let by_name = match self.family.causal {
+            Causal::UnlessBidirectional => false,
+            Causal::UnlessAllBidirectional => true,
+            _ => return Ok(false),
+        };
+        match self.section.get(KEY) {
             None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(bidirectional)) => Ok(*bidirectional),
-            // Tokens of an image see one another, which only a call can say.
-            Some(Value::String(of)) if of == "vision" => Ok(false),
-            Some(Value::String(of)) if of == "all" => Ok(true),
-            Some(other) => Err(Error::config(KEY, other, "true, false, \"all\" or \"vision\"")),
+            Some(Value::Bool(bidirectional)) if !by_name => Ok(*bidirectional),
+            Some(Value::String(of)) if by_name && ["vision", "all"].contains(&of.as_str()) => Ok(of == "all"),
+            Some(other) => Err(Error::config(KEY, other, if by_name { "all or vision" } else { "true or false" })),
         }
     }
 
@@ -138,7 +141,7 @@ impl<'a> Layer<'a> {
         let width = if self.has_window()? { Some(self.window_width()?) } else { None };
         let decoder = match self.family.causal {
             Causal::Never => false,
-            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
+            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
             Causal::IfDecoder => self.flag("is_decoder") == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),

@@ -353,6 +353,13 @@ CHANGES = {
     "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
                 "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
                 "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # Their own 512 would make scores so large that f32 has no five digits left.
+    **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
+    "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
+                             "top_k_experts": 1, "moe_intermediate_size": 16},
+    "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
+                        "text_config.num_experts": 2, "text_config.top_k_experts": 1,
+                        "text_config.moe_intermediate_size": 16},
     "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
     # Positions that change the factor on queries.
     "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
