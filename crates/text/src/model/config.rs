@@ -19,7 +19,8 @@ use crate::model::experts::ExpertsConfig;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
 /// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
-/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5.
+/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT, LFM2; the text model of EmbeddingGemma
+/// 2; and the encoders of T5, mT5 and UMT5.
 /// The keys are BERT's; the keys of other families are renamed to them. Positions and masks that belong to attention
 /// are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
@@ -28,8 +29,9 @@ use crate::model::experts::ExpertsConfig;
 pub struct TextModelConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
     /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own
-    /// code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`, `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or
-    /// `umt5`.
+    /// code), `deberta`, `deberta-v2`, `qwen3`, `bidirectional_pplx_qwen3` (pplx-embed), `qwen2`, `mistral`,
+    /// `llama`, `gemma3_text`, `embedding_gemma2_text` (also as the `text_config` of `embedding_gemma2`), `eurobert`,
+    /// `lfm2`, `lfm2_bidirectional`, `t5`, `mt5` or `umt5`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -123,6 +125,13 @@ fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// The whole number at a key of an object.
+fn own_number(keys: &Value, key: &'static str) -> Result<Option<usize>> {
+    let Some(value) = keys.get(key) else { return Ok(None) };
+    let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+    number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
 }
 
 impl TextModelConfig {
@@ -240,6 +249,11 @@ impl TextModelConfig {
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
+        // Layers of several sizes (EmbeddingGemma 2), as later versions of transformers write them.
+        if let Some(own) = self.keys.get("per_layer_config").and_then(|layers| layers.get(index.to_string())) {
+            config.head_dim = own_number(own, "head_dim")?.or(config.head_dim);
+            config.num_key_value_heads = own_number(own, "num_key_value_heads")?.or(config.num_key_value_heads);
+        }
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());
@@ -391,9 +405,7 @@ impl TextModelConfig {
 
     /// The whole number at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_number(&self, key: &'static str) -> Result<Option<usize>> {
-        let Some(value) = self.key(key) else { return Ok(None) };
-        let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
+        own_number(&self.keys, key)
     }
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).

@@ -1,12 +1,12 @@
 //! The third part of a block of EmbeddingGemma 2: an inner layer whose features are multiplied by a projection of the
 //! token's embedding.
 
-use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{MapTensors, ShareWeights};
 use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
 use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
 use candle_core::{Module, Tensor};
 
@@ -63,7 +63,7 @@ impl EmbeddingGate {
             if source.gives_own_tensors() {
                 linear.pack()?;
             }
-            Ok(linear)
+            Ok::<_, Error>(linear)
         };
         let read =
             |name: &str, out, input| linear(name, read_linear(&source.child(name), out, input, false)?, out, input);

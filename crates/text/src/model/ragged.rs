@@ -236,7 +236,8 @@ mod tests {
             "deberta_v2",
             "nomic_moe",
         ];
-        let decoders = ["qwen3", "mistral", "gemma3_text", "eurobert", "lfm2", "lfm2_bidirectional"];
+        let decoders =
+            ["qwen3", "mistral", "gemma3_text", "eurobert", "embedding_gemma2_text", "lfm2", "lfm2_bidirectional"];
         let encoders =
             encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
         for folder in encoders.chain([fixtures.join("tiny-bert")]) {
