@@ -357,6 +357,7 @@ impl MultiHeadAttention {
             None if !is_ragged => Route::Tensors(Plan::choose(&call, &sdpa_options)?),
             None => {
                 let on_tensors = config.position.scheme().ragged_support().on_tensors();
+                let on_tensors = on_tensors && sdpa_options.mask.is_windowed();
                 let whole = needs_padding || query.dim(0)? == 0 || sdpa_options.appended_keys > 0 || !on_tensors;
                 let backend = if whole { None } else { sdpa::ragged_backend(&call, &sdpa_options)? };
                 backend.map_or(Route::Buckets, Route::Tensors)

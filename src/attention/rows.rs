@@ -32,6 +32,7 @@ impl MultiHeadAttention {
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.steps.run_on_buffers()
+            && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && config.clip_qkv.is_none()
             && config.softcap.is_none()

@@ -7,7 +7,7 @@ use crate::checkpoint::infer::{biases, infer_config};
 use crate::checkpoint::section::{Section, section};
 use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::layout::QK_NORMS;
@@ -54,7 +54,11 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
-    let config = infer_config(source, heads.saturating_sub(pruned))?;
+    let mut config = infer_config(source, heads.saturating_sub(pruned))?;
+    if let KeyValueSource::Shared { .. } = config.key_value_source {
+        // The layer has no keys whose shape would show it.
+        config.num_key_value_heads = layer.head_size("num_key_value_heads")?.or(config.num_key_value_heads);
+    }
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
     let width =
         if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };
@@ -66,10 +70,14 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("head_dim", config.resolved_head_dim()),
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
+    let of_layer = |key: &str| match key {
+        "head_dim" | "num_key_value_heads" => layer.head_size(key),
+        _ => number(section, key),
+    };
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
     let stated = &stated[..if pruned == 0 { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {
-        if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
+        if let Some(stated) = of_layer(key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }

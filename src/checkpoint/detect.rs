@@ -89,7 +89,8 @@ impl Layout {
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
-        read.extend([SCORE, SINKS]);
+        read.push(SCORE);
+        read.extend(SINKS);
         read.extend(&position);
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());

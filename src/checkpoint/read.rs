@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, join};
-use crate::config::{AttentionConfig, NormOver, Scoring};
+use crate::config::{AttentionConfig, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
     BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QkvNames,
@@ -25,18 +25,20 @@ impl AttentionWeights {
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let reader = Reader { source, layout, sizes: Sizes::new(config) };
+        let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared };
         let qkv = reader.qkv()?;
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
+        let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {
             qkv,
             o,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             steps: read_steps(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            sinks: sinks.map(|name| source.get(name, &[heads])).transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -86,6 +88,8 @@ struct Reader<'a> {
     source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
+    /// Whether keys and values are those of another layer.
+    is_shared: bool,
 }
 
 impl Reader<'_> {
@@ -95,6 +99,8 @@ impl Reader<'_> {
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
         Ok(match self.layout.qkv {
+            // Gemma 3n's files hold keys and values for all layers, which its model does not read.
+            QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
@@ -228,7 +234,11 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
 /// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
 /// have one for each norm and factor that there is.
 pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
+    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
     let read = |side: usize| -> Result<StepWeights> {
+        if is_shared && side > 0 {
+            return Ok(StepWeights::default());
+        }
         Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
     };
     Ok([read(0)?, read(1)?, read(2)?])

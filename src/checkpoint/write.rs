@@ -8,9 +8,7 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{
-    BIAS_KV, FACTORS, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, SINKS, V_NORM,
-};
+use crate::families::layout::{BIAS_KV, FACTORS, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
 use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
@@ -71,7 +69,10 @@ impl AttentionWeights {
         }
         writer.put_output(&mut tensors, &self.o)?;
         self.put_rest(layout, &mut tensors)?;
-        Ok(tensors)
+        match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
+            Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
+            None => Ok(tensors),
+        }
     }
 
     /// Adds the tensors other than projections.
@@ -85,8 +86,8 @@ impl AttentionWeights {
         if let Some(score) = &self.score {
             put(SCORE, score.clone());
         }
-        if let Some(sinks) = &self.sinks {
-            put(SINKS, sinks.clone());
+        if let (Some(sinks), Some(name)) = (&self.sinks, layout.sinks) {
+            put(name, sinks.clone());
         }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {
@@ -196,7 +197,7 @@ impl Writer<'_> {
         if !holds {
             return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
         }
-        if weights.sinks.is_some() && !layout.sinks {
+        if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {

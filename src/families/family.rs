@@ -32,6 +32,18 @@ pub(crate) struct Family {
     pub qk_norm: Option<(NormKind, NormOver)>,
     /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
+    /// What happens between projection and scores beside those norms and the rotation.
+    pub steps: StepsRow,
+    /// Whether the last layers, as many as the key `num_kv_shared_layers` states, have the keys and values of the last
+    /// layer of their kind before them.
+    pub shares_keys: bool,
+    /// The key that, if it is set, makes the keys of layers without a window their values; an empty one is always set.
+    pub keys_as_values: Option<&'static str>,
+    /// How the sizes of heads differ between layers.
+    pub head_sizes: HeadSizes,
+    /// The key for the size of the chunks inside which layers attend that `layer_types` lists as chunked, or, without
+    /// it, those that are rotated.
+    pub chunks: Option<&'static str>,
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
@@ -71,6 +83,17 @@ pub(crate) const BASE: Family = Family {
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
     qk_norm_eps: None,
+    steps: StepsRow {
+        norm_after_rotation: false,
+        weightless_norm: WeightlessNorm::None,
+        query_factor: QueryFactor::None,
+        value_norm: false,
+        value_factor: None,
+    },
+    shares_keys: false,
+    keys_as_values: None,
+    head_sizes: HeadSizes::Same,
+    chunks: None,
     defaults: &[],
     stages: false,
     needs: &[],
@@ -94,6 +117,8 @@ pub(crate) enum Causal {
     FixedDecoder,
     /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,
+    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma 4).
+    UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
@@ -130,6 +155,11 @@ pub(crate) enum WindowLayers {
     ListedLocal,
     /// All but the last of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButLastOf { key: Option<&'static str>, default: usize },
+    /// All but the last of each group of 6 layers and the last of all, or as `layer_types` says, of which the last entry
+    /// does not count (Gemma 4).
+    AllButLastOf6AndLast,
+    /// All but the first layer and the last of each group of 6, or as `layer_types` says (MiMo-V2-Flash).
+    AllButFirstAndLastOf6,
     /// All but the first of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButFirstOf { key: Option<&'static str>, default: usize },
     /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must
@@ -172,6 +202,8 @@ pub(crate) struct RotaryRow {
     pub layers: RotaryLayers,
     /// Pairs of neighbors instead of pairs that are half a head apart.
     pub interleaved: bool,
+    /// Whether angles are negative (nanochat).
+    pub reversed: bool,
     /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
     pub share: Option<f64>,
     /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
@@ -224,6 +256,7 @@ pub(crate) enum RotaryLayers {
 pub(crate) const ROTARY: RotaryRow = RotaryRow {
     layers: RotaryLayers::All,
     interleaved: false,
+    reversed: false,
     share: None,
     rotary_dim: false,
     theta: 10_000.0,
@@ -240,6 +273,60 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+}
+
+/// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepsRow {
+    /// Whether norms of queries and keys come after the rotation.
+    pub norm_after_rotation: bool,
+    /// RMS norms of queries and keys without weights.
+    pub weightless_norm: WeightlessNorm,
+    /// The last factor on queries.
+    pub query_factor: QueryFactor,
+    /// Whether values have an RMS norm without weights.
+    pub value_norm: bool,
+    /// The key for a factor on values.
+    pub value_factor: Option<&'static str>,
+}
+
+/// Which layers have RMS norms of queries and keys without weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightlessNorm {
+    /// None.
+    None,
+    /// All.
+    Always,
+    /// Those that are rotated, unless `use_qk_norm` is false (Llama 4).
+    IfRotated,
+}
+
+/// A factor on queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryFactor {
+    /// None.
+    None,
+    /// The value of this key (`qk_scale_factor` in Muse Glimmer).
+    Key(&'static str),
+    /// A learned one for each element of a head, times `log2(e) / sqrt(head_dim)` (TimesFM 2.5).
+    Softplus,
+    /// By position, with `llama_4_scaling_beta` and the original length of the rotary parameters (Ministral 3).
+    RopeBeta,
+    /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning` is
+    /// set (Llama 4).
+    Llama4,
+}
+
+/// How the sizes of heads differ between layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadSizes {
+    /// Not at all.
+    Same,
+    /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config` states
+    /// the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
+    Global { switch: Option<&'static str> },
+    /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
+    WindowsDoubleKeys,
 }
 
 /// The factor on the scores.

@@ -6,7 +6,9 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::family::{
+    Causal, Family, HeadSizes, LayerPositions, QueryFactor, RotaryLayers, Scale, WeightlessNorm, WindowLayers,
+};
 
 const ROTARY: &str = "rotary positions";
 const BIAS: &str = "a relative position bias";
@@ -16,6 +18,7 @@ const QK_NORM: &str = "norms of queries and keys";
 const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
+const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -55,6 +58,13 @@ const KEYS: &[(&str, &str)] = &[
     ("key_multiplier", SCALE),
     ("scale_attn_by_inverse_layer_idx", SCALE),
     ("attn_temperature_tuning", SCALE),
+    ("qk_scale_factor", "a factor on the queries"),
+    ("attention_value_scale", "a factor on the values"),
+    ("attention_k_eq_v", "keys as values"),
+    ("num_kv_shared_layers", "layers with the keys and values of others"),
+    ("global_head_dim", HEAD_SIZES),
+    ("num_global_key_value_heads", HEAD_SIZES),
+    ("per_layer_config", HEAD_SIZES),
     ("logn_attention_scale", SCALE),
     ("use_qk_norm", QK_NORM),
     ("qk_layernorm", QK_NORM),
@@ -74,6 +84,12 @@ const NUMBERS: &[&str] = &[
     "rope_local_base_freq",
     "factor",
     "attention_factor",
+    "llama_4_scaling_beta",
+    "alpha",
+    "attn_scale",
+    "floor_scale",
+    "qk_scale_factor",
+    "attention_value_scale",
     "beta_fast",
     "beta_slow",
     "mscale",
@@ -91,7 +107,8 @@ const NUMBERS: &[&str] = &[
     "clip_qkv",
 ];
 /// Keys that are true or false.
-const FLAGS: &[&str] = &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention"];
+const FLAGS: &[&str] =
+    &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention", "attention_k_eq_v"];
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
@@ -186,12 +203,21 @@ impl Family {
         by_positions
             || by_scale
             || self.reads.contains(&key)
+            || self.keys_as_values == Some(key)
+            || self.chunks == Some(key)
+            || self.steps.value_factor == Some(key)
+            || matches!(self.steps.query_factor, QueryFactor::Key(of) if of == key)
+            || (self.shares_keys && key == "num_kv_shared_layers")
+            || (self.head_sizes != HeadSizes::Same && what == Some(HEAD_SIZES))
+            || (self.steps.query_factor == QueryFactor::Llama4 && key == "attn_temperature_tuning")
+            || (self.steps.weightless_norm == WeightlessNorm::IfRotated && key == "use_qk_norm")
             || (self.window.layers != WindowLayers::None && key == self.window.key)
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.causal != Causal::Never && key == "is_decoder")
-            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
+            || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
+                && key == "use_bidirectional_attention")
     }
 
     /// Whether `position_embedding_type` decides on rotation.

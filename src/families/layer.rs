@@ -32,7 +32,7 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
 
 /// What a checkpoint holds for a layer and no configuration states.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
@@ -43,6 +43,7 @@ pub(crate) struct LayerContents<'a> {
 }
 
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
     pub model_type: &'a str,
@@ -158,12 +159,11 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
-        if contents.norms {
-            config = config.with_qk_norm(self.qk_norm()?);
-        }
         if !self.cross {
             config.position = self.position(d, contents)?;
         }
+        config.key_value_source = self.key_value_source(config.key_value_source)?;
+        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
@@ -195,17 +195,22 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<HeadNorm> {
+    pub(super) fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
+        Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+    /// What norms of queries, keys and values add to the variance.
+    pub(super) fn norm_eps(&self) -> f64 {
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
+    }
+
+    pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
         let stated = self.text("position_embedding_type");
         let positions = self.family.positions;
         Ok(match positions {

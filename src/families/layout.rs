@@ -92,8 +92,8 @@ pub struct Layout {
     pub(crate) qk_norms: Option<[&'static str; 2]>,
     /// Weights of position schemes that the families may have.
     pub(crate) position: &'static [PositionName],
-    /// Whether the families may have sinks (GPT-OSS).
-    pub(crate) sinks: bool,
+    /// The name of sinks, if the families may have some (GPT-OSS).
+    pub(crate) sinks: Option<&'static str>,
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
@@ -187,8 +187,8 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)` (GPT-OSS).
-pub(crate) const SINKS: &str = "sinks";
+/// A score per head that takes part in the softmax without a value, `(h)`: GPT-OSS's name and MiMo's.
+pub(crate) const SINKS: [&str; 2] = ["sinks", "attention_sink_bias"];
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
     ["q_norm", "k_norm"],

@@ -1,7 +1,7 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS, SINKS};
 use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
 use crate::weights::FusedOrder;
 
@@ -78,7 +78,7 @@ const BASE: Layout = Layout {
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
-    sinks: false,
+    sinks: None,
     check_orientation: false,
     requires: &[],
     excludes: &[],
@@ -89,8 +89,10 @@ const BASE: Layout = Layout {
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
-        excludes: &["query_layernorm.weight"], ..BASE },
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION,
+        sinks: Some(SINKS[0]), excludes: &["query_layernorm.weight", SINKS[1]], ..BASE },
+    Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
+        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",

@@ -20,6 +20,7 @@ pub(crate) mod layouts;
 mod patches;
 mod rotary;
 mod speech;
+mod steps;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

@@ -44,6 +44,9 @@ LAYOUTS = [
     (["self.query", "self.key", "self.value"], "output"),
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
+    # Keys that are values, and layers with the keys and values of another one.
+    (["q_proj", "k_proj"], "o_proj"),
+    (["q_proj"], "o_proj"),
 ]
 
 
@@ -59,7 +62,8 @@ def prefixes(saved):
                 if prefix and not prefix.endswith("."):
                     continue
                 names = [f"{prefix}{x}{kernel}" for x in (*inputs, output)]
-                if all(n in saved for n in names):
+                other = inputs == ["q_proj"] and any(n.startswith(f"{prefix}kv") for n in saved)
+                if all(n in saved for n in names) and not other:
                     claimed = {n for ns in found.values() for n in ns}
                     if names[0] not in claimed:
                         found[prefix.rstrip(".")] = names

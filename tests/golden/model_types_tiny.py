@@ -197,6 +197,34 @@ CHANGES = {
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
+    **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
+        "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+        "attention_k_eq_v": True, "global_head_dim": 16, "num_global_key_value_heads": 1}),
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+                     "num_kv_shared_layers": 2, "intermediate_size": 16, "activation_sparsity_pattern": DELETE},
+    "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
+                "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
+                "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # Their own 512 would make scores so large that f32 has no five digits left.
+    **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
+    "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
+                             "top_k_experts": 1, "moe_intermediate_size": 16},
+    "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
+                        "text_config.num_experts": 2, "text_config.top_k_experts": 1,
+                        "text_config.moe_intermediate_size": 16},
+    "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
+    # Positions that change the factor on queries.
+    "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
+    "ministral3": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4},
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe"], {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0}}),
+    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "mimo_v2_flash": {"v_head_dim": 4},
+    "timesfm2_5": {"patch_length": 4, "context_length": 64},
 }
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"blip_text_model": "BlipTextModel"}
@@ -235,6 +263,8 @@ def given(name, model, cfg):
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
+    if name == "past_values" and hasattr(cfg, "patch_length"):
+        return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
@@ -280,7 +310,7 @@ def given(name, model, cfg):
     return None
 
 
-MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+MAIN = ("input_ids", "past_values", "pixel_values", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
         "image_attention_mask")
 

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use candle_attention::checkpoint::{Checkpoint, config_from_json};
-use candle_attention::{AttentionInputs, AttentionOptions, Error};
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, config_from_json};
+use candle_attention::{AttentionInputs, AttentionOptions, Error, KeyValueSource, KeyValues};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -44,6 +44,20 @@ impl Walked {
         self.checkpoint.contains(&name).then(|| self.checkpoint.tensor(&name, &Device::Cpu).unwrap())
     }
 
+    /// The keys and values of the layer that has those of this one, if it is another one.
+    fn shared_keys(&self, case: &Case, model: &ModelAttention) -> Result<Option<KeyValues>, Error> {
+        let KeyValueSource::Shared { layer: Some(other) } = model.layer.config().key_value_source else {
+            return Ok(None);
+        };
+        let number = case.prefix.split('.').find(|part| part.parse::<usize>().is_ok()).unwrap();
+        let prefix = case.prefix.replacen(&format!(".{number}."), &format!(".{other}."), 1);
+        let other = self.cases.iter().find(|case| case.prefix == prefix).unwrap();
+        let model = self.checkpoint.attention(&other.prefix, &self.config, DType::F32, &Device::Cpu)?;
+        let xs = self.get(other, "input").unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, model.mask());
+        Ok(Some(model.layer.attend_sharing(&inputs, &AttentionOptions::default())?.1))
+    }
+
     /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`.
     /// The difference is relative to outputs larger than 1.
     fn verdict(&self, case: &Case) -> Value {
@@ -54,7 +68,14 @@ impl Walked {
         let xs = self.get(case, "input").unwrap();
         let key = self.get(case, "key").unwrap_or_else(|| xs.clone());
         let value = self.get(case, "value").unwrap_or_else(|| key.clone());
-        let inputs = AttentionInputs::new(&xs, &key, &value, model.mask());
+        let shared = match self.shared_keys(case, &model) {
+            Ok(shared) => shared,
+            Err(error) => return json!({"refused": format!("in the layer with its keys: {error}")}),
+        };
+        let inputs = match &shared {
+            Some(key_values) => AttentionInputs::shared(&xs, key_values, model.mask()),
+            None => AttentionInputs::new(&xs, &key, &value, model.mask()),
+        };
         let got = match model.layer.attend_with(&inputs, &AttentionOptions::default()) {
             Ok(attended) => attended.output,
             Err(error) => return json!({"refused": format!("in a call: {error}")}),

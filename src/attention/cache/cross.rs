@@ -88,6 +88,7 @@ impl MultiHeadAttention {
     /// A tensor has the wrong shape, dtype or device, or the layer has positions: those of the queries relative to
     /// another sequence follow only from all of them.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
+        self.check_own_keys()?;
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
         }
@@ -95,7 +96,6 @@ impl MultiHeadAttention {
             let expected = "none that follows positions with a cache for cross-attention";
             return Err(Error::value("the steps of the layer", "a factor by position", expected));
         }
-        self.check_own_keys()?;
         self.check_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;

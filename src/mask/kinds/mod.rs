@@ -1,6 +1,7 @@
 //! The kinds of masks, one file each, those that are tensors in one. A new kind is a file here and its constructor in
 //! `AttentionMask`.
 
+mod chunks;
 mod disentangled;
 mod distances;
 mod lengths;
@@ -12,6 +13,7 @@ mod stripes;
 mod tensors;
 mod window;
 
+pub(crate) use chunks::Chunks;
 pub(crate) use disentangled::{Disentangled, DistanceEmbeddings};
 pub(crate) use distances::Distances;
 pub(crate) use lengths::KeyLengths;
