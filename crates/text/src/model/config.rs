@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
+use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer, head_sizes};
 use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
@@ -127,13 +127,6 @@ fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
     }
 }
 
-/// The whole number at a key of an object.
-fn own_number(keys: &Value, key: &'static str) -> Result<Option<usize>> {
-    let Some(value) = keys.get(key) else { return Ok(None) };
-    let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
-    number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
-}
-
 impl TextModelConfig {
     /// Reads a `config.json`.
     ///
@@ -249,11 +242,9 @@ impl TextModelConfig {
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
-        // Layers of several sizes (EmbeddingGemma 2), as later versions of transformers write them.
-        if let Some(own) = self.keys.get("per_layer_config").and_then(|layers| layers.get(index.to_string())) {
-            config.head_dim = own_number(own, "head_dim")?.or(config.head_dim);
-            config.num_key_value_heads = own_number(own, "num_key_value_heads")?.or(config.num_key_value_heads);
-        }
+        let [head_dim, key_value_heads] = head_sizes(&self.keys, source)?;
+        config.head_dim = head_dim.or(config.head_dim);
+        config.num_key_value_heads = key_value_heads.or(config.num_key_value_heads);
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());
@@ -405,7 +396,9 @@ impl TextModelConfig {
 
     /// The whole number at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_number(&self, key: &'static str) -> Result<Option<usize>> {
-        own_number(&self.keys, key)
+        let Some(value) = self.key(key) else { return Ok(None) };
+        let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+        number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
     }
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).

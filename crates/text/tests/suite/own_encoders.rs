@@ -221,6 +221,10 @@ fn embedding_gemma2_inside_of_the_whole_model() {
     candle_core::safetensors::save(&tensors, &file).unwrap();
     let case = Case::of(&fixture("encoders/embedding_gemma2_text"), "hidden");
     case.check_ragged("whole", &load(folder.path()).unwrap());
+    // The sizes of wider layers, as a configuration is built from them.
+    let built = json!({"global_head_dim": 8, "num_global_key_value_heads": 1});
+    let built = changed("embedding_gemma2_text", &["per_layer_config"], built);
+    case.check_ragged("built", &load(built.path()).unwrap());
     std::fs::write(&path, json!({"model_type": "embedding_gemma2"}).to_string()).unwrap();
     says(load(folder.path()), &["text_config = absent"]);
     let with = |key: &str, value: Value| load(changed("embedding_gemma2_text", &[], json!({ key: value })).path());
