@@ -113,6 +113,15 @@ pub fn configure_layer(
     configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned, None)
 }
 
+/// The `head_dim` and `num_key_value_heads` that this section of a `config.json` states for the layer that `source`
+/// points at: in some models they differ between layers (Gemma 4).
+pub fn head_sizes(section: &serde_json::Value, source: &dyn WeightSource) -> Result<[Option<usize>; 2]> {
+    let prefix = source.full_name("");
+    let model_type = section.get("model_type").and_then(|name| name.as_str());
+    let layer = Layer::new(section, model_type, &prefix)?;
+    Ok([layer.head_size("head_dim")?, layer.head_size("num_key_value_heads")?])
+}
+
 /// The rows of a table of biases.
 fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>> {
     let shape = table.map(|table| source.shape(table)).transpose()?.flatten();
