@@ -376,6 +376,8 @@ pub(crate) struct PatchRotaryRow {
     pub columns_first: bool,
     /// The number of the first row and column.
     pub first: usize,
+    /// Tokens before the patches, which are not rotated.
+    pub prefix_tokens: usize,
     /// Tokens after the patches.
     pub suffix_tokens: usize,
     /// Windows of patches.
@@ -389,6 +391,7 @@ pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
     style: RotaryStyle::HalfSplit,
     columns_first: false,
     first: 0,
+    prefix_tokens: 0,
     suffix_tokens: 0,
     windows: PatchWindows::None,
 };

@@ -244,6 +244,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "molmo", families: "Molmo 2",
         qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
         grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+    Layout { name: "gradium", families: "Gradium Phonon",
+        qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "kyutai", families: "Kyutai's speech to text",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, ..BASE },
@@ -310,7 +312,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
         qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
         gate: GateNames::Optional(linear!("g_proj")), ..BASE },
-    Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
+    Layout { name: "timm-eva", families: "timm EVA with split projections, vision of Kimi K2.5 and Muse",
+        o: linear!("proj"), biases: &[NO_KEY, ALL],
         may_be_eva: true, ..BASE },
 ];
 

@@ -141,14 +141,14 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glm_ocr_vision", "glm5_next_vision"],
+        model_types: &["glm_ocr_vision", "glm5_next_vision", "dots3_note_vision_encoder"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN_VL
     },
     // Patches come window by window; frames of a video are rows of the batch.
     Family {
-        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"],
         layouts: &["timm", "qwen2.5-omni"],
         positions: LayerPositions::PatchRotary(PatchRotaryRow {
             block: Some(("spatial_merge_size", 2)),
@@ -318,6 +318,35 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family { model_types: &["hunyuan_vl_vision"], layouts: OWN, ..PLAIN },
     Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
+    Family {
+        model_types: &["inkling2_vision"],
+        layouts: BART,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            prefix_tokens: 1,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    // Half of the width of a head is that of columns, pair by pair.
+    Family {
+        model_types: &["kimi_k25_vision"],
+        layouts: &["timm-eva"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            frequencies: GridFrequencies::Alternating,
+            columns_first: true,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["muse_glimmer_vision", "muse_spark_vision"],
+        layouts: &["timm-eva"],
+        positions: patch_rotary(GridFrequencies::Same, None),
+        ..PLAIN
+    },
+    Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },
     Family { model_types: &["eomt"], layouts: BART, note: Some(PREDICTED), ..PLAIN },
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },

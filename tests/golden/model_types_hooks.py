@@ -33,6 +33,7 @@ LAYOUTS = [
     (["query", "key", "value"], "output"),
     (["att_proj"], "out_proj"),
     (["att_proj"], "attn_out"),
+    (["in_proj"], "o_proj"),
     (["q_proj.linear", "k_proj.linear", "v_proj.linear"], "o_proj.linear"),
     (["query", "key", "value"], "proj"),
     (["to_q", "to_k", "to_v"], "to_out"),

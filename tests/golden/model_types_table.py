@@ -34,8 +34,10 @@ NOTES = {"big_bird": "with `attention_type` = `original_full` only", "gemma3": I
 # Ranges of first letters, each with a file of fixtures: none is larger than 4 MiB.
 RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
 # Parts of models without attention, and models of parts, that no class of transformers runs alone.
-NO_ATTENTION = {"sapiens2_head", "vibevoice_diffusion"}
-COMPOSITE = {"nougat": "donut-swin, mbart"}
+NO_ATTENTION = {"sapiens2_head", "vibevoice_diffusion", "pp_ocrv5_server_det", "pp_ocrv6_medium_det", "gemma4_unified_audio",
+                "gemma4_unified_vision"}
+COMPOSITE = {"nougat": "donut-swin, mbart", "higgs_audio_v2_tokenizer": "dac, hubert", "timm_backbone": "a model of timm",
+             "timm_wrapper": "a model of timm"}
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 

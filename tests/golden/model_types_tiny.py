@@ -460,7 +460,7 @@ CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextMo
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
-MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
+MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
              "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Texts that are called with a padding mask, which makes them causal.
 PADDED = {"aimv2_text_model", "videoprism_text_model"}
