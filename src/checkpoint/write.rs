@@ -97,7 +97,10 @@ impl AttentionWeights {
         }
         writer.put_output(&mut tensors, &self.o)?;
         self.put_rest(layout, &mut tensors)?;
-        Ok(tensors)
+        match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
+            Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
+            None => Ok(tensors),
+        }
     }
 
     /// Adds the tensors other than projections.
@@ -301,6 +304,11 @@ impl Writer<'_> {
         }
         if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
+        }
+        let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
+        if weights.bias_kv.is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
+            let why = "one that names a key and value that every query sees otherwise than its positions";
+            return Err(self.cannot(&format!("{} positions", config.position), why));
         }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";
