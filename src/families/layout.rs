@@ -233,8 +233,9 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)`: GPT-OSS's name and MiMo's.
-pub(crate) const SINKS: [&str; 2] = ["sinks", "attention_sink_bias"];
+/// A score per head that takes part in the softmax without a value, `(h)`: the names of
+/// GPT-OSS, MiMo and HY V4.
+pub(crate) const SINKS: [&str; 3] = ["sinks", "attention_sink_bias", "learnable_sink_param"];
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.

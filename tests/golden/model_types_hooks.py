@@ -30,6 +30,7 @@ LAYOUTS = [
     (["query", "key", "value"], "output"),
     (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
     (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "dense"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
