@@ -206,7 +206,7 @@ CHANGES = {
     "big_bird": {"attention_type": "original_full"},
     "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
     "deepseek_v3": {"rope_parameters": YARN},
-    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10, "moe_topk": 2},
     # Positions that change the factor on queries.
     "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,
                  "rope_parameters.factor": 8.0, "rope_parameters.rope_theta": 50.0,
