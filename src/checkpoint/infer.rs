@@ -1,10 +1,11 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
 use crate::checkpoint::detect::detect;
+use crate::checkpoint::read::holds_bias_kv;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -32,9 +33,12 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             [into(names[0])?, into(names[1])?, into(names[2])?]
         }
         QkvNames::Fused(LinearNames { weight, orientation, .. }, _) => {
-            fused(source, weight, orientation, o.1, num_attention_heads)?
+            let gate = if layout.gate == GateNames::BeforeQuery { o.1 } else { 0 };
+            fused(source, weight, orientation, [o.1, gate], num_attention_heads)?
         }
-        QkvNames::FusedSplitBias(weight, ..) => fused(source, weight, Orientation::OutIn, o.1, num_attention_heads)?,
+        QkvNames::FusedSplitBias(weight, ..) => {
+            fused(source, weight, Orientation::OutIn, [o.1, 0], num_attention_heads)?
+        }
         QkvNames::Pair(q, kv) => {
             let (rows, input) = into(kv)?;
             [into(q)?, (rows / 2, input), (rows / 2, input)]
@@ -44,7 +48,7 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
         QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
-    let config = config.with_add_bias_kv(BIAS_KV.iter().any(|name| source.contains(name)));
+    let config = config.with_add_bias_kv(holds_bias_kv(source));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
     let config = config.with_key_value_source(match layout.qkv {
         QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,
@@ -126,16 +130,17 @@ pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBi
     ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 
-/// `(rows, inputs)` of query, key and value in one weight.
+/// `(rows, inputs)` of query, key and value in one weight, which has rows of a gate beside them.
 fn fused(
     source: &dyn WeightSource,
     name: &str,
     orientation: Orientation,
-    query_rows: usize,
+    [query_rows, gate_rows]: [usize; 2],
     heads: usize,
 ) -> Result<[(usize, usize); 3]> {
     let (rows, input) = out_in(source, name, orientation, true)?;
-    let rest = rows.checked_sub(query_rows).filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
+    let rest = rows.checked_sub(query_rows.saturating_add(gate_rows));
+    let rest = rest.filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
     let rest = rest
         .ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[query_rows.saturating_mul(3), input]))?;
     Ok([(query_rows, input), (rest / 2, input), (rest / 2, input)])

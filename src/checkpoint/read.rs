@@ -7,8 +7,8 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation,
-    PATCH_BIAS, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames,
+    Orientation, PATCH_BIAS, PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
 use crate::ops::LatentSizes;
 use crate::position::Presence;
@@ -29,9 +29,12 @@ impl AttentionWeights {
         let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
         let latent_is_set = config.latent.is_some();
         let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
-        let qkv = match layout.qkv {
-            QkvNames::Latent(names) => QkvWeights::Latent(Box::new(reader.latent(names, config)?)),
-            names => reader.qkv(names)?,
+        let (qkv, gate) = match (layout.gate, layout.qkv) {
+            (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
+            (_, QkvNames::Latent(names)) => {
+                (QkvWeights::Latent(Box::new(reader.latent(names, config)?)), reader.gate(config)?)
+            }
+            (_, names) => (reader.qkv(names)?, reader.gate(config)?),
         };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
@@ -40,7 +43,7 @@ impl AttentionWeights {
         let weights = Self {
             qkv,
             o,
-            gate: reader.gate(config)?,
+            gate,
             context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
@@ -246,6 +249,21 @@ impl Reader<'_> {
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
     }
 
+    /// Reads a fused projection with the gate before the queries, keys and values.
+    fn gate_and_qkv(
+        &self,
+        config: &AttentionConfig,
+        names: LinearNames,
+    ) -> Result<(QkvWeights, Option<LinearWeights>)> {
+        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+            let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+        }
+        let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
+        let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
+        Ok((QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?)))
+    }
+
     /// Reads the projection of the gate if there is one, whose formula comes from the configuration.
     fn gate(&self, config: &AttentionConfig) -> Result<Option<LinearWeights>> {
         let in_query = self.layout.gate == GateNames::InQuery;
@@ -286,13 +304,19 @@ impl Reader<'_> {
     }
 
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
-        if !BIAS_KV.iter().any(|name| self.source.contains(name)) {
+        if !holds_bias_kv(self.source) {
             return Ok(None);
         }
         let [_, k_rows, v_rows] = self.sizes.rows();
         let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
         Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
     }
+}
+
+/// Whether there is a learned key and value that every query sees. A Conformer has another `bias_v`, beside a `bias_u`.
+pub(super) fn holds_bias_kv(source: &dyn WeightSource) -> bool {
+    let [key, value] = BIAS_KV;
+    source.contains(key) || source.contains(value) && !source.contains(CONTENT_BIAS)
 }
 
 /// `len` rows of a projection, as views.
@@ -460,16 +484,20 @@ pub(crate) fn read_position(
         }
     }
     // A weight that the configured scheme has no use for means that the configuration is wrong.
-    let used = |role: PositionRole| {
-        let mut names = layout.position.iter().filter(|name| name.role == role);
+    let used = |of: &PositionName| {
+        let alone = of.role == PositionRole::Relative;
+        let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
-    for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
+    // The name of Transformer-XL's second vector may be that of a value that every query sees.
+    let telling = |name: &&PositionName| name.scheme != DISTANCE_EMBEDDINGS && !BIAS_KV.contains(&name.stored);
+    for name in layout.position.iter().filter(telling) {
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
+            PositionRole::Relative => ("relative positions", name.stored.to_string()),
         };
-        if !used(name.role) && source.contains(&tensor) {
+        if !used(name) && source.contains(&tensor) {
             let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
             return Err(Error::config("position", &config.position, allowed));
         }

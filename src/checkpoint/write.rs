@@ -36,10 +36,14 @@ impl AttentionWeights {
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
-        if let Some(gate) = writer.gate(self, &q)? {
-            match layout.gate_projection() {
-                Some(names) => writer.put(&mut tensors, names, &gate, None)?,
-                None => q = q.with_gate(&gate, h)?,
+        let gate = writer.gate(self, &q)?;
+        if let Some(gate) = &gate {
+            match layout.gate {
+                GateNames::Optional(names) | GateNames::Required(names) => {
+                    writer.put(&mut tensors, names, gate, None)?;
+                }
+                GateNames::InQuery => q = q.with_gate(gate, h)?,
+                GateNames::BeforeQuery | GateNames::None => {}
             }
         }
         match layout.qkv {
@@ -65,7 +69,12 @@ impl AttentionWeights {
             }
             QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
-                writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
+                let fused = LinearWeights::fuse([&q, &k, &v], order, h_kv)?;
+                let fused = match &gate {
+                    Some(gate) => LinearWeights::concat(&[gate, &fused])?,
+                    None => fused,
+                };
+                writer.put(&mut tensors, names, &fused, None)?;
             }
             QkvNames::FusedSplitBias(weight, biases, order) => {
                 tensors.insert(weight.to_string(), LinearWeights::fuse([&q, &k, &v], order, h_kv)?.weight);
@@ -88,7 +97,10 @@ impl AttentionWeights {
         }
         writer.put_output(&mut tensors, &self.o)?;
         self.put_rest(layout, &mut tensors)?;
-        Ok(tensors)
+        match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
+            Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
+            None => Ok(tensors),
+        }
     }
 
     /// Adds the tensors other than projections.
@@ -213,13 +225,13 @@ impl Writer<'_> {
         let gate = weights.gate.clone().or(stored);
         match (self.layout.gate, &gate) {
             (GateNames::None, Some(_)) => Err(self.cannot("a gate of the output", "one whose families have it")),
-            (GateNames::Required(_) | GateNames::InQuery, None) => {
+            (GateNames::Required(_) | GateNames::InQuery | GateNames::BeforeQuery, None) => {
                 Err(self.cannot("a layer without a gate", "one whose families have none"))
             }
-            (GateNames::InQuery, Some(gate))
+            (GateNames::InQuery | GateNames::BeforeQuery, Some(gate))
                 if gate.weight.dims() != q.weight.dims() || gate.bias.is_some() != q.bias.is_some() =>
             {
-                let why = "one that keeps it apart: here it has the shape and the bias of the query projection";
+                let why = "one that keeps it apart: here it has the shape of the query projection, and a bias if that has one";
                 Err(self.cannot("a gate of the output", why))
             }
             (GateNames::Required(names), Some(LinearWeights { weight, bias })) if names.bias_apart() => {
@@ -292,6 +304,11 @@ impl Writer<'_> {
         }
         if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
+        }
+        let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
+        if weights.bias_kv.is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
+            let why = "one that names a key and value that every query sees otherwise than its positions";
+            return Err(self.cannot(&format!("{} positions", config.position), why));
         }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";

@@ -24,7 +24,7 @@ const QWEN3_NEXT: Family = Family {
     ..LLAMA
 };
 
-/// Muse, whose norms of queries and keys have no weight and whose layers have a base of the rotation each, or 0.
+/// Muse, whose norms of queries and keys have no weight.
 const MUSE: Family = Family {
     states: &["layer_types", "layer_rope_theta"],
     gate: SIGMOID,
@@ -34,7 +34,7 @@ const MUSE: Family = Family {
         ..BASE.steps
     },
     window: windows(WindowLayers::Listed),
-    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::OwnTheta, theta: 500_000.0, ..ROTARY }),
+    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, ..ROTARY }),
     defaults: &[("qk_scale_factor", 3.87), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
     ..LLAMA
 };
@@ -56,6 +56,7 @@ pub(crate) const GATED: &[Family] = &[
     },
     Family {
         model_types: &["hrm_text"],
+        layouts: &["hrm"],
         gate: SIGMOID,
         note: Some("causal: with `token_type_ids`, tokens of the model's prompt see one another"),
         ..LLAMA
@@ -130,6 +131,7 @@ pub(crate) const GATED: &[Family] = &[
     Family { model_types: &["muse_glimmer_text"], ..MUSE },
     Family {
         model_types: &["muse_spark_text"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
         context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::Head, weighted: false }),
         defaults: &[("qk_scale_factor", 5.473_006_486_387_5), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
         ..MUSE

@@ -46,6 +46,7 @@ const KEYS: &[(&str, &str)] = &[
     ("relative_attention_num_buckets", BIAS),
     ("use_relative_position_bias", BIAS),
     ("use_shared_relative_position_bias", BIAS),
+    ("position_embeddings_type", "positions inside attention"),
     ("layer_rope_theta", ROTARY_PER_LAYER),
     ("no_rope_layers", NOPE),
     ("no_rope_layer_interval", NOPE),
@@ -205,11 +206,13 @@ impl Family {
                 Some(ROTARY) if key == "rotary_dim" => row.rotary_dim,
                 Some(ROTARY) => true,
                 Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
-                Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
+                Some(ROTARY_PER_LAYER) => {
+                    matches!(row.layers, RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta)
+                }
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
-            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) => {
+            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) | LayerPositions::Given => {
                 ["rope_theta", "rope_parameters"].contains(&key)
             }
             LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",
@@ -217,7 +220,13 @@ impl Family {
             LayerPositions::FromWeights => {
                 ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
             }
-            LayerPositions::Alibi | LayerPositions::MptAlibi => false,
+            LayerPositions::Conformer(_) => key == "position_embeddings_type",
+            LayerPositions::Alibi
+            | LayerPositions::MptAlibi
+            | LayerPositions::RelativeSinusoids
+            | LayerPositions::RelativeKeyBlocks(_)
+            | LayerPositions::RelativeKey2d
+            | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {
             Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",
@@ -244,7 +253,8 @@ impl Family {
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
             || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")
-            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
+            || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
+                && key == "use_bidirectional_attention")
     }
 
     /// Whether `position_embedding_type` decides on rotation.

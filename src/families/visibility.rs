@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, RotaryLayers, WindowLayers};
+use crate::families::family::{Causal, RotaryLayers, Sides, WindowLayers};
 use crate::families::layer::Layer;
 use crate::mask::AttentionMask;
 
@@ -101,10 +101,14 @@ impl<'a> Layer<'a> {
                     interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
                 }
             },
-            RotaryLayers::OwnTheta => {
+            RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta => {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),
+            RotaryLayers::IfKindStated => {
+                let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];
+                self.section.get("rope_parameters").and_then(|sets| sets.get(kind)).is_some_and(Value::is_object)
+            }
             RotaryLayers::IfTheta => {
                 let theta = |section: &Value| section.get("rope_theta").is_some_and(Value::is_number);
                 theta(self.section) || self.section.get("rope_parameters").is_some_and(theta)
@@ -112,16 +116,19 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Whether a Gemma 3 sees both ways.
+    /// Whether a Gemma sees both ways.
     fn is_bidirectional(&self) -> Result<bool> {
         const KEY: &str = "use_bidirectional_attention";
-        match self.section.get(KEY).filter(|_| self.family.causal == Causal::UnlessBidirectional) {
+        let by_name = match self.family.causal {
+            Causal::UnlessBidirectional => false,
+            Causal::UnlessAllBidirectional => true,
+            _ => return Ok(false),
+        };
+        match self.section.get(KEY) {
             None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(bidirectional)) => Ok(*bidirectional),
-            // Tokens of an image see one another, which only a call can say.
-            Some(Value::String(of)) if of == "vision" => Ok(false),
-            Some(Value::String(of)) if of == "all" => Ok(true),
-            Some(other) => Err(Error::config(KEY, other, "true, false, \"all\" or \"vision\"")),
+            Some(Value::Bool(bidirectional)) if !by_name => Ok(*bidirectional),
+            Some(Value::String(of)) if by_name && ["vision", "all"].contains(&of.as_str()) => Ok(of == "all"),
+            Some(other) => Err(Error::config(KEY, other, if by_name { "all or vision" } else { "true or false" })),
         }
     }
 
@@ -134,7 +141,7 @@ impl<'a> Layer<'a> {
         let width = if self.has_window()? { Some(self.window_width()?) } else { None };
         let decoder = match self.family.causal {
             Causal::Never => false,
-            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
+            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
             Causal::IfDecoder => self.flag("is_decoder") == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
@@ -156,12 +163,17 @@ impl<'a> Layer<'a> {
         let Some(width) = width else {
             return Ok(if causal { AttentionMask::causal() } else { AttentionMask::full() });
         };
-        let side = if window.both_sides || bidirectional { width / 2 } else { width };
         if !causal {
-            return Ok(AttentionMask::window(Some(side), Some(side)));
+            let sides = if bidirectional { Sides::Both } else { window.sides };
+            let [before, after] = match sides {
+                Sides::Each => [width; 2],
+                Sides::Both => [width / 2; 2],
+                Sides::Around => [width.saturating_sub(1) / 2, width / 2],
+            };
+            return Ok(AttentionMask::window(Some(before), Some(after)));
         }
         // A token sees itself, and the tokens before it within the width.
-        match side.checked_sub(1) {
+        match width.checked_sub(1) {
             Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),
             None => Err(Error::config(window.key, width, "a width that leaves a token itself to see")),
         }

@@ -38,6 +38,8 @@ fn gates_give_the_same_everywhere() {
     Everywhere::new(gated(SIGMOID, GateOver::Element).with_qk_norm(norm)).check(1);
     Everywhere::new(gated(SIGMOID, GateOver::Element).with_qk_norm(norm)).in_layout("gated-query").check(2);
     Everywhere::new(gated(SOFTPLUS, GateOver::Head).with_value_head_dim(5)).in_layout("g-proj").check(3);
+    let heads = gated(SIGMOID, GateOver::Element).with_num_key_value_heads(4);
+    Everywhere::new(heads).in_layout("hrm").check(10);
     // Without anything that needs f32 between projection and kernel, and with biases.
     let plain = AttentionConfig::new(12, 3);
     let gate = OutputGate::new(SOFTPLUS, GateOver::Element).with_bias(true);
