@@ -30,6 +30,7 @@ const IGNORED: &[&str] = &[
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name
 /// because some sources cannot list what they hold.
 const NOT_APPLIED: &[(&str, &str)] = &[
+    ("A_log", "it belongs to delta attention, which is recurrent"),
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
     ("gate_proj.weight", "it is the gate of the output"),
