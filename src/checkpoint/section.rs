@@ -110,7 +110,10 @@ fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
     let named: Vec<&str> = children.iter().filter(holds).copied().collect();
     let longest = named.iter().map(|key| words(name(key))).max();
     if longest.is_some() {
-        return named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
+        let longest: Vec<&str> = named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
+        // The encoder of SAM is that of the section of SAM, beside one of another encoder.
+        let first: Vec<&str> = longest.iter().filter(|key| part.starts_with(name(key))).copied().collect();
+        return if first.len() == 1 { first } else { longest };
     }
     let alike = |key: &&&str| part_of(part).is_some() && part_of(name(key)) == part_of(part);
     let alike: Vec<&str> = children.iter().filter(alike).copied().collect();

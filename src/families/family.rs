@@ -194,6 +194,8 @@ pub(crate) enum LayerPositions {
     RelativeKeyBlocks(&'static str),
     /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
     RelativeKey2d,
+    /// Embeddings of distances within `window_size` tokens, of keys and values (VITS).
+    RelativeKeyValue,
     /// Gated biases of buckets (WavLM).
     GatedBias,
 }

@@ -54,7 +54,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
     unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
     unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
-    unsupported(&["vits"], "relative positions added to keys"),
     unsupported(&["mlcd_vision_model"], "a learned position of the class token"),
     unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(

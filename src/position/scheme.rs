@@ -224,6 +224,12 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(())
     }
 
+    /// Embeddings of distances `(2 n + 1, d_v)` that are added to values, from a key `n` tokens before the query to one `n`
+    /// tokens after it.
+    fn value_distances(&self, _state: &PositionState) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     /// A mask term that is added to the scores and depends on positions alone.
     fn bias(&self, _call: &BiasCall) -> Result<Option<AttentionMask>> {
         Ok(None)
@@ -260,6 +266,7 @@ pub(crate) struct LayerSizes {
     pub num_attention_heads: usize,
     pub num_key_value_heads: usize,
     pub head_dim: usize,
+    pub value_head_dim: usize,
 }
 
 /// Where a parameter comes from when a layer is read from a checkpoint.
