@@ -30,7 +30,12 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     // Conformers.
-    Family { model_types: &["parakeet_encoder"], layouts: OWN, positions: LayerPositions::RelativeSinusoids, ..PLAIN },
+    Family {
+        model_types: &["parakeet_encoder"],
+        layouts: &["candle-attention", "conformer"],
+        positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
     Family {
         model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,

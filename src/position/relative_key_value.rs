@@ -21,9 +21,9 @@ const MAX_WINDOW: usize = 1 << 10;
 /// 2021](https://arxiv.org/abs/2106.06103)): within a window around the query, keys and values come with a learned
 /// embedding of their distance. Farther ones have none, but are seen.
 ///
-/// The embeddings `emb_rel_k` `(1, 2 window + 1, head_dim)` and `emb_rel_v` `(1, 2 window + 1, value_head_dim)` are weights
-/// of the layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads, those of keys before the query
-/// first. No fused kernel multiplies attention weights by distance.
+/// The embeddings `emb_rel_k` `(1, 2 window + 1, head_dim)` and `emb_rel_v` `(1, 2 window + 1, value_head_dim)` are
+/// weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads, those of keys
+/// before the query first. No fused kernel multiplies attention weights by distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelativeKeyValue {

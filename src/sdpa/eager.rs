@@ -74,8 +74,9 @@ pub(super) fn attend(
     Ok(AttentionOutput { output, attention_weights })
 }
 
-/// The products of attention weights `(b, h, s_q, s_kv)` with the embeddings `(2 n + 1, d_v)` of the distances up to `n`
-/// of their keys: `(b, h, s_q, d_v)`. The last query stands at the last of `s_kv` keys; those after it have no distance.
+/// The products of attention weights `(b, h, s_q, s_kv)` with the embeddings `(2 n + 1, d_v)` of the distances up to
+/// `n` of their keys: `(b, h, s_q, d_v)`. The last query stands at the last of `s_kv` keys; those after it have no
+/// distance.
 fn by_distance(weights: &Tensor, s_kv: usize, embeddings: &Tensor) -> Result<Tensor> {
     let weights = weights.narrow(D::Minus1, 0, s_kv)?;
     let (b, h, s_q, _) = weights.dims4()?;

@@ -1,5 +1,5 @@
-//! Queries compared with tables of relative positions, and gated biases: every way to run such a layer, and the formulas
-//! as loops in f64.
+//! Queries compared with tables of relative positions, and gated biases: every way to run such a layer, and the
+//! formulas as loops in f64.
 
 use candle_attention::checkpoint::layouts;
 use candle_attention::position::{
