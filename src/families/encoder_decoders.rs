@@ -23,6 +23,7 @@ const SEAMLESS: Family = Family {
 const SPARSE: &str = "attention to a part of the tokens";
 
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
+    Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
     // Each layer of UMT5 has a table of its own.
     Family { model_types: &["t5", "mt5", "umt5", "switch_transformers"], ..T5 },
     Family {

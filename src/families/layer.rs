@@ -6,21 +6,25 @@ use serde_json::Value;
 
 use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, GatedRelativeBias, Position, T5RelativeBias};
-use crate::position::{RelativeKey, RelativeKey2d, RelativeKeyValue, RelativeSinusoids};
+use crate::position::{
+    Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
+    RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
+};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 6] =
+    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
+const DECODER_HEADS: [&str; 3] =
+    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
 /// The key of a model with an encoder of speech beside one of text.
 const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
@@ -31,14 +35,29 @@ pub(crate) fn states_heads(section: &Value) -> bool {
     keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
 }
 
+/// The key for those of cross-attention, whose heads also have sizes of their own (Dia).
+pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
+
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+pub(crate) const CROSS: [&str; 7] = [
+    "encoder_attn",
+    "EncDecAttention",
+    "crossattention",
+    "cross_attn",
+    "cross_attention",
+    "encoder_decoder_attention",
+    "x_attn",
+];
 
 /// What a checkpoint holds for a layer and no configuration states.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Rows of the tables of rows and columns between patches.
@@ -50,6 +69,7 @@ pub(crate) struct LayerContents<'a> {
 }
 
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
     pub model_type: &'a str,
@@ -104,7 +124,9 @@ impl<'a> Layer<'a> {
 
     /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
     pub fn heads(&self) -> Result<usize> {
-        let heads = self.stated_heads()?;
+        let prefix = format!(".{}.", self.prefix);
+        let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
+        let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
         match heads > MAX_HEADS {
             true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
             false => Ok(heads),
@@ -112,6 +134,9 @@ impl<'a> Layer<'a> {
     }
 
     fn stated_heads(&self) -> Result<usize> {
+        if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
+            return Ok(heads);
+        }
         let by_prefix: &[&str] = match self.prefix {
             prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
             prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
@@ -120,9 +145,16 @@ impl<'a> Layer<'a> {
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
-        // An encoder alone needs no prefix to tell which it is.
-        let alone: &[&str] =
-            if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        // An encoder or a decoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = match self.family.causal {
+            _ if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) => &ENCODER_HEADS,
+            Causal::Always => &DECODER_HEADS,
+            _ => &[],
+        };
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -164,6 +196,9 @@ impl<'a> Layer<'a> {
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
         let d = config.resolved_head_dim();
+        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
+            config.latent = Some(self.latent(&row, latent, &config)?);
+        }
         config.scale = self.scale(d)?;
         if self.family.softcap {
             config.softcap = self.float("attn_logit_softcapping");
@@ -172,14 +207,17 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
-        if contents.norms {
-            config = config.with_qk_norm(self.qk_norm()?);
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        if !self.cross || contents.context_norm {
+            config.context_norm = self.context_norm(contents.context_norm)?;
         }
         config.requires = self.required_inputs();
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
-            config.position = self.position(d, contents)?;
+            config.position = self.position(config.sizes().head_dim, contents)?;
         }
+        config.key_value_source = self.key_value_source(config.key_value_source)?;
+        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
@@ -192,8 +230,11 @@ impl<'a> Layer<'a> {
     /// What each call has to give.
     fn required_inputs(&self) -> Vec<CallInput> {
         let prefix = format!(".{}.", self.prefix);
-        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
-        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
+        let applies = |required: &&Required| {
+            let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
+        };
+        self.family.requires.iter().filter(applies).map(|required| required.input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -210,6 +251,7 @@ impl<'a> Layer<'a> {
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
                 let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
                 let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
@@ -218,17 +260,22 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<HeadNorm> {
+    pub(super) fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
+        Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+    /// What norms of queries, keys and values add to the variance.
+    pub(super) fn norm_eps(&self) -> f64 {
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
+    }
+
+    pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
         let stated = self.text("position_embedding_type");
         let positions = self.family.positions;
         Ok(match positions {
@@ -245,6 +292,7 @@ impl<'a> Layer<'a> {
             LayerPositions::T5Bias => self.t5_bias()?,
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
+            LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
@@ -273,7 +321,7 @@ impl<'a> Layer<'a> {
     fn t5_bias(&self) -> Result<Position> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
-        let bidirectional = !self.prefix.contains("decoder");
+        let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
 }

@@ -2,9 +2,11 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINKS,
 };
-use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{
+    GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
+};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -48,6 +50,15 @@ const ONLY_OUT: ProjectionBias = ProjectionBias { o: true, ..NONE };
 const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
+
+/// Latent attention with queries of low rank, too.
+const DEEPSEEK: LatentNames = LatentNames {
+    q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
+    q: linear!("q_b_proj"),
+    kv_a: linear!("kv_a_proj_with_mqa"),
+    kv_a_norm: "kv_a_layernorm.weight",
+    kv_b: linear!("kv_b_proj"),
+};
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -133,12 +144,15 @@ const BASE: Layout = Layout {
     families: "",
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
+    gate: GateNames::None,
+    context_norm: None,
     biases: &[ALL],
     grouped: false,
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
-    sinks: false,
+    after: &[],
+    sinks: None,
     check_orientation: false,
     requires: &[],
     excludes: &[],
@@ -148,11 +162,22 @@ const BASE: Layout = Layout {
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
-        excludes: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
+        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
+        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
+        requires: &["gate_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
+        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -164,8 +189,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         o: linear!("output.dense"), position: DEBERTA_POSITION, ..BASE },
     Layout { name: "distilbert", families: "DistilBERT, XLM, FlauBERT",
         qkv: split!(linear, "q_lin", "k_lin", "v_lin"), o: linear!("out_lin"), ..BASE },
-    Layout { name: "albert", families: "ALBERT",
-        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), ..BASE },
+    Layout { name: "albert", families: "ALBERT, TVP",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), after: &["layer_norm"], ..BASE },
     Layout { name: "mpnet", families: "MPNet",
         qkv: split!(linear, "attn.q", "attn.k", "attn.v"), o: linear!("attn.o"), ..BASE },
     Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
@@ -188,7 +213,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        position: BART_POSITION, ..BASE },
+        position: BART_POSITION, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -210,6 +235,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
+    Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
+        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
@@ -225,6 +252,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "molmo", families: "Molmo 2",
         qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
         grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+    Layout { name: "gradium", families: "Gradium Phonon",
+        qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "kyutai", families: "Kyutai's speech to text",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, ..BASE },
@@ -232,7 +261,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "sapiens", families: "Sapiens 2",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("proj"), biases: &[ALL, NONE], grouped: true,
-        qk_norms: Some(QK_NORMS[0]), ..BASE },
+        qk_norms: Some(QK_NORMS[0]), after: &["gamma"], ..BASE },
     Layout { name: "molmo-vision", families: "Molmo 2, vision",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "pvt-v2", families: "PVT v2",
@@ -272,6 +301,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
+    Layout { name: "layoutlmv2", families: "LayoutLMv2",
+        qkv: QkvNames::FusedSplitBias("self.qkv_linear.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Blocks),
+        o: linear!("output.dense"), ..BASE },
+    Layout { name: "grounding-dino", families: "Grounding DINO, OmDet-Turbo",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("out_proj"), ..BASE },
     Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
         qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
@@ -280,7 +314,14 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
-    Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
+    Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
+        sinks: Some(SINKS[0]), ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
+        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
+        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
+    Layout { name: "timm-eva", families: "timm EVA with split projections, vision of Kimi K2.5 and Muse",
+        o: linear!("proj"), biases: &[NO_KEY, ALL],
         may_be_eva: true, ..BASE },
 ];
 

@@ -9,17 +9,22 @@
 mod decoders;
 #[cfg(test)]
 mod defaults_test;
+mod detectors;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod gated;
 mod heads;
 mod keys;
+mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
+mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
+mod steps;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

@@ -40,8 +40,9 @@ impl Layer<'_> {
             return Err(Error::config("rope_type", kind, "axial"));
         }
         let theta = stated.unwrap_or(self.section).get("rope_theta").and_then(Value::as_f64);
-        let mut rotary =
-            Rotary2d::new(theta.unwrap_or(10_000.0)).with_prefix_tokens(0).with_frequencies(row.frequencies);
+        let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
+            .with_prefix_tokens(row.prefix_tokens)
+            .with_frequencies(row.frequencies);
         if let Some((key, default)) = row.block {
             rotary = rotary.with_block(self.number(key)?.unwrap_or(default));
         }

@@ -1,7 +1,8 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
+use crate::config::CallInput;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Scale, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -84,8 +85,15 @@ pub(crate) const SPEECH: &[Family] = &[
         ],
         ..PLAIN
     },
+    // One table of biases for all layers, and the mask, which is added as a number.
     Family {
-        model_types: &["glmasr_encoder"],
+        model_types: &["phi4_multimodal_audio"],
+        layouts: OWN,
+        requires: &[Required::new(CallInput::ScoreBias { scaled: false })],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
         layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
@@ -131,7 +139,18 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
-    Family { model_types: &["mimi"], defaults: &[("sliding_window", 250.0)], ..STREAM },
+    Family {
+        model_types: &[
+            "mimi",
+            "mimi_encoder",
+            "mimi_decoder",
+            "pocket_tts_audio_tokenizer",
+            "pocket_tts_audio_tokenizer_encoder",
+            "pocket_tts_audio_tokenizer_decoder",
+        ],
+        defaults: &[("sliding_window", 250.0)],
+        ..STREAM
+    },
     Family {
         model_types: &["nemotron3_diarization_audio"],
         layouts: OWN,
@@ -141,7 +160,7 @@ pub(crate) const SPEECH: &[Family] = &[
     // Decoders of speech and music; the encoder is another family.
     Family { model_types: &["canary_decoder", "cohere_asr"], layouts: OWN, causal: Causal::Always, ..BASE },
     Family {
-        model_types: &["musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        model_types: &["pp_formulanet_text", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
         layouts: BART,
         causal: Causal::Always,
         ..BASE

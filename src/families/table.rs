@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
+use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
 use crate::families::family::{Family, LayerPositions, OWN};
+use crate::families::gated::GATED;
+use crate::families::latent::LATENT;
 use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
@@ -16,7 +19,9 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED]
+        .into_iter()
+        .flatten()
 }
 
 /// The row of an attention layer of this `model_type`.
@@ -53,6 +58,11 @@ pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
 }
 
 impl Family {
+    /// Whether checkpoint and configuration show the positions.
+    pub(crate) fn positions_from_weights(&self) -> bool {
+        self.positions == LayerPositions::FromWeights
+    }
+
     /// The value of a numeric key that `config.json` may leave out.
     pub(super) fn default(&self, key: &str) -> Option<f64> {
         self.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default)

@@ -17,7 +17,7 @@ SIZES = {
         mlp_dim vision_hidden_size text_hidden_size adapter_dim feed_forward_size expert_ffn_hidden_size
         dense_intermediate_size feature_size mlp_hidden_size hidden_sizes_ pooler_dim
         multimodal_projection_dim kv_dim cross_attention_hidden_size decoder_intermediate_size
-        encoder_intermediate_size reduction_dim perceiver_dim q_lora_rank kv_lora_rank fusion_hidden_size
+        encoder_intermediate_size reduction_dim perceiver_dim fusion_hidden_size
         backbone_hidden_size_ encoder_feedforward_dim decoder_feedforward_dim encoder_in_dim
         hidden_size_per_layer_input conv_channels intermediate_dim mlp_intermediate_size out_hidden_size
         attention_hidden_size text_embed_dim d_proj_ pooler_hidden_size mm_embed_dim
@@ -38,7 +38,7 @@ SIZES = {
                     "n_group topk_group num_expert_group expert_capacity".split(), 1),
     **dict.fromkeys("image_size img_size input_size vision_image_size".split(), 16),
     **dict.fromkeys("patch_size vision_patch_size".split(), 4),
-    **dict.fromkeys("kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv attention_head_dim "
+    **dict.fromkeys("kv_channels d_kv attention_head_dim "
                     "head_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim d_head "
                     "global_head_dim swa_head_dim dim_head".split(), 8),
     **dict.fromkeys("mamba_d_state mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads "
@@ -47,7 +47,10 @@ SIZES = {
                     "sliding_window_size".split(), 4),
     **dict.fromkeys("num_queries num_query_tokens query_tokens num_latents num_mel_bins n_mels "
                     "max_source_positions".split(), 8),
-    "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
+    # All of latent attention of another size.
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+    # More than the tokens of a text.
+    "index_topk": 16, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
     "mamba_expand": 2, "mamba_d_conv": 4, "num_frames": 2, "mamba_n_groups": 1, "n_groups": 1,
     "image_seq_length": 4, "num_image_tokens": 4, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 10, "num_channels": 3, "temporal_patch_size": 2, "type_vocab_size": 2,
@@ -189,6 +192,10 @@ DELETE = object()
 # Rotary positions per kind of layer.
 KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 100.0},
          "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+# As DeepSeek states it, for shorter texts.
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 8}
+
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
@@ -199,7 +206,6 @@ CHANGES = {
     "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 48},
     "vivit": {"tubelet_size": [2, 4, 4]},
     "xmod": {"default_language": "en_XX"},
-    "videoprism": {"tubelet_size": [1, 4, 4]},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
@@ -239,7 +245,9 @@ CHANGES = {
     **dict.fromkeys(["janus", "janus_vqgan"], {"vq_config.base_channels": 32, "base_channels": 32}),
     **dict.fromkeys(["cohere_compass", "cohere_compass_text"], {"rope_parameters": KINDS, "text_config.rope_parameters": KINDS}),
     "dbrx": {"rope_parameters.rope_theta": 100.0, "attn_config.rope_theta": 100.0, "attn_config.clip_qkv": 0.5, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": 16},
-    "dia": {"decoder_config.num_channels": 9},
+    "dia": {"decoder_config.num_channels": 9, "decoder_config.cross_num_attention_heads": 2, "decoder_config.cross_head_dim": 8,
+            "decoder_config.cross_num_key_value_heads": 2, "decoder_config.cross_hidden_size": 16},
+    "sapiens2": {"num_attention_heads": 4, "num_key_value_heads_per_layer": [4, 2]},
     **dict.fromkeys(["eomt", "eomt_dinov3"], {"num_blocks": 1}),
     **dict.fromkeys(["xlm", "flaubert"], {"emb_dim": 16}),
     "gradium_phonon_tts": {"flow_head_config.condition_dim": 16},
@@ -261,22 +269,201 @@ CHANGES = {
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
     "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
-    "molmo2": {"adapter_config.vision_feature_layer": [-1, -2]},
     "patchtst": {"context_length": 8},
     "superglue": {"keypoint_detector_config.descriptor_decoder_dim": 16, "gnn_layers_types": ["self", "cross"],
                   "keypoint_encoder_sizes": [16]},
     **dict.fromkeys(["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"], {"insert_layer_id": 0}),
     **dict.fromkeys(["bark"], {"semantic_config.input_vocab_size": VOCAB, "coarse_acoustics_config.input_vocab_size": VOCAB,
                                "fine_acoustics_config.input_vocab_size": VOCAB}),
+    **dict.fromkeys(["qwen3_asr", "qwen3_asr_encoder"], {"n_window": 4, "n_window_infer": 8, "audio_config.n_window": 4,
+                                                         "audio_config.n_window_infer": 8}),
+    "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32, "patch_embeds_hidden_size": 16},
+    "clap": {"audio_config.spec_size": 128, "audio_config.num_mel_bins": 32, "audio_config.patch_embeds_hidden_size": 16},
+    **dict.fromkeys(["pvt", "pvt_v2"], {"image_size": 64, "sequence_reduction_ratios": [1, 1, 1, 1]}),
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2, "backbone_config.hidden_sizes": [16, 16, 16, 16]},
+    "lw_detr_vit": {"image_size": 64, "pretrain_image_size": 64, "num_windows": 4, "num_windows_side": 2},
+    **dict.fromkeys(["videoprism", "videoprism_vision_model"], {
+        "tubelet_size": [1, 4, 4], "num_spatial_layers": 2, "num_temporal_layers": 1, "num_auxiliary_layers": 1,
+        "vision_config.tubelet_size": [1, 4, 4], "vision_config.num_spatial_layers": 2,
+        "vision_config.num_temporal_layers": 1, "vision_config.num_auxiliary_layers": 1}),
+    "vitpose": {"backbone_config.part_features": 4, "backbone_config.image_size": [32, 32],
+                "backbone_config.patch_size": [16, 16], "backbone_config.num_experts": 1, "scale_factor": 2},
+    **dict.fromkeys(["pe_video", "pe_video_encoder", "pe_audio_video", "pe_audio_video_encoder", "fast_vlm", "timm_wrapper",
+                     "perception_lm", "timm_backbone"],
+                    {f"{section}architecture": "test_vit" for section in
+                     ("", "vision_config.", "video_config.vision_config.", "audio_video_config.video_config.vision_config.")}),
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"], "text_config.num_experts_per_tok": 1,
+                      "text_config.n_routed_experts": 2},
+    "dots3_note_audio_encoder": {"adapter_input_size": 16, "conv_output_size": 16, "downsample_hidden_size": 16},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 16, "adapter_out_dim": 16},
+    **dict.fromkeys(["exaone4_5", "exaone4_5_vision"], {"window_size": 16, "vision_config.window_size": 16}),
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 4},
+    "kosmos-2": {"text_config.attention_heads": 4},
+    **dict.fromkeys(["molmo2", "molmo2_vision"], {"vision_config.num_position_embeddings": 16, "num_position_embeddings": 16,
+                                                  "adapter_config.vision_feature_layer": [-1, -2]}),
+    **dict.fromkeys(["nemo_speechlm", "nemotron3_5_transcribe_audio"],
+                    {f"{section}head_config.audio_hidden_size": 16 for section in
+                     ("", "diarization_config.", "audio_config.", "audio_config.diarization_config.")}),
+    **dict.fromkeys(["neucodec", "xcodec2"], {"hidden_size": 64, "head_dim": 16, "quantization_dim": 64,
+                                              "downsampling_ratios": [2, 2], "encoder_hidden_size": 8}),
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    **dict.fromkeys(["pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
+                     "mimi", "mimi_encoder", "mimi_decoder"], {"upsample_groups": 1}),
+    **dict.fromkeys(["qwen2_5_omni", "qwen2_5_omni_token2wav", "qwen2_5_omni_bigvgan"],
+                    {f"{section}upsample_initial_channel": 64 for section in
+                     ("", "bigvgan_config.", "token2wav_config.bigvgan_config.")}),
+    "qwen3_omni_moe": {"talker_config.text_config.shared_expert_intermediate_size": 16},
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    **dict.fromkeys(["vibevoice", "vibevoice_asr", "vibevoice_acoustic_tokenizer", "vibevoice_acoustic_tokenizer_encoder",
+                     "vibevoice_acoustic_tokenizer_decoder"],
+                    {f"{section}{key}": value for key, value in
+                     {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1]}.items()
+                     for section in ("", "acoustic_tokenizer_config.", "acoustic_tokenizer_encoder_config.",
+                                     "semantic_tokenizer_config.", "semantic_tokenizer_encoder_config.")}),
+    "perception_lm": {"vision_config.architecture": "test_vit", "vision_config.model_args": {"embed_dim": 64}},
+    "fast_vlm": {"vision_config.architecture": "fastvit_t8"},
+    "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
+                    {"text_config.head_dim": 32}),
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
+               "mlp_layer_types": ["dense", "dense"]},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
+                "mlp_layer_types": ["dense", "dense"], "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 5},
+    "step3p7": {"text_config.layer_types": ["full_attention", "sliding_attention"], "text_config.sliding_window": 4,
+                "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
+    "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
+    "muse_spark": {"audio_config.patch_sizes": [4, 3], "audio_config.hidden_sizes": [16, 16],
+                   "audio_config.depths": [1, 1]},
+    "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
+    "deepseek_v3": {"rope_parameters": YARN},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10},
+    # Positions that change the factor on queries.
+    "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,
+                 "rope_parameters.factor": 8.0, "rope_parameters.rope_theta": 50.0,
+                 "rope_parameters.partial_rotary_factor": 0.4},
+    # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
+    **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
+        "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+        "attention_k_eq_v": True, "global_head_dim": 16, "num_global_key_value_heads": 1}),
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+                     "num_kv_shared_layers": 2, "intermediate_size": 16, "activation_sparsity_pattern": DELETE},
+    "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
+                "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
+                "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # Their own 512 would make scores so large that f32 has no five digits left.
+    **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
+    "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
+                             "top_k_experts": 1, "moe_intermediate_size": 16},
+    "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
+                        "text_config.num_experts": 2, "text_config.top_k_experts": 1,
+                        "text_config.moe_intermediate_size": 16},
+    "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
+    # Positions that change the factor on queries.
+    "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
+    "ministral3": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4},
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe"], {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0}}),
+    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "mimo_v2_flash": {"v_head_dim": 4},
+    "timesfm2_5": {"patch_length": 4, "context_length": 64},
 }
+# Detectors: a small backbone, and images that its strides divide.
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
+          "layer_type": "basic", "num_channels": 3, "out_features": ["stage4"]}
+RESNET3 = {**RESNET, "out_features": ["stage2", "stage3", "stage4"]}
+LEVELS = {"id2label": DELETE, "label2id": DELETE, "encoder_hidden_dim": 16, "decoder_in_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+          "initializer_bias_prior_prob": 0.1, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+          "num_queries": 5, "decoder_layers": 2, "num_denoising": 0, "feat_strides": [8, 16, 32]}
+HGNET = {"backbone_config.stem_channels": [3, 8, 8], "backbone_config.stage_in_channels": [8, 8, 16, 16],
+         "backbone_config.stage_mid_channels": [8, 8, 8, 8], "backbone_config.stage_out_channels": [8, 16, 16, 16],
+         "backbone_config.stage_num_blocks": [1, 1, 1, 1], "backbone_config.stage_numb_of_layers": [1, 1, 1, 1],
+         "backbone_config.hidden_sizes": [8, 16, 16, 16]}
+SWIN = {"backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"], "backbone_config.embed_dim": 8}
+CHANGES |= {
+    **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr"],
+                    {"backbone_config": RESNET, "encoder_layers": 2, "decoder_layers": 2}),
+    "deformable_detr": {"backbone_config": RESNET3, "d_model": 32, "decoder_layers": 2},
+    **dict.fromkeys(["rt_detr", "rt_detr_v2"], LEVELS),
+    "rf_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5},
+    "lw_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5, "backbone_config.num_windows": 4,
+                "backbone_config.num_windows_side": 2, "backbone_config.window_block_indices": [0],
+                "backbone_config.out_features": ["stage2"], "projector_out_channels": 16,
+                "projector_scale_factors": [1.0], "projector_in_channels": DELETE,
+                "num_feature_levels": 1},
+    "phi4_multimodal_audio": {"num_blocks": 2, "nemo_conv_channels": 8, "ext_pw_out_channel": 16,
+                              "depthwise_separable_out_channel": 16, "input_size": 80, "bias_max_distance": 3},
+    **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"num_queries": 5}),
+    "bros": {"dim_bbox_sinusoid_emb_2d": DELETE, "dim_bbox_sinusoid_emb_1d": DELETE, "dim_bbox_projection": DELETE,
+             "hidden_size": 32, "num_attention_heads": 2},
+    "lilt": {"hidden_size": 24, "num_attention_heads": 2},
+    "omdet-turbo": {"backbone_config": {**RESNET3, "hidden_sizes": [8, 16, 16, 16]}, "task_encoder_hidden_dim": 16,
+                    "class_embed_dim": 16, "text_projection_in_dim": 16, "text_projection_out_dim": 16,
+                    "vision_features_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+                    "encoder_hidden_dim": 16, "encoder_dim_feedforward": 16, "decoder_hidden_dim": 16,
+                    "decoder_num_heads": 2, "decoder_num_layers": 2, "decoder_dim_feedforward": 16},
+    **dict.fromkeys(["d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"], {**LEVELS, **HGNET}),
+    "pp_doclayout_v3": {**LEVELS, **HGNET, "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
+                        "x4_feat_dim": 8, "mask_feature_channels": [8, 8]},
+    "mask2former": {**SWIN, "feature_size": 32, "hidden_dim": 32, "mask_feature_size": 32, "dim_feedforward": 16,
+                    "decoder_layers": 3},
+    "oneformer": {**SWIN, "conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "dim_feedforward": 16, "decoder_layers": 3,
+                  "text_encoder_width": 16, "text_encoder_num_layers": 1, "task_seq_len": 9},
+    **dict.fromkeys(["grounding-dino", "mm-grounding-dino"],
+                    {"d_model": 32, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+                     "backbone_config.embed_dim": 8, "encoder_layers": 2, "decoder_layers": 2}),
+    "layoutlmv3": {"coordinate_size": 3, "shape_size": 2, "visual_embed": False, "num_attention_heads": 2},
+    "layoutlmv2": {"coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
+    "mlcd_vision_model": {"num_attention_heads": 2},
+    "llama4_vision_model": {"num_attention_heads": 2},
+    "step3p5_vision": {"num_attention_heads": 2},
+    "mllama_vision_model": {"attention_heads": 2, "num_global_layers": 2, "intermediate_layers_indices": [0],
+                            "vision_output_dim": 32},
+    **dict.fromkeys(["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+                    {"num_heads": 2, "window_size": 24, "fullatt_block_indexes": [1]}),
+    "vjepa2": {"pred_num_hidden_layers": 1, "pred_hidden_size": 24, "pred_num_attention_heads": 2, "crop_size": 16,
+               "frames_per_clip": 4, "hidden_size": 32, "num_attention_heads": 2, "pred_mlp_ratio": 1.0,
+               "mlp_ratio": 1.0},
+}
+# The side of the images, where the configuration states none.
+IMAGES = {**dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
+          **dict.fromkeys(["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
+                           "mask2former", "oneformer"], 64),
+          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], 160)}
+# Rows and columns of the patches of a flat image.
+GRIDS = {"qwen2_5_vl_vision": (8, 8), "qwen2_5_omni_vision_encoder": (8, 8)}
+# Types whose attention takes images `(b, rows, columns, width)`.
+ROWS_AND_COLUMNS = {"sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
+                    "sam3_tracker_video", "sam3_video"}
+# What a call of an attention layer gives beyond its tokens, and the arguments that hold it.
+GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
+         "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
+         **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model",
+                          "paligemma"], {"mask": ["attention_mask"]}),
+         # It adds its Boolean mask to the bias.
+         "phi4_multimodal_audio": {"score_bias": ["attention_mask"]},
+         "lilt": {"score_bias": ["layout_scores"]},
+         **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"score_bias": ["attention_mask"]}),
+         **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
+         **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel", "seamless_m4t_v2": "SeamlessM4Tv2Model"}
+CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
+           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
-MELS_LAST = {"parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
+MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
              "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
+# Texts that are called with a padding mask, which makes them causal.
+PADDED = {"aimv2_text_model", "videoprism_text_model"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -305,11 +492,53 @@ def given(name, model, cfg):
     width = first(cfg, "hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=WIDTH)
     width = width[0] if isinstance(width, (list, tuple)) else width
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
-    height, across = square(first(cfg, "image_size", "img_size", default=16))
+    height, across = square(IMAGES.get(cfg.model_type) or first(cfg, "image_size", "img_size", default=16))
     patch = square(first(cfg, "patch_size", default=4))
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
+    kind = str(getattr(cfg, "model_type", ""))
+    if name == "input_features" and kind in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
+        return torch.randn(mels, 16)
+    if name == "input_features" and kind == "clap_audio_model":
+        return torch.randn(1, 1, 512, 32)
+    if name == "feature_lens":
+        return torch.tensor([16])
+    if name == "is_longer":
+        return torch.tensor([[False]])
+    if name == "target_sizes":
+        return torch.tensor([[4, 4]], dtype=torch.int32)
+    if name == "merge_sizes":
+        return torch.tensor([2])
+    if name == "codebook_idx":
+        return 2
+    if name == "input_ids" and model.__class__.__name__ == "BarkFineModel":
+        return torch.randint(100, VOCAB - 1, (1, LENGTH, cfg.n_codes_total))
+    if name == "input_ids" and kind == "kyutai_speech_to_text":
+        return torch.randint(10, 100, (1, LENGTH, cfg.num_codebooks + 1))
+    if name == "decoder_input_ids" and kind == "dia":
+        return torch.randint(10, 100, (1, 9, LENGTH))
+    if name == "input_values" and kind.startswith(("pe_audio", "mimi", "pocket_tts_audio")):
+        return torch.randn(1, 1, 400)
+    if name == "pixel_values" and kind == "inkling2_vision":
+        side = patch[0] * cfg.spatial_merge_size
+        return torch.randn(16, side, side, channels)
+    if name == "patch_embeds":
+        return torch.randn(1, width, 4, 4)
+    if name == "pixel_values" and kind == "kimi_k25_vision":
+        return torch.randn(16, channels, *patch)
+    if name == "pixel_values" and kind in ("muse_glimmer_vision", "muse_spark_vision"):
+        return torch.randn(16, 2 * flat)
+    if name in ("pixel_values", "hidden_states") and kind == "paddleocr_vl_vision":
+        return torch.randn(1, 16, channels, *patch)
+    if name == "pixel_values" and kind in ("video_llama_3_vision", "molmo2_vision"):
+        return torch.randn(16, flat) if kind != "molmo2_vision" else torch.randn(1, 16, flat)
+    if name == "pixel_values" and kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"):
+        return torch.randn(1, channels, patch[0], 16 * patch[1])
+    if name == "pixel_values" and kind == "tvp":
+        return torch.randn(1, 2, channels, 64, 64)
+    if name == "past_values" and hasattr(cfg, "patch_length"):
+        return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
@@ -319,10 +548,12 @@ def given(name, model, cfg):
             return torch.randn(1, 16, flat)
         if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
+        if getattr(cfg, "model_type", "") == "mllama_vision_model":  # tiles of an image of a text
+            return torch.randn(1, 1, cfg.max_num_tiles, channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
-        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare
-            return torch.randn(1, 2, channels, 64, 64)
+        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare: the same, without padding
+            return torch.randn(1, 1, channels, 64, 64).repeat(1, 2, 1, 1, 1)
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
@@ -334,7 +565,7 @@ def given(name, model, cfg):
     if name == "pixel_values_videos":
         return torch.randn(1, 2, channels, height, across)
     if name in ("grid_thw", "image_grid_thw"):
-        return torch.tensor([[1, 4, 4]])
+        return torch.tensor([[1, *GRIDS.get(cfg.model_type, (4, 4))]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
     if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
@@ -370,12 +601,18 @@ def given(name, model, cfg):
         return torch.ones(1, LENGTH, dtype=torch.long)
     if name in ("bbox",):
         return torch.randint(0, 30, (1, LENGTH, 4)).sort(-1).values
+    if name == "aspect_ratio_ids":
+        return torch.tensor([[2]])
+    if name == "aspect_ratio_mask":
+        return torch.tensor([[[1, 1, 0, 0]]])
+    if name == "task_inputs":
+        return torch.randint(0, 100, (1, cfg.task_seq_len))
     if name == "position_ids":
         return torch.arange(LENGTH)[None]
     return None
 
 
-MAIN = ("past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
+MAIN = ("feature_lens", "target_sizes", "grid_thw", "past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
         "visual_feats", "visual_pos",
         "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
@@ -390,8 +627,12 @@ def attempts(model, cfg):
     if "grid_thw" in required:
         yield from ({n: given(n, model, cfg) if n == "grid_thw" else patches for n in required}
                     for patches in flat_images(cfg))
+    if cfg.model_type in PARTS:
+        yield PARTS[cfg.model_type]()
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
     plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
+    if getattr(cfg, "model_type", None) in PADDED:
+        plans.append(["input_ids", "attention_mask"])
     plans.append([n for n in named if n in MAIN or n in required])
     plans.append(required)
     for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
@@ -412,9 +653,35 @@ def attempts(model, cfg):
             yield values
 
 
+def sam3_detr_encoder():
+    return dict(vision_features=[torch.randn(1, WIDTH, 4, 4)], text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_embeds=[torch.randn(1, WIDTH, 4, 4)], spatial_sizes=[(4, 4)])
+
+
+def sam3_detr_decoder():
+    return dict(vision_features=torch.randn(1, 16, WIDTH), text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_encoding=torch.randn(1, 16, WIDTH), spatial_shapes=torch.tensor([[4, 4]]))
+
+
+def sam3_mask_decoder():
+    return dict(decoder_queries=torch.randn(1, 5, WIDTH), encoder_hidden_states=torch.randn(1, 16, WIDTH),
+                backbone_features=[torch.randn(1, WIDTH, n, n) for n in (16, 8, 4)],
+                prompt_features=torch.randn(1, 5, WIDTH))
+
+
+def phi4_multimodal_audio():
+    return dict(hidden_states=torch.randn(1, 64, 80), mask=None)
+
+
+# Arguments of parts that take those of other parts.
+PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+         for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
+
+
 def flat_images(cfg):
     """Packed patches for vision towers that take `grid_thw`."""
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
     patch = square(first(cfg, "patch_size", default=4))
     for temporal in (first(cfg, "temporal_patch_size", default=1), 1):
-        yield torch.randn(16, channels * temporal * patch[0] * patch[1])
+        rows, columns = GRIDS.get(cfg.model_type, (4, 4))
+        yield torch.randn(rows * columns, channels * temporal * patch[0] * patch[1])

@@ -9,6 +9,7 @@ mod cache_layers;
 mod cache_programs;
 mod cached_rotation;
 mod caches;
+mod call_inputs;
 mod checkpoints;
 #[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
 #[path = "../common/mod.rs"]
@@ -25,6 +26,7 @@ mod family_layouts;
 mod files;
 mod fixtures;
 mod frozen;
+mod gates;
 mod gradients;
 mod hidden;
 mod hostile;
@@ -33,6 +35,7 @@ mod hostile_sizes;
 mod inspect;
 #[cfg(unix)]
 mod kills;
+mod latent;
 mod layer;
 mod layouts;
 mod locks;
