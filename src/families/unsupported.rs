@@ -12,6 +12,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["axk2"], "queries and gates of normalized and other latents together"),
     unsupported(&["dots3_note_text"], "a norm of the rotated key, and sizes of latents per layer"),
     unsupported(&["mistral_large4_text"], "latents of another layer, and a learned factor on the queries"),
+    unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
