@@ -261,9 +261,9 @@ fn keys_of_another_layer_are_those_that_it_attended_to() {
                 drop(inputs);
                 let inputs = AttentionInputs::shared(&xs, &key_values, AttentionMask::full());
                 let got = shared.attend_with(&inputs, &options).unwrap().output;
-                for sequence in 0..2 {
-                    let new = |ys: &Tensor| ys.get(sequence).unwrap().narrow(0, 0, of_chunk[sequence]).unwrap();
-                    if of_chunk[sequence] > 0 {
+                for (sequence, &count) in of_chunk.iter().enumerate() {
+                    let new = |ys: &Tensor| ys.get(sequence).unwrap().narrow(0, 0, count).unwrap();
+                    if count > 0 {
                         assert_close(&format!("chunks {case}"), &new(&got), &new(&attended.output), 1e-6);
                     }
                 }
