@@ -1,9 +1,11 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
+mod call_input;
 mod latent;
 mod output_stage;
 mod steps;
 
+pub use call_input::CallInput;
 pub use latent::LatentAttention;
 pub use output_stage::{GateActivation, GateOver, OutputGate};
 pub(crate) use steps::SIDES;
@@ -176,6 +178,10 @@ pub struct AttentionConfig {
     pub add_bias_kv: bool,
     /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
     pub add_zero_attn: bool,
+    /// What each call has to give beyond its tokens; default nothing. Without it, a call is an error.
+    pub requires: Vec<CallInput>,
+    /// The model type that requires it, for that error. Of a layer that is loaded with its `config.json`.
+    pub model_type: Option<&'static str>,
 }
 
 impl PartialEq for AttentionConfig {
@@ -206,6 +212,8 @@ impl PartialEq for AttentionConfig {
             dropout,
             add_bias_kv,
             add_zero_attn,
+            requires,
+            model_type: _,
         } = self;
         let resolved = |config: &Self| {
             [
@@ -227,6 +235,7 @@ impl PartialEq for AttentionConfig {
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
+            && *requires == other.requires
     }
 }
 
@@ -268,6 +277,8 @@ impl AttentionConfig {
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
+            requires: Vec::new(),
+            model_type: None,
         }
     }
 
@@ -316,6 +327,8 @@ impl AttentionConfig {
         with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
         /// Sets whether there is an extra key and value of zeros.
         with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
+        /// Sets what each call has to give beyond its tokens.
+        with_requires, requires: &[CallInput] = requires.to_vec();
     }
 
     /// Sets a norm of queries and one of keys with the same formula, before the rotation (Qwen 3): short for
@@ -462,7 +475,7 @@ impl AttentionConfig {
                 "a layer with the keys and values of another one"
             }
         };
-        if self.add_bias_kv || self.position.scheme().distance_embedding_count() > 0 {
+        if self.add_bias_kv || self.position.scheme().distance_embedding_count(1) != [0; 2] {
             let found = if self.add_bias_kv { "add_bias_kv".to_string() } else { self.position.to_string() };
             return Err(Error::value(what, found, "none of it: it has no projections for that"));
         }

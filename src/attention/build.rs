@@ -39,14 +39,12 @@ impl MultiHeadAttention {
         config.validate()?;
         let (rows, inputs) = qkv_sizes(config);
         let bias = config.bias;
-        let linear = |i: usize, name: &str, bias: bool| init_linear(&vb.pp(name), rows[i], inputs[i], bias);
-        let q = || linear(0, "q_proj", bias.q);
-        let k = || linear(1, "k_proj", bias.k);
+        let q = || init_linear(&vb.pp("q_proj"), rows[0], inputs[0], bias.q);
+        let k = || init_linear(&vb.pp("k_proj"), rows[1], inputs[1], bias.k);
+        let v = || init_linear(&vb.pp("v_proj"), rows[2], inputs[2], bias.v);
         let qkv = match (&config.latent, config.key_value_source) {
             (Some(latent), _) => QkvWeights::Latent(Box::new(init_latent(&vb, &latent.sizes(config), bias)?)),
-            (None, KeyValueSource::Projections) => {
-                QkvWeights::Split(Box::new([q()?, k()?, linear(2, "v_proj", bias.v)?]))
-            }
+            (None, KeyValueSource::Projections) => QkvWeights::Split(Box::new([q()?, k()?, v()?])),
             (None, KeyValueSource::KeysAsValues) => QkvWeights::KeysAsValues(Box::new([q()?, k()?])),
             (None, KeyValueSource::Shared { .. }) => QkvWeights::Query(q()?),
         };

@@ -79,6 +79,7 @@ impl PreparedCall<'_> {
         TokenPositions {
             starts: &new.starts[..sequences],
             explicit: new.explicit.as_ref(),
+            cos_sin: None,
             lengths: Some(&new.rotated_for[..sequences]),
             grid: None,
             ragged: None,
@@ -94,11 +95,21 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(PendingBias, Option<Tensor>)> {
+        self.check_required(inputs, options)?;
+        self.attended_as_given(inputs, options)
+    }
+
+    /// [`attended`](Self::attended) of inputs that hold what the layer requires.
+    pub(super) fn attended_as_given(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(PendingBias, Option<Tensor>)> {
         let Ran { output, attention_weights, .. } = self.attended_in(inputs, options, false)?;
         Ok((output, attention_weights))
     }
 
-    /// [`attended`](Self::attended), and the keys and values of a call that `shares` them.
+    /// [`attended_as_given`](Self::attended_as_given), and the keys and values of a call that `shares` them.
     pub(super) fn attended_in(
         &self,
         inputs: &AttentionInputs,
@@ -109,7 +120,8 @@ impl MultiHeadAttention {
         if self.config.num_attention_heads == 0 {
             return Ok(Ran::of(self.without_heads(inputs.query)?.into(), None));
         }
-        let mut cache = inputs.lock_cache();
+        let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
         let mut prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         if shares {
             prepared.share(cache.as_deref().map(|cache| &**cache))?;
@@ -134,7 +146,7 @@ impl MultiHeadAttention {
             }
             Route::Buckets => {
                 let lengths = ragged.unwrap_or(&[]);
-                let padded = self.attend_buckets(inputs.query, lengths, &inputs.mask, options)?;
+                let padded = self.attend_buckets(inputs, lengths, options)?;
                 return Ok(Ran::of(padded.output.into(), padded.attention_weights));
             }
             Route::Tensors(backend) => backend,
@@ -168,9 +180,9 @@ impl MultiHeadAttention {
         };
         self.check_options(query, b, options)?;
         match &inputs.tokens {
-            Tokens::Ragged(_) => Ok(()),
-            Tokens::Memory(memory) => self.check_cross(query, memory),
-            Tokens::Shared(shared) => self.check_shared(query, shared, options),
+            Tokens::Ragged(_) => {}
+            Tokens::Memory(memory) => self.check_cross(query, memory)?,
+            Tokens::Shared(shared) => self.check_shared(query, shared, options)?,
             Tokens::Padded => {
                 self.check_input("query", query, self.config.resolved_query_size())?;
                 self.check_input("key", key, self.config.resolved_key_size())?;
@@ -178,9 +190,10 @@ impl MultiHeadAttention {
                     let [_, s_kv, size] = [0, 1, 2].map(|i| key.dims()[i]);
                     return Err(Error::shape("key", key.dims(), format!("[{b}, {s_kv}, {size}]")));
                 }
-                self.check_memory(key, value)
+                self.check_memory(key, value)?;
             }
         }
+        self.check_given(inputs, options)
     }
 
     /// Checks what a call over `b` sequences asks for.
@@ -294,6 +307,7 @@ impl MultiHeadAttention {
             }
         };
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
+        mask = self.with_score_bias(mask, shape, options)?;
         self.check_latent(inputs, s_kv)?;
         mask.check(shape)?;
         if query.rank() == 3 {
@@ -328,7 +342,7 @@ impl MultiHeadAttention {
                 _ => accumulate_dtype(self.qkv.like()),
             },
             device: DeviceKind::of(device),
-            distance_embeddings: config.position.scheme().distance_embedding_count(),
+            distance_embeddings: config.position.scheme().distance_embedding_count(s_kv),
             tracks_gradient: tracked,
         };
         let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &sdpa_options);
@@ -353,7 +367,7 @@ impl MultiHeadAttention {
             let own_batch = BatchCache::default();
             let batch = is_ragged.then(|| inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions));
             let starts = new_tokens.as_ref().and_then(|new| new.unequal.as_ref()).map(|[starts, _]| &starts[..]);
-            if let Some(bias) = self.position_bias(s_q, s_kv, starts, device, batch)? {
+            if let Some(bias) = self.position_bias(shape, options.grid, starts, device, batch)? {
                 bias.check(shape)?;
                 sdpa_options.mask = Cow::Owned(sdpa_options.mask.into_owned().and(bias));
                 rows = None;
@@ -483,15 +497,15 @@ impl MultiHeadAttention {
     /// The term that positions alone add to the scores, if the scheme has one. `starts` and `cache` as in [`BiasCall`].
     pub(super) fn position_bias(
         &self,
-        s_q: usize,
-        s_kv: usize,
+        AttnShape { b, s_q, s_kv, .. }: AttnShape,
+        grid: Option<[usize; 2]>,
         starts: Option<&[usize]>,
         device: &Device,
         cache: Option<&BatchCache>,
     ) -> Result<Option<AttentionMask>> {
         let (heads, scale) = (self.config.num_attention_heads, self.config.resolved_scale());
         let state = &self.position;
-        self.config.position.scheme().bias(&BiasCall { heads, scale, s_q, s_kv, starts, device, state, cache })
+        self.config.position.scheme().bias(&BiasCall { heads, scale, b, s_q, s_kv, grid, starts, device, state, cache })
     }
 
     /// The options of the layer and of the call for `sdpa`.

@@ -20,6 +20,7 @@ mod observe;
 mod options;
 mod output_stage;
 mod padded;
+mod required;
 mod rows;
 mod steps;
 mod transform;
@@ -207,6 +208,8 @@ impl MultiHeadAttention {
     /// cached memory; with [`AttentionOptions`]: training, returned attention weights, a forced backend, a head mask.
     ///
     /// # Errors
+    /// - [`Error::MissingInput`](crate::Error::MissingInput): the call lacks an input that the layer
+    ///   [requires](AttentionConfig::requires).
     /// - A tensor has the wrong shape, dtype or device, or the mask does not fit the call.
     /// - A forced backend cannot run the call.
     /// - Ragged: the lengths do not add up to the tokens, the mask is neither full, causal nor a window, or the
@@ -254,8 +257,10 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
+        self.check_required(inputs, options)?;
         self.check(inputs, options)?;
-        let cache = inputs.lock_cache();
+        let (cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
         let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         let call = absorbed.map_or(call, |(call, _)| call);

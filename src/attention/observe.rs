@@ -121,12 +121,24 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
+        self.check_required(inputs, options)?;
+        self.observe_as_given(inputs, options, what)
+    }
+
+    /// [`observe`](Self::observe) of inputs that hold what the layer requires.
+    pub(super) fn observe_as_given(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        what: &ObserveOptions,
+    ) -> Result<AttentionStats> {
         self.check(inputs, options)?;
         let options = &options.with_return_attention_weights(false);
+        let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
+        let inputs = &inputs.with_sums(&sums);
         if let Tokens::Ragged(lengths) = inputs.tokens {
-            return self.observe_padded(inputs.query, lengths, &inputs.mask, options, what);
+            return self.observe_padded(inputs, lengths, options, what);
         }
-        let mut cache = inputs.lock_cache();
         match cache.as_deref_mut() {
             Some(cache) => cache.or_unchanged(|cache| self.observe_with(inputs, options, what, Some(cache))),
             None => self.observe_with(inputs, options, what, None),
@@ -171,7 +183,7 @@ impl MultiHeadAttention {
             let attended = sdpa::attend_call(Plan::choose(&call, &sdpa)?, qkv.each_ref(), None, &call, &sdpa)?;
             self.finish(attended, inputs, options)?.0
         } else {
-            self.attended(inputs, options)?.0
+            self.attended_as_given(inputs, options)?.0
         };
         let output = output.apply()?;
         let ([q, k, _], s_kv) = (qkv, call.shape.s_kv);

@@ -60,6 +60,8 @@ pub struct AttentionInputs<'a> {
     /// The new tokens of each sequence in the cache, if some of them are padding.
     pub(super) new_lengths: Option<&'a [usize]>,
     pub(super) buffers: Option<&'a Buffers>,
+    /// What is added to the inputs of queries and of keys.
+    pub(super) vectors: [Option<&'a Tensor>; 2],
 }
 
 /// How the tokens of a call are stored.
@@ -83,7 +85,7 @@ impl<'a> AttentionInputs<'a> {
     /// [`with_mask`](crate::MultiHeadAttention::with_mask) replaces.
     pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         let (mask, tokens) = (mask.into(), Tokens::Padded);
-        Self { query, key, value, mask, tokens, cache: None, new_lengths: None, buffers: None }
+        Self { query, key, value, mask, tokens, cache: None, new_lengths: None, buffers: None, vectors: [None; 2] }
     }
 
     /// Self-attention: every token of `xs` `(b, s, query_size)` attends to the tokens of its sequence.
@@ -140,7 +142,7 @@ impl<'a> AttentionInputs<'a> {
     where
         'a: 'b,
     {
-        let Self { query, key, value, ref mask, tokens, new_lengths, buffers, .. } = *self;
+        let Self { query, key, value, ref mask, tokens, new_lengths, buffers, vectors, .. } = *self;
         AttentionInputs {
             query,
             key,
@@ -150,6 +152,7 @@ impl<'a> AttentionInputs<'a> {
             cache: Some(Mutex::new(cache)),
             new_lengths,
             buffers,
+            vectors,
         }
     }
 
@@ -161,6 +164,43 @@ impl<'a> AttentionInputs<'a> {
         'a: 'b,
     {
         AttentionInputs { new_lengths: Some(lengths), ..self.with_cache(cache) }
+    }
+
+    /// These inputs with vectors that are added to the inputs of queries and keys, and not to those of values: `query`
+    /// `(b or 1, s_q, query_size)` and `key` `(b or 1, s_kv, key_size)`; of a ragged batch `(tokens, size)`. `None`
+    /// adds nothing. Gradients flow into them.
+    ///
+    /// The object queries and position embeddings of DETR and of detectors made from it
+    /// ([`CallInput::PositionVectors`](crate::CallInput::PositionVectors)). With a cache they are those of the new
+    /// tokens; over a memory in a [`CrossCache`], whose keys include theirs, there are those of the queries alone.
+    ///
+    /// ```
+    /// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, CallInput};
+    /// use candle_attention::MultiHeadAttention;
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    ///
+    /// let config = AttentionConfig::new(8, 2).with_requires(&[CallInput::PositionVectors]);
+    /// let layer = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu))?;
+    /// let random = |dims: [usize; 3]| Tensor::randn(0f32, 1., &dims, &Device::Cpu);
+    /// let (xs, memory) = (random([2, 5, 8])?, random([2, 9, 8])?);
+    /// let (object_queries, places) = (random([1, 5, 8])?, random([1, 9, 8])?);
+    ///
+    /// let inputs = AttentionInputs::cross_attention(&xs, &memory, AttentionMask::full());
+    /// let options = AttentionOptions::default();
+    /// assert!(layer.attend_with(&inputs, &options).is_err());
+    /// let inputs = inputs.with_position_vectors(&object_queries, &places);
+    /// assert_eq!(layer.attend_with(&inputs, &options)?.output.dims(), [2, 5, 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn with_position_vectors(
+        mut self,
+        query: impl Into<Option<&'a Tensor>>,
+        key: impl Into<Option<&'a Tensor>>,
+    ) -> Self {
+        self.vectors = [query.into(), key.into()];
+        self
     }
 
     /// These inputs with what the layers of a model share while they run one ragged batch.
@@ -202,6 +242,14 @@ pub struct AttentionOptions<'a> {
     /// kept apart by [`AttentionMask::segments`]. A layer without positions ignores them, and a scheme that is not
     /// rotary refuses them. Without them, the next call with a cache continues after the largest position so far.
     pub positions: Option<&'a Tensor>,
+    /// Cosines and sines `(b or 1, s_kv, pairs)` of the angles by which the first `2 · pairs` elements of each head are
+    /// rotated, for a layer with [`GivenRotation`](crate::position::GivenRotation) positions. The queries are the last
+    /// of these tokens; with a cache they are the new ones. Gradients flow into them. Default none.
+    pub cos_sin: Option<[&'a Tensor; 2]>,
+    /// Numbers `(b, h, s_q, s_kv)`, each dimension of its size or 1, that are added to the scores, as a model computes
+    /// them from its page or image. A layer that [scales them](crate::CallInput::ScoreBias) does so here. Gradients
+    /// flow into it. Default none.
+    pub score_bias: Option<&'a Tensor>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.
     pub head_mask: Option<&'a Tensor>,
@@ -228,6 +276,10 @@ impl<'a> AttentionOptions<'a> {
         with_grid, grid: [usize; 2] = Some(grid);
         /// Sets where the tokens stand.
         with_positions, positions: &'a Tensor = Some(positions);
+        /// Sets the cosines and sines of a rotation.
+        with_cos_sin, cos_sin: [&'a Tensor; 2] = Some(cos_sin);
+        /// Sets what is added to the scores.
+        with_score_bias, score_bias: &'a Tensor = Some(score_bias);
         /// Sets the factors on the output of each head.
         with_head_mask, head_mask: &'a Tensor = Some(head_mask);
     }

@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Tensor};
 
+use crate::attention::transform::each_once;
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -11,16 +12,16 @@ use crate::sdpa::AttentionOutput;
 use crate::tensor::{check_tensor_memory, select};
 
 impl MultiHeadAttention {
-    /// Self-attention within each sequence of `xs` `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
+    /// Self-attention within each sequence of inputs `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
     ///
     /// Sequences of like length are padded together; with options that belong to a padded batch, all of them.
     pub(super) fn attend_buckets(
         &self,
-        xs: &Tensor,
+        inputs: &AttentionInputs,
         lengths: &[usize],
-        mask: &AttentionMask,
         options: &AttentionOptions,
     ) -> Result<AttentionOutput> {
+        let (xs, mask) = (inputs.query, &*inputs.mask);
         let (tokens, size) = (xs.dim(0)?, self.config.resolved_output_size());
         if tokens == 0 {
             let zeros = |dims: &[usize]| Tensor::zeros(dims, xs.dtype(), xs.device());
@@ -32,19 +33,20 @@ impl MultiHeadAttention {
             true => vec![Bucket::of_all(lengths)],
             false => Bucket::of_like_lengths(lengths),
         };
-        let padding = Padding::new(xs, lengths, &buckets)?;
+        let padding = Padding::new(inputs, lengths, &buckets)?;
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
         for bucket in &buckets {
-            let (xs, positions) = padding.pad(bucket, options)?;
+            let ([query, key, value], positions) = padding.pad(bucket, options)?;
             let options = AttentionOptions { positions: positions.as_ref(), ..*options };
             // Padding as queries is removed below, and shows in the weights alone.
             let mask = mask.clone().and(match options.return_attention_weights || self.rotates_for_length() {
                 true => AttentionMask::padding(&padding.lengths_of(bucket)),
                 false => AttentionMask::lengths(&padding.lengths_of(bucket)),
             });
-            let attended = self.attend_with(&AttentionInputs::self_attention(&xs, mask), &options)?;
-            outputs.push(attended.output.reshape((bucket.padded_tokens(), size))?);
-            attention_weights = attended.attention_weights;
+            let padded = AttentionInputs::new(&query, &key, &value, mask);
+            let (output, weights) = self.attended_as_given(&padded, &options)?;
+            outputs.push(output.apply()?.reshape((bucket.padded_tokens(), size))?);
+            attention_weights = weights;
         }
         let output = Tensor::cat(&outputs, 0)?.index_select(&padding.places()?, 0)?;
         Ok(AttentionOutput { output, attention_weights })
@@ -53,21 +55,20 @@ impl MultiHeadAttention {
     /// [`observe`](Self::observe) of a ragged batch: that of all sequences padded to the longest one.
     pub(super) fn observe_padded(
         &self,
-        xs: &Tensor,
+        inputs: &AttentionInputs,
         lengths: &[usize],
-        mask: &AttentionMask,
         options: &AttentionOptions,
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
-        if xs.dim(0)? == 0 {
+        if inputs.query.dim(0)? == 0 {
             return Err(Error::value("a ragged batch to observe", "without tokens", "at least one token"));
         }
         let all = [Bucket::of_all(lengths)];
-        let padding = Padding::new(xs, lengths, &all)?;
-        let (xs, positions) = padding.pad(&all[0], options)?;
+        let padding = Padding::new(inputs, lengths, &all)?;
+        let ([query, key, value], positions) = padding.pad(&all[0], options)?;
         let options = AttentionOptions { positions: positions.as_ref(), ..*options };
-        let mask = mask.clone().and(AttentionMask::padding(lengths));
-        let stats = self.observe(&AttentionInputs::self_attention(&xs, mask), &options, what)?;
+        let mask = inputs.mask.clone().into_owned().and(AttentionMask::padding(lengths));
+        let stats = self.observe_as_given(&AttentionInputs::new(&query, &key, &value, mask), &options, what)?;
         let output = stats.output.flatten(0, 1)?.index_select(&padding.places()?, 0)?;
         Ok(AttentionStats { output, ..stats })
     }
@@ -82,15 +83,16 @@ impl MultiHeadAttention {
 
 /// A ragged batch that is padded by buckets.
 struct Padding<'a> {
-    /// `(tokens + 1, width)`: padding is one more token, of zeros.
-    with_zero: Tensor,
+    /// Inputs of queries, keys and values `(tokens + 1, width)`: padding is one more token, of zeros.
+    with_zero: [Tensor; 3],
     lengths: &'a [usize],
     offsets: Vec<usize>,
     buckets: &'a [Bucket],
 }
 
 impl<'a> Padding<'a> {
-    fn new(xs: &Tensor, lengths: &'a [usize], buckets: &'a [Bucket]) -> Result<Self> {
+    fn new(inputs: &AttentionInputs, lengths: &'a [usize], buckets: &'a [Bucket]) -> Result<Self> {
+        let xs = inputs.query;
         let (tokens, width) = xs.dims2()?;
         // Many empty sequences beside a long one are a small ragged batch and may be a large padded one.
         let padded = buckets.iter().fold(0usize, |sum, bucket| sum.saturating_add(bucket.padded_tokens()));
@@ -101,18 +103,21 @@ impl<'a> Padding<'a> {
         }
         check_tensor_memory("the number of tokens to pad", tokens, &[tokens + 1, width], xs.dtype(), xs.device())?;
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
-        Ok(Self { with_zero: Tensor::cat(&[xs, &zero], 0)?, lengths, offsets: offsets(lengths), buckets })
+        let all = [xs, inputs.key, inputs.value];
+        let with_zero = each_once(all, |xs| Ok(Tensor::cat(&[xs, &zero], 0)?))?;
+        Ok(Self { with_zero, lengths, offsets: offsets(lengths), buckets })
     }
 
     fn lengths_of(&self, bucket: &Bucket) -> Vec<usize> {
         bucket.sequences.iter().map(|&sequence| self.lengths[sequence]).collect()
     }
 
-    /// The tokens of a bucket `(b, s, width)`, and their positions, if the call gives some.
-    fn pad(&self, bucket: &Bucket, options: &AttentionOptions) -> Result<(Tensor, Option<Tensor>)> {
-        let (tokens, width) = (self.with_zero.dim(0)? - 1, self.with_zero.dim(1)?);
+    /// The inputs of a bucket `(b, s, width)`, and their positions, if the call gives some.
+    fn pad(&self, bucket: &Bucket, options: &AttentionOptions) -> Result<([Tensor; 3], Option<Tensor>)> {
+        let query = &self.with_zero[0];
+        let (tokens, width) = (query.dim(0)? - 1, query.dim(1)?);
         let (b, s) = (bucket.sequences.len(), bucket.longest);
-        let (dtype, device) = (self.with_zero.dtype(), self.with_zero.device());
+        let (dtype, device) = (query.dtype(), query.device());
         check_tensor_memory("the number of sequences to pad", b, &[b, s, width], dtype, device)?;
         // The token at each padded place.
         let mut to_padded = Vec::with_capacity(b * s);
@@ -125,12 +130,14 @@ impl<'a> Padding<'a> {
             Some(positions) => Some(padded_positions(positions, tokens, &to_padded)?.reshape(((), b, s))?),
             None => None,
         };
-        Ok((self.with_zero.index_select(&to_padded, 0)?.reshape((b, s, width))?, positions))
+        let all = self.with_zero.each_ref();
+        let padded = each_once(all, |xs| Ok(xs.index_select(&to_padded, 0)?.reshape((b, s, width))?))?;
+        Ok((padded, positions))
     }
 
     /// Where the tokens of the ragged batch are among those of the buckets.
     fn places(&self) -> Result<Tensor> {
-        Ok(Tensor::new(Bucket::places(self.buckets, self.lengths), self.with_zero.device())?)
+        Ok(Tensor::new(Bucket::places(self.buckets, self.lengths), self.with_zero[0].device())?)
     }
 }
 

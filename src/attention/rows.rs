@@ -17,7 +17,7 @@ use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -29,7 +29,8 @@ impl MultiHeadAttention {
     /// norm and a gate.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
-        self.score.is_none()
+        config.requires.is_empty()
+            && self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.steps.run_on_buffers()
@@ -185,8 +186,18 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || config.steps.has_more_than_rotation() || self.has_output_stage() {
-            let steps = |qkv: &mut [f32], group: RaggedBatch| self.step_in_place(team, qkv, group);
+        let query_bias = scheme.query_bias(&self.position)?;
+        let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
+        if scheme.rotates() || has_steps || self.has_output_stage() {
+            let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
+            let steps = |qkv: &mut [f32], group: RaggedBatch| {
+                self.step_in_place(team, qkv, group)?;
+                let width = self.qkv.packed()?.out_features();
+                for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
+                    token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
+                }
+                Ok(())
+            };
             let gate = |projected: &[f32], context: &mut [f32]| self.gate_rows(team, context, projected);
             return self.attend_elements(team, xs, batch, mask, (steps, gate), &buffers.scratch, output);
         }
@@ -221,11 +232,13 @@ impl MultiHeadAttention {
             [projection.in_features(), projection.out_features(), output_projection.out_features()];
 
         let longest = batch.longest();
-        let bias = self.position_bias(longest, longest, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
+        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
-        mask.embeddings = self.distance_embeddings(longest, longest)?;
+        if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
+            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
+        }
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {

@@ -10,9 +10,9 @@ use crate::attention::call::PreparedCall;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
 use crate::error::Result;
-use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
+use crate::mask::{AttentionMask, DistanceEmbeddings, DistanceProducts};
 use crate::ops::accumulate_dtype;
-use crate::position::{EmbeddingCall, TokenPositions};
+use crate::position::{EmbeddingCall, QueryCall, TokenPositions};
 use crate::ragged::{BatchCache, RaggedBatch, offsets};
 
 impl MultiHeadAttention {
@@ -32,7 +32,7 @@ impl MultiHeadAttention {
         }
         let PreparedCall { call, new_tokens, .. } = &*prepared;
         let xs = [inputs.query, inputs.key, inputs.value];
-        let tokens = prepared.positions(options.grid, None);
+        let tokens = TokenPositions { cos_sin: options.cos_sin, ..prepared.positions(options.grid, None) };
         let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
             (Tokens::Memory(memory), ..) => {
                 let q = self.project_queries(inputs.query, memory.len(), dtype, &tokens)?;
@@ -43,10 +43,11 @@ impl MultiHeadAttention {
                 return Ok([q, shared.keys.clone(), shared.values.clone()]);
             }
             (Tokens::Ragged(lengths), ..) => {
-                let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
+                let own_batch = BatchCache::default();
                 let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
                 let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
-                return self.project([&xs; 3], None, dtype, &TokenPositions { ragged, ..tokens });
+                let [query, key, value] = each_once(xs, |xs| Ok(xs.unsqueeze(0)?))?;
+                return self.project([&query, &key, &value], None, dtype, &TokenPositions { ragged, ..tokens });
             }
             (Tokens::Padded, Some(cache), Some(new)) => {
                 let [q, k, v] = self.project(xs, NewPlaces::of(inputs), dtype, &tokens)?;
@@ -55,17 +56,23 @@ impl MultiHeadAttention {
             }
             (Tokens::Padded, ..) => self.project(xs, None, dtype, &tokens)?,
         };
-        if let Some(embeddings) = self.distance_embeddings(call.shape.s_q, call.shape.s_kv)? {
+        let (s_q, s_kv) = (call.shape.s_q, call.shape.s_kv);
+        if let Some(embeddings) = self.distance_embeddings(s_q, s_kv)? {
             let scale = self.config.resolved_scale();
-            let products = AttentionMask::of_term(Disentangled { q: q.clone(), k: k.clone(), embeddings, scale });
+            let products = AttentionMask::of_term(DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale });
             prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(products));
+        }
+        let queries = QueryCall { xs: inputs.query, q: &q, s_kv, grid: options.grid, state: &self.position };
+        if let Some(term) = self.config.position.scheme().query_term(&queries)? {
+            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(term));
         }
         Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
     /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
     pub(super) fn distance_embeddings(&self, s_q: usize, s_kv: usize) -> Result<Option<DistanceEmbeddings>> {
-        let call = EmbeddingCall { s_q, s_kv, qkv: &self.qkv, state: &self.position };
+        let heads = self.config.num_attention_heads;
+        let call = EmbeddingCall { s_q, s_kv, heads, qkv: &self.qkv, state: &self.position };
         self.config.position.scheme().distance_embeddings(&call)
     }
 
@@ -80,13 +87,17 @@ impl MultiHeadAttention {
     ) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
-        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation();
+        let query_bias = config.position.scheme().query_bias(&self.position)?;
+        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation() && query_bias.is_none();
         if unchanged && !config.position.scheme().rotates() {
             return self.project_at(xs, places, sizes, dtype);
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let [q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        let [mut q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        if let Some(bias) = query_bias {
+            q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
+        }
         Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
@@ -99,10 +110,8 @@ impl MultiHeadAttention {
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
         let Some(places) = places else { return self.qkv.forward(xs, sizes, dtype) };
-        let query = places.pack(xs[0])?;
-        // One tensor stays one: then it is one product.
-        let pack = |xs_i: &Tensor| if xs_i.id() == xs[0].id() { Ok(query.clone()) } else { places.pack(xs_i) };
-        let [q, k, v] = self.qkv.forward([&query, &pack(xs[1])?, &pack(xs[2])?], sizes, dtype)?;
+        let [query, key, value] = each_once(xs, |xs| places.pack(xs))?;
+        let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
 
@@ -147,4 +156,16 @@ impl MultiHeadAttention {
             None => xs,
         })
     }
+}
+
+/// What `make` makes of each tensor. One tensor stays one: then it is one product.
+pub(super) fn each_once(xs: [&Tensor; 3], make: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Tensor; 3]> {
+    let query = make(xs[0])?;
+    let key = if xs[1].id() == xs[0].id() { query.clone() } else { make(xs[1])? };
+    let value = match xs[2].id() {
+        id if id == xs[0].id() => query.clone(),
+        id if id == xs[1].id() => key.clone(),
+        _ => make(xs[2])?,
+    };
+    Ok([query, key, value])
 }

@@ -15,9 +15,17 @@ use crate::families::layout::{
 };
 use crate::families::layouts::LAYOUTS;
 
-/// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
-const IGNORED: &[&str] =
-    &["LayerNorm", "ln", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
+/// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
+const IGNORED: &[&str] = &[
+    "LayerNorm",
+    "ln",
+    "pre_norm",
+    "self_attn_layer_norm",
+    "inv_freq",
+    "latent",
+    "masked_bias",
+    "relative_position_index",
+];
 
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name
 /// because some sources cannot list what they hold.
@@ -127,7 +135,9 @@ impl Layout {
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
         let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
-        let ignored = |name: &str| step(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        let ignored = |name: &str| {
+            step(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
+        };
         // Whether it is needed depends on the call.
         let indexer = |name: &str| matches!(self.qkv, QkvNames::Latent(_)) && below(INDEXER, name).is_some();
         // GPT-2 and similar families store their causal mask next to the weights.

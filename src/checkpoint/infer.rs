@@ -1,10 +1,11 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
 use crate::checkpoint::detect::detect;
+use crate::checkpoint::read::holds_bias_kv;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -47,7 +48,7 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
         QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
-    let config = config.with_add_bias_kv(BIAS_KV.iter().any(|name| source.contains(name)));
+    let config = config.with_add_bias_kv(holds_bias_kv(source));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
     let config = config.with_key_value_source(match layout.qkv {
         QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,

@@ -7,8 +7,8 @@ use crate::checkpoint::source::{WeightSource, join};
 use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation,
-    PATCH_BIAS, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames,
+    Orientation, PATCH_BIAS, PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
 use crate::ops::LatentSizes;
 use crate::position::Presence;
@@ -304,13 +304,19 @@ impl Reader<'_> {
     }
 
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
-        if !BIAS_KV.iter().any(|name| self.source.contains(name)) {
+        if !holds_bias_kv(self.source) {
             return Ok(None);
         }
         let [_, k_rows, v_rows] = self.sizes.rows();
         let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
         Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
     }
+}
+
+/// Whether there is a learned key and value that every query sees. A Conformer has another `bias_v`, beside a `bias_u`.
+pub(super) fn holds_bias_kv(source: &dyn WeightSource) -> bool {
+    let [key, value] = BIAS_KV;
+    source.contains(key) || source.contains(value) && !source.contains(CONTENT_BIAS)
 }
 
 /// `len` rows of a projection, as views.
@@ -478,16 +484,20 @@ pub(crate) fn read_position(
         }
     }
     // A weight that the configured scheme has no use for means that the configuration is wrong.
-    let used = |role: PositionRole| {
-        let mut names = layout.position.iter().filter(|name| name.role == role);
+    let used = |of: &PositionName| {
+        let alone = of.role == PositionRole::Relative;
+        let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
-    for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
+    // The name of Transformer-XL's second vector may be that of a value that every query sees.
+    let telling = |name: &&PositionName| name.scheme != DISTANCE_EMBEDDINGS && !BIAS_KV.contains(&name.stored);
+    for name in layout.position.iter().filter(telling) {
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
+            PositionRole::Relative => ("relative positions", name.stored.to_string()),
         };
-        if !used(name.role) && source.contains(&tensor) {
+        if !used(name) && source.contains(&tensor) {
             let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
             return Err(Error::config("position", &config.position, allowed));
         }

@@ -305,6 +305,11 @@ impl Writer<'_> {
         if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
         }
+        let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
+        if weights.bias_kv.is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
+            let why = "one that names a key and value that every query sees otherwise than its positions";
+            return Err(self.cannot(&format!("{} positions", config.position), why));
+        }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";
             return Err(self.cannot(&format!("{} positions", config.position), why));

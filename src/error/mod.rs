@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use text::cut_to;
 pub(crate) use text::{cut, panic_message};
-use text::{name, phrase};
+use text::{name, of_model, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
 ///
@@ -224,6 +224,18 @@ pub enum Error {
         model_type: Option<String>,
         /// Known names that are spelled alike, as a phrase; empty if there are none.
         near: String,
+    },
+
+    /// A call lacks an input that the layer requires
+    /// ([`AttentionConfig::requires`](crate::AttentionConfig::requires)).
+    #[error("the call lacks {input}{}: expected {expected}", of_model(*model_type))]
+    MissingInput {
+        /// What the call lacks: a [`CallInput`](crate::CallInput), as it prints.
+        input: String,
+        /// Its shape, and how a call gives it.
+        expected: &'static str,
+        /// The model type of the layer, if it is known.
+        model_type: Option<&'static str>,
     },
 
     /// The family is known, and its attention is one that this crate does not compute.

@@ -87,3 +87,8 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
+
+/// Says which model type a layer is of, if that is known.
+pub fn of_model(model_type: Option<&'static str>) -> String {
+    model_type.map(|name| format!(", which a layer of `{name}` requires")).unwrap_or_default()
+}

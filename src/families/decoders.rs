@@ -1,9 +1,9 @@
 //! Decoder families: causal self-attention.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, Mrope, OWN, QueryFactor, ROTARY, RotaryLayers,
-    RotaryRow, Scale, StepsRow, WeightlessNorm, Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, Mrope, OWN, PROMPT, QueryFactor, ROTARY, Required,
+    RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -18,6 +18,14 @@ const OLMO2: Family =
 /// Granite, whose configuration states the factor on the scores.
 const GRANITE: Family =
     Family { scale: Scale::AttentionMultiplier, defaults: &[("attention_multiplier", 1.0)], ..LLAMA };
+/// LFM2: the same as Qwen 3 with other names.
+const LFM2: Family = Family {
+    model_types: &["lfm2", "lfm2_moe"],
+    layouts: BART,
+    positions: theta(1_000_000.0),
+    defaults: &[("norm_eps", 1e-5)],
+    ..QWEN3
+};
 
 /// A decoder with rotary positions.
 const fn rotary(row: RotaryRow) -> Family {
@@ -151,6 +159,13 @@ pub(crate) const DECODERS: &[Family] = &[
     // The text of a model with images, which is causal whatever its section states.
     Family { model_types: &["gemma3"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
+    // Its encoder is a Gemma 3 that sees both ways.
+    Family {
+        model_types: &["t5gemma2_text"],
+        causal: Causal::Never,
+        window: Window { sides: Sides::Around, ..GEMMA3.window },
+        ..GEMMA3
+    },
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },
     Family {
@@ -163,11 +178,27 @@ pub(crate) const DECODERS: &[Family] = &[
             "internlm3",
             "iquestcoder",
             "deepseek_ocr2_text",
+            "idefics",
+            "pocket_tts",
         ],
+        ..LLAMA
+    },
+    // Tokens of image and prompt see one another.
+    Family {
+        model_types: &["paligemma"],
+        causal: Causal::Never,
+        requires: &[Required::new(CallInput::Mask)],
+        needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["paddleocr_vl_text"], positions: mrope(500_000.0, Mrope::Blocks), ..LLAMA },
+    Family {
+        model_types: &["cosmos3_edge_text"],
+        layouts: &["candle-attention", "cosmos"],
+        positions: mrope(100_000_000.0, Mrope::Alternating),
+        ..LLAMA
+    },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
@@ -279,11 +310,30 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: EXAONE_DEFAULTS,
         ..QWEN3
     },
+    LFM2,
+    Family { model_types: &["lfm2_bidirectional"], causal: Causal::Never, ..LFM2 },
+    // As pplx-embed's own code has it.
     Family {
-        model_types: &["lfm2", "lfm2_moe"],
-        layouts: BART,
-        positions: theta(1_000_000.0),
-        defaults: &[("norm_eps", 1e-5)],
+        model_types: &["bidirectional_pplx_qwen3"],
+        causal: Causal::Never,
+        reads: &["use_bidirectional_attention"],
+        window: UPPER,
+        defaults: QWEN2_DEFAULTS,
+        ..QWEN3
+    },
+    Family {
+        model_types: &["minimax_m3_vl_text"],
+        // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
+        reads: &["rotary_dim"],
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),
+        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["kolibri1", "flint"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+        defaults: &[("sliding_window", 513.0)],
         ..QWEN3
     },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
@@ -376,7 +426,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
     },
     Family {
-        model_types: &["cohere2"],
+        model_types: &["cohere2", "cohere2_moe"],
         window: PATTERN,
         defaults: &[("sliding_window", 4096.0)],
         ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
@@ -390,6 +440,42 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { interleaved: true, share: Some(1.0), mrope: Some(Mrope::Blocks), ..ROTARY })
     },
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
+    Family {
+        model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
+        window: EVERYWHERE,
+        qk_norm: None,
+        ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
+    },
+    Family {
+        model_types: &["cohere_compass_text"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::IfKindStated,
+            window_theta: Some(10_000.0),
+            mrope: Some(Mrope::Alternating),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 4096.0)],
+        ..LLAMA
+    },
+    Family { model_types: &["gradium_phonon_tts"], layouts: &["gradium", "candle-attention"], ..LLAMA },
+    // Tokens that it generates see the prompt and a window.
+    Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
+    Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
+    Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
+    Family { model_types: &["molmo2_text"], layouts: &["molmo"], positions: theta(1_000_000.0), ..QWEN3 },
+    Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..DECODER },
+    // transformers masks without a window, which its cache alone has.
+    Family {
+        model_types: &["kyutai_speech_to_text"],
+        layouts: &["kyutai"],
+        reads: &["sliding_window"],
+        note: Some(
+            "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
+        ),
+        ..LLAMA
+    },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
         model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],
@@ -416,7 +502,7 @@ pub(crate) const DECODERS: &[Family] = &[
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
-            both_sides: true,
+            sides: Sides::Both,
         },
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
@@ -435,7 +521,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["gpt_neo"],
         layouts: BART,
         causal: Causal::Fixed,
-        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", both_sides: false },
+        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", sides: Sides::Each },
         scale: Scale::One,
         defaults: &[("window_size", 256.0)],
         ..DECODER

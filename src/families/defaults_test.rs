@@ -68,6 +68,8 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             gate: family.gate.map(|_| 512),
             context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
             bias_rows: None,
+            patch_keys: None,
+            layout: family.layouts[0],
             pruned: &[],
         };
         // Whose values are keys whatever the configuration states.

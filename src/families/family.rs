@@ -1,7 +1,7 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{GateActivation, NormKind, NormOver};
-use crate::position::GridFrequencies;
+use crate::config::{CallInput, GateActivation, NormKind, NormOver};
+use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -63,10 +63,36 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
+    /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
+    pub shares_of_heads: &'static [(&'static str, usize)],
+    /// What each call has to give, in which layers.
+    pub requires: &'static [Required],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
+}
+
+/// What each call of some layers has to give.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Required {
+    pub input: CallInput,
+    /// A component of the layers' prefixes; `None`: all layers.
+    pub below: Option<&'static str>,
+    /// Keys of which one has to be true, as they are if the configuration is silent. Empty: whatever it states.
+    pub keys: &'static [&'static str],
+}
+
+impl Required {
+    /// In all layers.
+    pub(crate) const fn new(input: CallInput) -> Self {
+        Self { input, below: None, keys: &[] }
+    }
+
+    /// In layers below this component of the prefix.
+    pub(crate) const fn below(component: &'static str, input: CallInput) -> Self {
+        Self { below: Some(component), ..Self::new(input) }
+    }
 }
 
 /// The layouts of BERT and of the encoders made from it.
@@ -79,6 +105,13 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
+/// The note of a model whose generated tokens see the prompt and a window.
+pub(crate) const PROMPT: &str =
+    "the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window";
+/// The note of a model that masks the patches of its last layers.
+pub(crate) const PREDICTED: &str =
+    "the mask is that of a trained model: while it trains, queries see the patches of their predicted segments";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
@@ -86,7 +119,7 @@ pub(crate) const BASE: Family = Family {
     reads: &[],
     position_values: &[],
     causal: Causal::Never,
-    window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
+    window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
     softcap: false,
@@ -113,6 +146,8 @@ pub(crate) const BASE: Family = Family {
     refuses: &[],
     needs: &[],
     unsupported_parts: &[],
+    shares_of_heads: &[],
+    requires: &[],
     note: None,
     unsupported: None,
 };
@@ -167,11 +202,22 @@ pub(crate) struct ContextNormRow {
 pub(crate) struct Window {
     /// Which layers.
     pub layers: WindowLayers,
-    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, how many on each
-    /// side.
+    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, as `sides` says.
     pub key: &'static str,
-    /// Whether the key states the width of both sides together (ModernBERT): each side has half of it.
-    pub both_sides: bool,
+    /// How the key counts tokens in bidirectional layers.
+    pub sides: Sides,
+}
+
+/// What the width of a bidirectional window counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sides {
+    /// The tokens on each side.
+    Each,
+    /// Those of both sides together, half of them on each (ModernBERT).
+    Both,
+    /// All tokens of the window, the token itself included; of an even number, one more comes after it than before it
+    /// (T5Gemma 2).
+    Around,
 }
 
 /// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
@@ -212,6 +258,8 @@ pub(crate) enum LayerPositions {
     FromWeights,
     /// Rotation of queries and keys.
     Rotary(RotaryRow),
+    /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
+    Given,
     /// Rotation by row and column of patches (DINOv3).
     DinoRotary,
     /// Rotation by row and column of patches, without tokens before them.
@@ -224,8 +272,20 @@ pub(crate) enum LayerPositions {
     T5Bias,
     /// T5's buckets as MPNet fixes them; its configuration's number only sizes the table.
     MpnetBias,
-    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms.
-    Disentangled { v2: bool },
+    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
+    /// does not state them has, all (SEW-D) or none.
+    Disentangled { v2: bool, silent: bool },
+    /// Projected sinusoids of distances (Parakeet).
+    RelativeSinusoids,
+    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
+    Conformer(&'static str),
+    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a block
+    /// (Granite Speech).
+    RelativeKeyBlocks(&'static str),
+    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
+    RelativeKey2d,
+    /// Gated biases of buckets (WavLM).
+    GatedBias,
 }
 
 /// Rotary positions of a family: defaults of what the configuration may state.
@@ -283,6 +343,8 @@ pub(crate) enum RotaryLayers {
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
+    /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
+    IfKindStated,
     /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
     UnlessAlibi,
 }
@@ -308,6 +370,43 @@ pub(crate) struct PatchRotaryRow {
     pub frequencies: GridFrequencies,
     /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
     pub block: Option<(&'static str, usize)>,
+    /// Which elements form a pair.
+    pub style: RotaryStyle,
+    /// Whether the first half of the angles belongs to columns.
+    pub columns_first: bool,
+    /// The number of the first row and column.
+    pub first: usize,
+    /// Tokens before the patches, which are not rotated.
+    pub prefix_tokens: usize,
+    /// Tokens after the patches.
+    pub suffix_tokens: usize,
+    /// Windows of patches.
+    pub windows: PatchWindows,
+}
+
+/// Rotation by row and column of patches that come row by row, in half-split pairs.
+pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
+    frequencies: GridFrequencies::Same,
+    block: None,
+    style: RotaryStyle::HalfSplit,
+    columns_first: false,
+    first: 0,
+    prefix_tokens: 0,
+    suffix_tokens: 0,
+    windows: PatchWindows::None,
+};
+
+/// How patches that are rotated by row and column come in windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PatchWindows {
+    /// There are none.
+    None,
+    /// Patches come window by window, each `window_size` pixels wide, and see their own window but in the layers that
+    /// `fullatt_block_indexes` lists (Qwen2.5-VL).
+    Ordered,
+    /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
+    /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
+    Rows,
 }
 
 /// Latent attention of a family; its sizes are those of the weights.

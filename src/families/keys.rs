@@ -46,6 +46,7 @@ const KEYS: &[(&str, &str)] = &[
     ("relative_attention_num_buckets", BIAS),
     ("use_relative_position_bias", BIAS),
     ("use_shared_relative_position_bias", BIAS),
+    ("position_embeddings_type", "positions inside attention"),
     ("layer_rope_theta", ROTARY_PER_LAYER),
     ("no_rope_layers", NOPE),
     ("no_rope_layer_interval", NOPE),
@@ -211,7 +212,7 @@ impl Family {
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
-            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) => {
+            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) | LayerPositions::Given => {
                 ["rope_theta", "rope_parameters"].contains(&key)
             }
             LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",
@@ -219,7 +220,13 @@ impl Family {
             LayerPositions::FromWeights => {
                 ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
             }
-            LayerPositions::Alibi | LayerPositions::MptAlibi => false,
+            LayerPositions::Conformer(_) => key == "position_embeddings_type",
+            LayerPositions::Alibi
+            | LayerPositions::MptAlibi
+            | LayerPositions::RelativeSinusoids
+            | LayerPositions::RelativeKeyBlocks(_)
+            | LayerPositions::RelativeKey2d
+            | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {
             Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",

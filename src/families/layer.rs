@@ -4,14 +4,17 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, HeadNorm};
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, Position, T5RelativeBias};
+use crate::position::{
+    Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
+    RelativeSinusoids, T5RelativeBias,
+};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 6] =
@@ -20,8 +23,11 @@ const HEADS: [&str; 6] =
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
+const DECODER_HEADS: [&str; 3] =
+    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
+/// The key of a model with an encoder of speech beside one of text.
+const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -29,9 +35,19 @@ pub(crate) fn states_heads(section: &Value) -> bool {
     keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
 }
 
+/// The key for those of cross-attention, whose heads also have sizes of their own (Dia).
+pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
+
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 6] =
-    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "x_attn"];
+pub(crate) const CROSS: [&str; 7] = [
+    "encoder_attn",
+    "EncDecAttention",
+    "crossattention",
+    "cross_attn",
+    "cross_attention",
+    "encoder_decoder_attention",
+    "x_attn",
+];
 
 /// What a checkpoint holds for a layer and no configuration states.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,6 +60,10 @@ pub(crate) struct LayerContents<'a> {
     pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
+    /// Rows of the tables of rows and columns between patches.
+    pub patch_keys: Option<[usize; 2]>,
+    /// The name of the layout.
+    pub layout: &'static str,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned: &'a [usize],
 }
@@ -82,7 +102,7 @@ impl<'a> Layer<'a> {
     pub(super) fn float(&self, key: &str) -> Option<f64> {
         match self.section.get(key) {
             Some(stated) => stated.as_f64(),
-            None => self.family.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default),
+            None => self.family.default(key),
         }
     }
 
@@ -104,7 +124,9 @@ impl<'a> Layer<'a> {
 
     /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
     pub fn heads(&self) -> Result<usize> {
-        let heads = self.stated_heads()?;
+        let prefix = format!(".{}.", self.prefix);
+        let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
+        let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
         match heads > MAX_HEADS {
             true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
             false => Ok(heads),
@@ -112,14 +134,23 @@ impl<'a> Layer<'a> {
     }
 
     fn stated_heads(&self) -> Result<usize> {
+        if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
+            return Ok(heads);
+        }
         let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
+            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
+            prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
-        // An encoder alone needs no prefix to tell which it is.
-        let alone: &[&str] =
-            if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        // An encoder or a decoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = match self.family.causal {
+            _ if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) => &ENCODER_HEADS,
+            Causal::Always => &DECODER_HEADS,
+            _ => &[],
+        };
         let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
         if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
             return Ok(heads);
@@ -133,6 +164,10 @@ impl<'a> Layer<'a> {
             if let Some(heads) = self.number(key)? {
                 return Ok(heads);
             }
+        }
+        // BridgeTower's vision tower has as many heads as its width allows.
+        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
+            return Ok(width / d as usize);
         }
         let allowed = || format!("one of {}", HEADS.join(", "));
         default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
@@ -176,6 +211,8 @@ impl<'a> Layer<'a> {
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }
+        config.requires = self.required_inputs();
+        config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
             config.position = self.position(config.sizes().head_dim, contents)?;
         }
@@ -188,6 +225,16 @@ impl<'a> Layer<'a> {
             config.position.prune(&kept, all);
         }
         Ok(config)
+    }
+
+    /// What each call has to give.
+    fn required_inputs(&self) -> Vec<CallInput> {
+        let prefix = format!(".{}.", self.prefix);
+        let applies = |required: &&Required| {
+            let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
+        };
+        self.family.requires.iter().filter(applies).map(|required| required.input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -245,10 +292,16 @@ impl<'a> Layer<'a> {
             LayerPositions::T5Bias => self.t5_bias()?,
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
+            LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
-            LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
+            LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
+            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
+            LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
+            LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
+            LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
 
@@ -267,12 +320,69 @@ impl<'a> Layer<'a> {
     fn t5_bias(&self) -> Result<Position> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
-        let bidirectional = !self.prefix.contains("decoder");
+        let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
 }
 
 impl Layer<'_> {
+    fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
+        let key = "position_embeddings_type";
+        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
+            return Ok(Position::None);
+        }
+        let stated = self.section.get(key);
+        Ok(match stated.map_or(Some(default), Value::as_str) {
+            Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
+            Some("relative_key") => {
+                let side = |key: &str, default: usize| Ok::<_, Error>(self.number(key)?.unwrap_or(default));
+                let left = side("left_max_position_embeddings", 64)?;
+                Position::RelativeKey(RelativeKey::new(left, side("right_max_position_embeddings", 8)?))
+            }
+            None if stated.is_some_and(Value::is_null) => Position::None,
+            _ => {
+                return Err(Error::UnsupportedKey {
+                    key: key.to_string(),
+                    value: stated.map(Value::to_string).unwrap_or_default(),
+                    model_type: self.model_type.to_string(),
+                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
+                });
+            }
+        })
+    }
+
+    fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
+        let required = |key: &'static str| {
+            self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))
+        };
+        let most = required(key)?;
+        let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
+        Ok(Position::RelativeKey(keys))
+    }
+
+    /// `rows`: those of the tables that the checkpoint holds.
+    fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
+        for key in ["use_rel_pos", "use_relative_position_embeddings"] {
+            if let Some(stated) = self.flag(key).filter(|stated| *stated != rows.is_some()) {
+                let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
+                return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
+            }
+        }
+        let Some(rows) = rows else { return Ok(Position::None) };
+        match rows.into_iter().find(|rows| rows % 2 == 0) {
+            Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
+            None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
+        }
+    }
+
+    fn gated_bias(&self) -> Result<Position> {
+        let buckets = self.number("num_buckets")?.unwrap_or(320);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
+            buckets,
+            self.number("max_bucket_distance")?.unwrap_or(800),
+        )))
+    }
+
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
     pub(super) fn disentangled_scale(&self, d: usize) -> Result<f64> {
         let [c2p, p2c] = self.terms()?;
@@ -284,6 +394,9 @@ impl Layer<'_> {
         let terms = match self.section.get("pos_att_type") {
             Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
             Some(Value::Array(terms)) => terms.iter().filter_map(Value::as_str).collect(),
+            None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
+                vec!["p2c", "c2p"]
+            }
             _ => Vec::new(),
         };
         match terms.iter().find(|term| !["c2p", "p2c", ""].contains(term)) {
@@ -292,13 +405,16 @@ impl Layer<'_> {
         }
     }
 
-    pub(super) fn disentangled(&self, v2: bool) -> Result<Position> {
-        if self.flag("relative_attention") != Some(true) {
+    pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
+        // A key that is `null` is stated.
+        let is_set = |key: &str| self.section.get(key).map_or(silent, |stated| stated.as_bool() == Some(true));
+        if !is_set("relative_attention") {
             return Ok(Position::None);
         }
         let [c2p, p2c] = self.terms()?;
         // Negative or 0 means none.
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
+            None => Ok(self.float(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
             Some(None) if !self.section[key].is_null() => {
                 Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
@@ -310,8 +426,9 @@ impl Layer<'_> {
             Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
         if v2 {
             disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = self.flag("share_att_key") == Some(true);
-            let norm = self.section.get("norm_rel_ebd").and_then(Value::as_str).unwrap_or("none");
+            disentangled.share_att_key = is_set("share_att_key");
+            let unstated = if silent { "layer_norm" } else { "none" };
+            let norm = self.section.get("norm_rel_ebd").map_or(Some(unstated), Value::as_str).unwrap_or("none");
             if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
                 disentangled.norm_eps = Some(self.float("layer_norm_eps").unwrap_or(1e-7));
             }

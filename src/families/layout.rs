@@ -87,6 +87,8 @@ pub(crate) enum PositionRole {
     BiasTable,
     /// Disentangled attention.
     Disentangled,
+    /// Relative positions that queries are compared with, or a gate on biases. The name is that of the tensor.
+    Relative,
 }
 
 /// A layout's name for a weight of a position scheme.
@@ -125,6 +127,8 @@ pub struct Layout {
     pub(crate) qk_norms: Option<[&'static str; 2]>,
     /// Weights of position schemes that the families may have.
     pub(crate) position: &'static [PositionName],
+    /// Components of names below the prefix that belong to what follows attention: a norm, a factor of each channel.
+    pub(crate) after: &'static [&'static str],
     /// The name of sinks, if the families may have some (GPT-OSS).
     pub(crate) sinks: Option<&'static str>,
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
@@ -235,8 +239,8 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)`: GPT-OSS's name and MiMo's.
-pub(crate) const SINKS: [&str; 2] = ["sinks", "attention_sink_bias"];
+/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo and Flint.
+pub(crate) const SINKS: [&str; 3] = ["sinks", "attention_sink_bias", "softmax_offset"];
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
@@ -263,6 +267,12 @@ pub(crate) const PATCH_BIAS: &str = "relative_position_bias_table";
 /// timm's and the original one.
 pub(crate) const SHARED_PATCH_BIAS: [&str; 2] =
     ["relative_position_bias.relative_position_bias_table", "rel_pos_bias.relative_position_bias_table"];
+/// The vectors of Transformer-XL that are added to queries before they are compared with keys.
+pub(crate) const CONTENT_BIAS: &str = "bias_u";
+/// A table of biases of distances that are gated, in the first layer alone (WavLM).
+pub(crate) const GATED_BIAS: &str = "rel_attn_embed.weight";
+/// Embeddings of rows and of columns between patches (SAM).
+pub(crate) const PATCH_KEYS: [&str; 2] = ["rel_pos_h", "rel_pos_w"];
 /// Embeddings of distances; their norm is below (DeBERTa).
 pub(crate) const DISTANCE_EMBEDDINGS: &str = "rel_embeddings";
 /// The frequencies of the rotation, which ESM keeps in the layer.

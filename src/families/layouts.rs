@@ -1,9 +1,12 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::QkvNames;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS, SINKS};
-use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole};
+use crate::families::layout::{
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINKS,
+};
+use crate::families::layout::{
+    GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
+};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -74,7 +77,57 @@ const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "se
 /// This crate's own layout names all weights as the schemes do.
 const OWN_POSITION: &[PositionName] = {
     let [key, query, embeddings] = distances("pos_key_proj", "pos_query_proj");
-    &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS), key, query, embeddings]
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    let [table, gate, gate_bias, factor] = GATED;
+    let [rows, columns] = PATCH_POSITION;
+    &[
+        bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
+        bias_table(PATCH_BIAS, PATCH_BIAS),
+        key,
+        query,
+        embeddings,
+        projection,
+        u,
+        v,
+        SHAW,
+        SHAW_REVERSED,
+        rows,
+        columns,
+        table,
+        gate,
+        gate_bias,
+        factor,
+    ]
+};
+
+/// A tensor that the scheme and its families name alike.
+const fn relative(name: &'static str) -> PositionName {
+    PositionName { role: PositionRole::Relative, scheme: name, stored: name }
+}
+
+const SHAW: PositionName = relative("distance_embedding.weight");
+const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
+const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
+const RELATIVE_SINUSOIDS: [PositionName; 3] =
+    [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
+const GATED: [PositionName; 4] = [
+    relative(GATED_BIAS),
+    relative("gru_rel_pos_linear.weight"),
+    relative("gru_rel_pos_linear.bias"),
+    relative("gru_rel_pos_const"),
+];
+const CONFORMER_POSITION: &[PositionName] = {
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    &[
+        PositionName { stored: "linear_pos.weight", ..projection },
+        PositionName { stored: "pos_bias_u", ..u },
+        PositionName { stored: "pos_bias_v", ..v },
+        SHAW,
+    ]
+};
+const TIMM_POSITION: &[PositionName] = {
+    let [rows, columns] = PATCH_POSITION;
+    &[bias_table(PATCH_BIAS, PATCH_BIAS), rows, columns]
 };
 
 /// The usual value of each column.
@@ -90,6 +143,7 @@ const BASE: Layout = Layout {
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
+    after: &[],
     sinks: None,
     check_orientation: false,
     requires: &[],
@@ -125,10 +179,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "deberta", families: "DeBERTa",
         qkv: QkvNames::FusedSplitBias("self.in_proj.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Grouped),
         o: linear!("output.dense"), position: DEBERTA_POSITION, ..BASE },
-    Layout { name: "distilbert", families: "DistilBERT",
+    Layout { name: "distilbert", families: "DistilBERT, XLM, FlauBERT",
         qkv: split!(linear, "q_lin", "k_lin", "v_lin"), o: linear!("out_lin"), ..BASE },
-    Layout { name: "albert", families: "ALBERT",
-        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), ..BASE },
+    Layout { name: "albert", families: "ALBERT, TVP",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), after: &["layer_norm"], ..BASE },
     Layout { name: "mpnet", families: "MPNet",
         qkv: split!(linear, "attn.q", "attn.k", "attn.v"), o: linear!("attn.o"), ..BASE },
     Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
@@ -147,11 +201,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
-        qk_norms: Some(QK_NORMS[0]), position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], ..BASE },
+        qk_norms: Some(QK_NORMS[0]), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        context_norm: Some("inner_attn_ln"), ..BASE },
+        position: &GATED, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -181,9 +235,29 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         ..BASE },
     Layout { name: "ctrl", families: "CTRL",
         qkv: split!(linear, "Wq", "Wk", "Wv"), o: linear!("dense"), ..BASE },
-    Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3",
+    Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3, DBRX",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("out_proj"),
-        biases: &[ALL, NONE, NO_OUT, ONLY_OUT], ..BASE },
+        biases: &[ALL, NONE, NO_OUT, ONLY_OUT], grouped: true, ..BASE },
+    Layout { name: "bark", families: "Bark",
+        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE],
+        ..BASE },
+    Layout { name: "molmo", families: "Molmo 2",
+        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+    Layout { name: "gradium", families: "Gradium Phonon",
+        qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
+    Layout { name: "kyutai", families: "Kyutai's speech to text",
+        qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
+        biases: &[NONE], grouped: true, ..BASE },
+    Layout { name: "cosmos", families: "Cosmos 3",
+        qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
+    Layout { name: "sapiens", families: "Sapiens 2",
+        qkv: split!(linear, "wq", "wk", "wv"), o: linear!("proj"), biases: &[ALL, NONE], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), after: &["gamma"], ..BASE },
+    Layout { name: "molmo-vision", families: "Molmo 2, vision",
+        qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
+    Layout { name: "pvt-v2", families: "PVT v2",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
         qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped), o: linear!("dense"),
         biases: &[ALL, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]), ..BASE },
@@ -219,13 +293,27 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
+    Layout { name: "layoutlmv2", families: "LayoutLMv2",
+        qkv: QkvNames::FusedSplitBias("self.qkv_linear.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Blocks),
+        o: linear!("output.dense"), ..BASE },
+    Layout { name: "grounding-dino", families: "Grounding DINO, OmDet-Turbo",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("out_proj"), ..BASE },
+    Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
+        qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
+    Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
+        qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
+        position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "granite-speech", families: "Granite Speech",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
+        position: &[SHAW_REVERSED], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
         qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
         sinks: Some(SINKS[0]), ..BASE },
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
         qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
         gate: GateNames::Optional(linear!("g_proj")), ..BASE },
-    Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
+    Layout { name: "timm-eva", families: "timm EVA with split projections, vision of Kimi K2.5 and Muse",
+        o: linear!("proj"), biases: &[NO_KEY, ALL],
         may_be_eva: true, ..BASE },
 ];
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::PatchRotaryRow;
+use crate::families::family::{PatchRotaryRow, PatchWindows};
 use crate::families::layer::Layer;
 use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, RotaryStyle};
 
@@ -21,7 +21,13 @@ impl Layer<'_> {
     }
 
     pub(super) fn dino_rotary(&self) -> Result<Position> {
-        let registers = self.number("num_register_tokens")?.unwrap_or(0);
+        let mut registers = self.number("num_register_tokens")?.unwrap_or(0);
+        // The queries of EoMT come first in its last blocks.
+        if let (Some(blocks), Some(layers)) = (self.number("num_blocks")?, self.number("num_hidden_layers")?)
+            && self.index >= layers.saturating_sub(blocks)
+        {
+            registers = registers.saturating_add(self.number("num_queries")?.unwrap_or(0));
+        }
         let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
         Ok(Position::Rotary2d(rotary))
@@ -34,12 +40,47 @@ impl Layer<'_> {
             return Err(Error::config("rope_type", kind, "axial"));
         }
         let theta = stated.unwrap_or(self.section).get("rope_theta").and_then(Value::as_f64);
-        let mut rotary =
-            Rotary2d::new(theta.unwrap_or(10_000.0)).with_prefix_tokens(0).with_frequencies(row.frequencies);
+        let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
+            .with_prefix_tokens(row.prefix_tokens)
+            .with_frequencies(row.frequencies);
         if let Some((key, default)) = row.block {
             rotary = rotary.with_block(self.number(key)?.unwrap_or(default));
         }
-        Ok(Position::Rotary2d(rotary))
+        rotary = rotary.with_style(row.style).with_columns_first(row.columns_first).with_first(row.first);
+        rotary = rotary.with_suffix_tokens(row.suffix_tokens);
+        Ok(Position::Rotary2d(self.in_windows(rotary, row.windows)?))
+    }
+
+    /// `rotary` of patches that come in windows.
+    fn in_windows(&self, rotary: Rotary2d, windows: PatchWindows) -> Result<Rotary2d> {
+        let required = |key: &'static str| {
+            let found = self.number(key)?.filter(|size| *size > 0);
+            found.ok_or_else(|| Error::config(key, "absent", "the size of the windows of patches"))
+        };
+        let listed = |key: &'static str| {
+            let list = self.section.get(key).and_then(Value::as_array);
+            let list = list.ok_or_else(|| Error::config(key, "absent", "the list of layers without windows"))?;
+            Ok::<_, Error>(list.iter().any(|index| index.as_u64() == Some(self.index as u64)))
+        };
+        Ok(match windows {
+            PatchWindows::None => rotary,
+            PatchWindows::Ordered => {
+                let side = required("window_size")? / rotary.block.max(1) / required("patch_size")?;
+                let full = listed("fullatt_block_indexes")?;
+                rotary.with_window(side).with_within_window(!full)
+            }
+            PatchWindows::Rows if listed("global_attn_indexes")? => {
+                let side = required("window_size")?;
+                match self.grid()? {
+                    Some([rows, columns]) if rows != columns => {
+                        let expected = "a square: rows and columns of others are not scaled alike";
+                        return Err(Error::value("the grid of patches", format!("{rows} x {columns}"), expected));
+                    }
+                    _ => rotary.with_coordinates(GridCoordinates::Reference { rows: side, columns: side }),
+                }
+            }
+            PatchWindows::Rows => rotary,
+        })
     }
 
     /// The table of BEiT and Swin. Its size gives the grid if the configuration does not and the grid is a square.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
+use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
 use crate::families::family::{Family, LayerPositions, OWN};
@@ -18,8 +19,9 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    let rows = [ENCODERS, TEXT_ENCODERS, DECODERS, GATED, LATENT, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED];
-    rows.into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED]
+        .into_iter()
+        .flatten()
 }
 
 /// The row of an attention layer of this `model_type`.
@@ -56,6 +58,16 @@ pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
 }
 
 impl Family {
+    /// Whether checkpoint and configuration show the positions.
+    pub(crate) fn positions_from_weights(&self) -> bool {
+        self.positions == LayerPositions::FromWeights
+    }
+
+    /// The value of a numeric key that `config.json` may leave out.
+    pub(super) fn default(&self, key: &str) -> Option<f64> {
+        self.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default)
+    }
+
     /// The layouts of the family, the usual one first.
     fn known_layouts(&self) -> impl Iterator<Item = &'static Layout> {
         self.layouts.iter().filter_map(|name| LAYOUTS.iter().find(|layout| layout.name == *name))

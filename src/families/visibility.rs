@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, RotaryLayers, WindowLayers};
+use crate::families::family::{Causal, RotaryLayers, Sides, WindowLayers};
 use crate::families::layer::Layer;
 use crate::mask::AttentionMask;
 
@@ -105,6 +105,10 @@ impl<'a> Layer<'a> {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),
+            RotaryLayers::IfKindStated => {
+                let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];
+                self.section.get("rope_parameters").and_then(|sets| sets.get(kind)).is_some_and(Value::is_object)
+            }
             RotaryLayers::IfTheta => {
                 let theta = |section: &Value| section.get("rope_theta").is_some_and(Value::is_number);
                 theta(self.section) || self.section.get("rope_parameters").is_some_and(theta)
@@ -159,12 +163,17 @@ impl<'a> Layer<'a> {
         let Some(width) = width else {
             return Ok(if causal { AttentionMask::causal() } else { AttentionMask::full() });
         };
-        let side = if window.both_sides || bidirectional { width / 2 } else { width };
         if !causal {
-            return Ok(AttentionMask::window(Some(side), Some(side)));
+            let sides = if bidirectional { Sides::Both } else { window.sides };
+            let [before, after] = match sides {
+                Sides::Each => [width; 2],
+                Sides::Both => [width / 2; 2],
+                Sides::Around => [width.saturating_sub(1) / 2, width / 2],
+            };
+            return Ok(AttentionMask::window(Some(before), Some(after)));
         }
         // A token sees itself, and the tokens before it within the width.
-        match side.checked_sub(1) {
+        match width.checked_sub(1) {
             Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),
             None => Err(Error::config(window.key, width, "a width that leaves a token itself to see")),
         }

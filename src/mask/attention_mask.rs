@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::kinds::{Additive, Boolean, Chunks, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
+use crate::mask::lower::key_lengths;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -261,6 +262,15 @@ impl AttentionMask {
         let full = self.is_full() || other.is_full();
         let or = Or::new([self, other])?;
         Ok(if full { Self::full() } else { Self { terms: vec![Arc::new(or)], starts } })
+    }
+
+    /// The number of tokens of each sequence, if the mask states it ([`lengths`](Self::lengths),
+    /// [`padding`](Self::padding)) and nothing else: what layers need to know that have no attention.
+    pub fn sequence_lengths(&self) -> Option<&[usize]> {
+        match self.terms.as_slice() {
+            [only] if self.starts.is_none() => key_lengths(only),
+            _ => None,
+        }
     }
 
     /// Whether this is [`full`](Self::full) attention.

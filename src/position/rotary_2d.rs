@@ -7,8 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::LayerSizes;
-use super::scheme::{PositionScheme, TokenPositions};
+use super::scheme::{BiasCall, PositionScheme, TokenPositions};
 use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
 use crate::setters;
 
 /// How patch rows and columns are numbered or normalized.
@@ -45,7 +46,7 @@ pub enum GridFrequencies {
 /// 2025](https://arxiv.org/abs/2508.10104); Pixtral, [Agrawal 2024](https://arxiv.org/abs/2410.07073); Qwen2-VL, [Wang
 /// 2024](https://arxiv.org/abs/2409.12191)).
 ///
-/// Tokens that are not patches come first and are not rotated. The number of rows and columns comes from
+/// Tokens that are not patches come first or last and are not rotated. The number of rows and columns comes from
 /// [`AttentionOptions::grid`](crate::AttentionOptions), otherwise from [`grid`](Self::grid), otherwise the patches form
 /// a square. `head_dim` has to be a multiple of 4.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,8 +63,19 @@ pub struct Rotary2d {
     /// The side of the square blocks in which patches follow one another: within a block row by row, and so the blocks
     /// (`spatial_merge_size` of Qwen2-VL). Default 1: all patches row by row.
     pub block: usize,
+    /// The side, in blocks, of the square windows in which blocks follow one another: within a window row by row, and
+    /// so the windows, of which the last ones of a row and of a column may be smaller (Qwen2.5-VL). Default none.
+    pub window: Option<usize>,
+    /// Whether a patch sees only those of its window; default false.
+    pub within_window: bool,
+    /// Whether the first half of the angles belongs to columns and the second to rows; default false.
+    pub columns_first: bool,
+    /// The number of the first row and column; default 0.
+    pub first: usize,
     /// Tokens before the patches, such as class and register tokens; default 1.
     pub prefix_tokens: usize,
+    /// Tokens after the patches; default 0.
+    pub suffix_tokens: usize,
     /// Rows and columns of patches, for calls that do not give them; default a square.
     pub grid: Option<[usize; 2]>,
 }
@@ -77,7 +89,12 @@ impl Rotary2d {
             coordinates: GridCoordinates::default(),
             frequencies: GridFrequencies::default(),
             block: 1,
+            window: None,
+            within_window: false,
+            columns_first: false,
+            first: 0,
             prefix_tokens: 1,
+            suffix_tokens: 0,
             grid: None,
         }
     }
@@ -93,8 +110,18 @@ impl Rotary2d {
         with_frequencies, frequencies: GridFrequencies = frequencies;
         /// Sets the side of the blocks in which patches follow one another.
         with_block, block: usize = block;
+        /// Sets the side of the windows in which blocks follow one another.
+        with_window, window: usize = Some(window);
+        /// Sets whether a patch sees only those of its window.
+        with_within_window, within_window: bool = within_window;
+        /// Sets whether the first half of the angles belongs to columns.
+        with_columns_first, columns_first: bool = columns_first;
+        /// Sets the number of the first row and column.
+        with_first, first: usize = first;
         /// Sets the number of tokens before the patches.
         with_prefix_tokens, prefix_tokens: usize = prefix_tokens;
+        /// Sets the number of tokens after the patches.
+        with_suffix_tokens, suffix_tokens: usize = suffix_tokens;
         /// Sets the rows and columns of patches.
         with_grid, grid: [usize; 2] = Some(grid);
     }
@@ -135,7 +162,7 @@ impl Rotary2d {
             GridFrequencies::Alternating => [of(0.0), of(0.5)],
         };
         let coordinate = |i: usize, count: usize, reference: usize| match self.coordinates {
-            GridCoordinates::Index => i as f64,
+            GridCoordinates::Index => (self.first + i) as f64,
             GridCoordinates::Reference { .. } => i as f64 / count as f64 * reference as f64,
             GridCoordinates::Centered => ((i as f64 + 0.5) / count as f64 * 2.0 - 1.0) * std::f64::consts::TAU,
         };
@@ -144,29 +171,41 @@ impl Rotary2d {
             _ => [0; 2],
         };
         let mut angles = vec![0.0; self.prefix_tokens * 2 * quarter];
-        for (y, x) in self.order(rows, columns) {
-            let at = [coordinate(y, rows, reference[0]), coordinate(x, columns, reference[1])];
+        for (_, y, x) in self.order(rows, columns) {
+            let mut at = [coordinate(y, rows, reference[0]), coordinate(x, columns, reference[1])];
+            if self.columns_first {
+                at.reverse();
+            }
             for (at, frequencies) in at.iter().zip(&frequencies) {
                 angles.extend(frequencies.iter().map(|frequency| at * frequency));
             }
         }
+        angles.resize(angles.len() + self.suffix_tokens * 2 * quarter, 0.0);
         Ok(angles)
     }
 
-    /// Row and column of each patch, in the order of the tokens.
-    fn order(&self, rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    /// Window, row and column of each patch, in the order of the tokens.
+    fn order(&self, rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let side = self.block;
-        let cells = move |rows: usize, columns: usize| (0..rows).flat_map(move |y| (0..columns).map(move |x| (y, x)));
-        cells(rows / side, columns / side)
-            .flat_map(move |(down, across)| cells(side, side).map(move |(y, x)| (down * side + y, across * side + x)))
+        let (rows, columns) = (rows / side, columns / side);
+        let window = self.window.unwrap_or(rows.max(columns)).max(1);
+        let windows = cells(rows.div_ceil(window), columns.div_ceil(window)).enumerate();
+        let blocks = windows.flat_map(move |(number, (down, across))| {
+            let (y, x) = (down * window, across * window);
+            let inside = cells(window.min(rows - y), window.min(columns - x));
+            inside.map(move |(down, across)| (number, y + down, x + across))
+        });
+        blocks.flat_map(move |(number, down, across)| {
+            cells(side, side).map(move |(y, x)| (number, down * side + y, across * side + x))
+        })
     }
 
     fn grid_of(&self, tokens: usize, grid: Option<[usize; 2]>) -> Result<[usize; 2]> {
-        let prefix = self.prefix_tokens;
-        let side = tokens.saturating_sub(prefix).isqrt();
+        let others = self.prefix_tokens.saturating_add(self.suffix_tokens);
+        let side = tokens.saturating_sub(others).isqrt();
         let grid = grid.or(self.grid).unwrap_or([side, side]);
         let [rows, columns] = grid;
-        if rows.checked_mul(columns).and_then(|patches| patches.checked_add(prefix)) == Some(tokens) {
+        if rows.checked_mul(columns).and_then(|patches| patches.checked_add(others)) == Some(tokens) {
             if let Some(side) = grid.into_iter().find(|side| !side.is_multiple_of(self.block)) {
                 return Err(Error::value(
                     "a side of the grid",
@@ -177,9 +216,14 @@ impl Rotary2d {
             return Ok(grid);
         }
         let expected =
-            format!("{prefix} and {rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
+            format!("{others} and {rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
         Err(Error::value("the number of tokens", tokens, expected))
     }
+}
+
+/// Rows and columns, row by row.
+fn cells(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(move |y| (0..columns).map(move |x| (y, x)))
 }
 
 impl fmt::Display for Rotary2d {
@@ -187,6 +231,9 @@ impl fmt::Display for Rotary2d {
         write!(f, "rotary grid(theta {}, {} tokens before", self.theta, self.prefix_tokens)?;
         if self.block > 1 {
             write!(f, ", blocks of {} x {}", self.block, self.block)?;
+        }
+        if let Some(window) = self.window {
+            write!(f, ", windows of {window} x {window}")?;
         }
         self.grid.iter().try_for_each(|[rows, columns]| write!(f, ", {rows} x {columns} patches"))?;
         f.write_str(")")
@@ -205,6 +252,13 @@ impl PositionScheme for Rotary2d {
         }
         if self.block == 0 {
             return Err(Error::config("block", 0, "at least 1"));
+        }
+        if self.window == Some(0) {
+            return Err(Error::config("window", 0, "at least 1"));
+        }
+        if self.within_window && (self.window.is_none() || self.prefix_tokens + self.suffix_tokens > 0) {
+            let allowed = "false without windows, and with tokens that are not patches";
+            return Err(Error::config("within_window", true, allowed));
         }
         Ok(())
     }
@@ -233,5 +287,16 @@ impl PositionScheme for Rotary2d {
         }
         let cos_sin = self.cos_sin(s_q, tokens.grid, q.dim(3)?, q.dtype(), q.device())?;
         Ok([rotate(&q, &cos_sin, self.style)?, rotate(&k, &cos_sin, self.style)?])
+    }
+
+    /// The windows as segments, if a patch sees only its own.
+    fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
+        if !self.within_window || call.s_q != call.s_kv {
+            return Ok(None);
+        }
+        let [rows, columns] = self.grid_of(call.s_kv, call.grid)?;
+        let windows = Tensor::from_iter(self.order(rows, columns).map(|(window, ..)| window as i64), call.device)?;
+        let windows = windows.unsqueeze(0)?.broadcast_as((call.b, call.s_kv))?;
+        Ok(Some(AttentionMask::segments(&windows, &windows)?))
     }
 }

@@ -1,7 +1,7 @@
 //! `PositionScheme`: how a position scheme takes part in attention.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
@@ -22,6 +22,8 @@ pub(crate) struct TokenPositions<'a> {
     pub explicit: Option<&'a ExplicitPositions>,
     /// The length of each sequence up to its last token that is not padding. `None`: up to the last key.
     pub lengths: Option<&'a [usize]>,
+    /// Cosines and sines `(b or 1, s_kv, pairs)`, if the call gives them.
+    pub cos_sin: Option<[&'a Tensor; 2]>,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
     /// The batch, if it is ragged.
@@ -30,7 +32,7 @@ pub(crate) struct TokenPositions<'a> {
 
 impl Default for TokenPositions<'_> {
     fn default() -> Self {
-        Self { starts: &[0], explicit: None, lengths: None, grid: None, ragged: None }
+        Self { starts: &[0], explicit: None, lengths: None, cos_sin: None, grid: None, ragged: None }
     }
 }
 
@@ -64,8 +66,11 @@ pub(crate) struct BiasCall<'a> {
     pub heads: usize,
     /// The factor on the scores.
     pub scale: f64,
+    pub b: usize,
     pub s_q: usize,
     pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     /// The key at which query 0 of each sequence stands; `None` if the last query stands at the last key.
     pub starts: Option<&'a [usize]>,
     pub device: &'a Device,
@@ -79,8 +84,21 @@ pub(crate) struct BiasCall<'a> {
 pub(crate) struct EmbeddingCall<'a> {
     pub s_q: usize,
     pub s_kv: usize,
+    pub heads: usize,
     /// The projections of the layer.
     pub qkv: &'a Qkv,
+    pub state: &'a PositionState,
+}
+
+/// A call whose queries are projected, for terms that depend on them or on the input of the layer.
+pub(crate) struct QueryCall<'a> {
+    /// The input of the queries, `(b, s_q, query_size)`.
+    pub xs: &'a Tensor,
+    /// `(b, s_q, h, d)`.
+    pub q: &'a Tensor,
+    pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     pub state: &'a PositionState,
 }
 
@@ -115,8 +133,8 @@ impl RaggedSupport {
 /// The behavior of a position scheme towards attention, pruning and checkpoints.
 ///
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
-/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or
-/// [`distance_embeddings`](Self::distance_embeddings).
+/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias),
+/// [`distance_embeddings`](Self::distance_embeddings) or [`query_term`](Self::query_term).
 pub(crate) trait PositionScheme: fmt::Display {
     /// Checks the fields of the scheme for a layer of these sizes.
     fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
@@ -148,6 +166,11 @@ pub(crate) trait PositionScheme: fmt::Display {
 
     /// Whether a call may give each token its position, as `axes` numbers.
     fn accepts_positions(&self, _axes: usize) -> bool {
+        false
+    }
+
+    /// Whether a call may give the cosines and sines of each token.
+    fn accepts_cos_sin(&self) -> bool {
         false
     }
 
@@ -211,9 +234,20 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(None)
     }
 
-    /// The number of [`distance_embeddings`](Self::distance_embeddings).
-    fn distance_embedding_count(&self) -> usize {
-        0
+    /// The numbers of [`distance_embeddings`](Self::distance_embeddings) that queries and that keys are compared with in
+    /// a call over `s_kv` keys, or of biases of its [`query_term`](Self::query_term); not 0 if there are any.
+    fn distance_embedding_count(&self, _s_kv: usize) -> [usize; 2] {
+        [0; 2]
+    }
+
+    /// Vectors `(h, d)`, one per head, that are added to the queries after norms and rotation.
+    fn query_bias<'a>(&self, _state: &'a PositionState) -> Result<Option<&'a Tensor>> {
+        Ok(None)
+    }
+
+    /// A mask term that is added to the scores and depends on the queries or the input of the layer. Differentiable.
+    fn query_term(&self, _call: &QueryCall) -> Result<Option<AttentionMask>> {
+        Ok(None)
     }
 }
 
@@ -257,11 +291,16 @@ pub(crate) struct PositionParameter {
 pub(crate) struct PositionState {
     weights: PositionWeights,
     derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
+    /// What was computed for the longest sequence, and that length.
+    grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
+
+/// The longest sequence for which [`PositionState::grown`] keeps what is computed: tens of megabytes per layer.
+const LONGEST_KEPT: usize = 1 << 12;
 
 impl PositionState {
     pub(crate) fn new(weights: PositionWeights) -> Self {
-        Self { weights, derived: Arc::default() }
+        Self { weights, derived: Arc::default(), grown: Arc::default() }
     }
 
     pub(crate) fn weights(&self) -> &PositionWeights {
@@ -286,5 +325,30 @@ impl PositionState {
         }
         let derived = compute()?;
         Ok(self.derived.get_or_init(|| derived).clone())
+    }
+
+    /// The result of `compute` for a sequence of `length` tokens or more, and that length. It is kept for later calls if
+    /// `fixed`: nothing else that it depends on can change.
+    pub(crate) fn grown(
+        &self,
+        fixed: bool,
+        length: usize,
+        compute: impl FnOnce(usize) -> Result<Tensor>,
+    ) -> Result<(usize, Tensor)> {
+        if !fixed || length > LONGEST_KEPT {
+            return Ok((length, compute(length)?));
+        }
+        let kept = || self.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(grown) = kept().clone().filter(|(longest, _)| *longest >= length) {
+            return Ok(grown);
+        }
+        // Not under the lock: a thread that waits for its part of a product may run another call of this layer.
+        let longest = length.next_power_of_two();
+        let grown = (longest, compute(longest)?);
+        let mut kept = kept();
+        if kept.as_ref().is_none_or(|(other, _)| *other < longest) {
+            *kept = Some(grown.clone());
+        }
+        Ok(grown)
     }
 }

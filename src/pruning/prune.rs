@@ -141,6 +141,10 @@ impl Kept {
                     kv_b: linear(&latent.kv_b, h, &self.q)?,
                     ..latent.map_tensors(&mut copy)?
                 })),
+                QkvWeights::KeysAsValues(parts) => QkvWeights::KeysAsValues(Box::new([
+                    linear(&parts[0], h, &self.q)?,
+                    linear(&parts[1], h_kv, &self.kv)?,
+                ])),
                 qkv => {
                     let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
                     let (q, k) = (linear(&q, h, &self.q)?, linear(&k, h_kv, &self.kv)?);

@@ -1,5 +1,7 @@
 """Finds the attention layers of a saved model, and catches what goes into and out of them (see model_types.py)."""
 
+import inspect
+
 import torch
 
 # Tensor names under which attention is published: of queries, keys and values, and of the output. A fused projection
@@ -29,6 +31,13 @@ LAYOUTS = [
     (["q", "kv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "projection_layer"),
     (["query", "key", "value"], "output"),
+    (["att_proj"], "out_proj"),
+    (["att_proj"], "attn_out"),
+    (["in_proj"], "o_proj"),
+    (["q_proj.linear", "k_proj.linear", "v_proj.linear"], "o_proj.linear"),
+    (["query", "key", "value"], "proj"),
+    (["to_q", "to_k", "to_v"], "to_out"),
+    (["wq", "wk", "wv"], "proj"),
     (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
     (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
     # Not of a layout, but attention all the same.
@@ -47,6 +56,7 @@ LAYOUTS = [
     (["self.query", "self.key", "self.value"], "output"),
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
+    (["to_q", "to_kv"], "to_out"),
     # Keys that are values, and layers with the keys and values of another one.
     (["q_proj", "k_proj"], "o_proj"),
     (["q_proj"], "o_proj"),
@@ -76,6 +86,10 @@ def prefixes(saved):
     return found
 
 
+# Modules of attention that read the weights of their projections without calling them.
+WHOLE = {"WavLMAttention"}
+
+
 def rows(t):
     t = t.detach().float()
     return t.reshape(t.shape[0], -1) if t.dim() > 1 else t.reshape(1, -1)
@@ -88,14 +102,14 @@ class Index:
         self.at = {}
         modules = dict(model.named_modules())
         for path, p in model.named_parameters(remove_duplicate=False):
-            if p.dim() < 2 or not p.is_floating_point():
+            if p.dim() < 2 or not p.is_floating_point() or p.numel() == 0:
                 continue
             owner = path.rpartition(".")[0]
             for row in rows(p):
                 self.at.setdefault(row.numpy().tobytes(), (owner, modules[owner]))
 
     def find(self, t):
-        if t.dim() < 2:
+        if t.dim() < 2 or not t.numel():
             return None
         for row in rows(t)[:: max(1, t.shape[0] - 1)]:
             if (hit := self.at.get(row.numpy().tobytes())) is not None:
@@ -107,15 +121,44 @@ def clean(x):
     return x.detach().clone().float()
 
 
+def watch_arguments(model, path, here):
+    """Hooks on the modules around a projection, which keep the arguments of their calls."""
+    modules = dict(model.named_modules())
+    for _ in range(2):
+        path = path.rpartition(".")[0]
+
+        def before(m, args, kwargs):
+            try:
+                given = inspect.signature(m.forward).bind_partial(*args, **kwargs).arguments
+            except TypeError:
+                return
+            if "layout_inputs" in given and hasattr(m, "layout_query"):
+                heads = [m.transpose_for_scores(p(given["layout_inputs"]), r=m.channel_shrink_ratio)
+                         for p in (m.layout_query, m.layout_key)]
+                scores = heads[0] @ heads[1].transpose(-1, -2)
+                here["arguments"]["layout_scores"] = scores / (m.attention_head_size // m.channel_shrink_ratio) ** 0.5
+            for name, value in {**given, **given.get("kwargs", {})}.items():
+                if isinstance(value, torch.Tensor):
+                    here["arguments"][name] = clean(value) if value.is_floating_point() else value.clone()
+                elif isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.Tensor):
+                    here["arguments"][name] = [clean(v) for v in value]
+        modules[path].register_forward_pre_hook(before, with_kwargs=True)
+
+
 def watch(model, layers, saved):
     """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
     index, caught, lost = Index(model), {}, []
     for prefix, names in layers.items():
         owners = [index.find(saved[n]) for n in names]
+        if len(names) == 2:  # one weight in the file, and perhaps three projections in the model
+            parts = [index.find(part) for part in saved[names[0]].chunk(3)]
+            if all(parts) and len({path for path, _ in parts}) == 3:
+                owners = [*parts, owners[-1]]
         if any(o is None for o in owners):
             lost.append(prefix)
             continue
         here = caught.setdefault(prefix, {"in": [[] for _ in owners[:-1]], "out": [], "path": owners[0][0]})
+        here["arguments"] = {}
         modules = [m for _, m in owners]
         if isinstance(modules[0], torch.nn.MultiheadAttention):
             mha = modules[0]
@@ -127,8 +170,11 @@ def watch(model, layers, saved):
                 for i, n in enumerate(("query", "key", "value")):
                     x = qkv[i] if i < len(qkv) else kwargs[n]
                     here["in"][i].append(clean(x if m.batch_first or x.dim() == 2 else x.transpose(0, 1)))
-                masks = [*args[3:4], kwargs.get("key_padding_mask"), kwargs.get("attn_mask")]
-                here["masked"] = any(isinstance(x, torch.Tensor) for x in masks)
+                padding, mask = kwargs.get("key_padding_mask", args[3] if len(args) > 3 else None), kwargs.get("attn_mask")
+                here["masked"] = isinstance(padding, torch.Tensor) or isinstance(mask, torch.Tensor)
+                if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 3:
+                    here["arguments"]["attn_mask"] = ~mask.reshape(-1, m.num_heads, *mask.shape[1:])
+                    here["masked"] = isinstance(padding, torch.Tensor)
 
             def after(m, args, out, here=here):
                 out = out[0]
@@ -137,6 +183,11 @@ def watch(model, layers, saved):
             mha.register_forward_pre_hook(before, with_kwargs=True)
             mha.register_forward_hook(after)
             continue
+        parent = model.get_submodule(owners[0][0].rpartition(".")[0])
+        if type(parent).__name__ in WHOLE:
+            modules = [parent, parent]
+            here["in"] = [[]]
+        watch_arguments(model, owners[0][0], here)
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i):
                 x = args[0] if args else next(iter(kwargs.values()))

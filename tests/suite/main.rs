@@ -9,6 +9,7 @@ mod cache_layers;
 mod cache_programs;
 mod cached_rotation;
 mod caches;
+mod call_inputs;
 mod checkpoints;
 #[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
 #[path = "../common/mod.rs"]
@@ -49,6 +50,7 @@ mod part;
 mod plans;
 mod positions;
 mod ragged;
+mod relative_tables;
 mod right_or_refused;
 mod seeds;
 mod sizes;

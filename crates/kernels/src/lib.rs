@@ -83,7 +83,7 @@ pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use gate::{GateFunction, RowGate};
 pub use isa::Isa;
-pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, Lengths, Mask, MaskStructure};
+pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
 pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;

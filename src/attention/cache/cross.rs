@@ -85,8 +85,9 @@ impl MultiHeadAttention {
     /// which are mostly the same tensor. Differentiable.
     ///
     /// # Errors
-    /// A tensor has the wrong shape, dtype or device, or the layer has positions: those of the queries relative to
-    /// another sequence follow only from all of them. So has latent attention, which is self-attention.
+    /// A tensor has the wrong shape, dtype or device; a layer that requires position vectors has keys and values in one
+    /// tensor; or the layer has positions: those of the queries relative to another sequence follow only from all of
+    /// them. So has latent attention, which is self-attention.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
         if self.config.latent.is_some() {
             return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
@@ -100,6 +101,7 @@ impl MultiHeadAttention {
             return Err(Error::value("the steps of the layer", "a factor by position", expected));
         }
         self.check_memory(keys, values)?;
+        self.check_required_of_memory(keys, values)?;
         let [k, v] = self.project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;
         Ok(CrossCache { keys: k.contiguous()?, values: v.contiguous()?, len: keys.dim(1)?, layer })

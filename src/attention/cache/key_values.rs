@@ -125,6 +125,7 @@ impl MultiHeadAttention {
             let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
             return Err(Error::value(what, "another one", expected));
         }
+        self.check_required(inputs, options)?;
         match self.attended_in(inputs, options, true)? {
             Ran { output, attention_weights, key_values: Some(key_values) } => {
                 Ok((output, attention_weights, key_values))

@@ -2,8 +2,9 @@
 //! `AttentionMask`.
 
 mod chunks;
-mod disentangled;
+mod distance_products;
 mod distances;
+mod grid_bias;
 mod lengths;
 mod or;
 mod relative_bias;
@@ -14,8 +15,9 @@ mod tensors;
 mod window;
 
 pub(crate) use chunks::Chunks;
-pub(crate) use disentangled::{Disentangled, DistanceEmbeddings};
+pub(crate) use distance_products::{DistanceEmbeddings, DistanceProducts};
 pub(crate) use distances::Distances;
+pub(crate) use grid_bias::GridBias;
 pub(crate) use lengths::KeyLengths;
 pub(crate) use or::Or;
 pub(crate) use relative_bias::RelativeBias;

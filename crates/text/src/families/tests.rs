@@ -9,6 +9,11 @@ use super::FAMILIES;
 const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("bert", "`tests/fixtures/tiny-bert` and the embedded model"),
     ("t5, gated-gelu", "`tests/fixtures/encoders/t5_gated`"),
+    ("nomic_bert, gelu", "`tests/fixtures/encoders/nomic_moe`"),
+    ("qwen3, Qwen3BidirectionalModel", "`tests/fixtures/encoders/voyage`"),
+    ("lfm2, Lfm2BidirectionalModel", "`tests/fixtures/encoders/lfm2_bidirectional`"),
+    ("lfm2, Lfm2BidirectionalForMaskedLM", "`own_encoders.rs` of the suite puts a prefix before the same tensors"),
+    ("lfm2_bidirectional", "`own_encoders.rs` of the suite reads the same folder under this name"),
     ("bert, alibi", "`jina.rs` of the suite builds Jina-BERT and Jina's model for code from seeds"),
 ];
 

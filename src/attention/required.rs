@@ -1,0 +1,134 @@
+//! What only the call knows: position vectors, cosines and sines, a bias of the scores.
+
+use std::borrow::Cow;
+
+use candle_core::Tensor;
+
+use crate::attention::MultiHeadAttention;
+use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
+use crate::config::CallInput;
+use crate::error::{Error, Result};
+use crate::mask::{AttentionMask, AttnShape};
+use crate::tensor::same_dtype_and_device;
+
+impl MultiHeadAttention {
+    /// Checks that a call gives all that the layer requires.
+    pub(super) fn check_required(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        let given = |input: &CallInput| match input {
+            CallInput::PositionVectors => inputs.has_position_vectors(),
+            CallInput::CosSin => options.cos_sin.is_some(),
+            CallInput::ScoreBias { .. } => options.score_bias.is_some() || inputs.mask.adds_to_scores(),
+            CallInput::Mask => !inputs.mask.is_full(),
+        };
+        match self.config.requires.iter().find(|input| !given(input)) {
+            Some(input) => Err(self.missing(*input)),
+            None => Ok(()),
+        }
+    }
+
+    /// [`check_required`](Self::check_required) of a memory whose keys and values are projected before a call.
+    pub(super) fn check_required_of_memory(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
+        let required = self.config.requires.contains(&CallInput::PositionVectors);
+        if required && keys.id() == values.id() { Err(self.missing(CallInput::PositionVectors)) } else { Ok(()) }
+    }
+
+    fn missing(&self, input: CallInput) -> Error {
+        let (expected, model_type) = (input.expected(), self.config.model_type);
+        Error::MissingInput { input: input.to_string(), expected, model_type }
+    }
+
+    /// Checks the position vectors, cosines and sines, and the bias that a call gives.
+    pub(super) fn check_given(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        let is_ragged = matches!(inputs.tokens, Tokens::Ragged(_));
+        let all = [("query_vectors", inputs.query), ("key_vectors", inputs.key)];
+        for ((name, xs), vectors) in all.into_iter().zip(inputs.vectors) {
+            let Some(vectors) = vectors else { continue };
+            if matches!(inputs.tokens, Tokens::Memory(_)) && name == "key_vectors" {
+                let expected =
+                    "none: the keys of this memory are projected; `cross_cache` takes keys that include them";
+                return Err(Error::value(name, format!("{:?}", vectors.dims()), expected));
+            }
+            let shared = |dims: &[usize]| !is_ragged && vectors.dims() == [&[1], &dims[1..]].concat();
+            if vectors.dims() != xs.dims() && !shared(xs.dims()) {
+                let one = if is_ragged { "" } else { ", or 1 in place of the batch size" };
+                return Err(Error::shape(name, vectors.dims(), format!("{:?}{one}", xs.dims())));
+            }
+            same_dtype_and_device(name, vectors, xs)?;
+        }
+        if is_ragged && (options.cos_sin.is_some() || options.score_bias.is_some()) {
+            let name = if options.cos_sin.is_some() { "cos_sin" } else { "score_bias" };
+            let expected = "none: it has the dimensions of a padded batch, which `AttentionMask::padding` describes";
+            return Err(Error::value(format!("`{name}` of a ragged batch"), "given by the call", expected));
+        }
+        let (b, s, d) = (inputs.query.dims()[0], inputs.key.dim(1)?, self.config.resolved_head_dim());
+        for (name, values) in ["cos", "sin"].into_iter().zip(options.cos_sin.into_iter().flatten()) {
+            if !self.config.position.scheme().accepts_cos_sin() {
+                let allowed = format!("none: the layer's positions are {}", self.config.position);
+                return Err(Error::config("cos_sin", "given by the call", allowed));
+            }
+            let fits =
+                |dims: &[usize]| matches!(*dims, [n, len, pairs] if (n == 1 || n == b) && len == s && pairs <= d / 2);
+            let same = |[cos, sin]: [&Tensor; 2]| cos.dims() == sin.dims();
+            if !fits(values.dims()) || !options.cos_sin.is_some_and(same) {
+                let expected = format!("({b} or 1, {s}, pairs), up to {} pairs, the same for both", d / 2);
+                return Err(Error::shape(name, values.dims(), expected));
+            }
+            if !values.dtype().is_float() {
+                return Err(Error::dtype(name, values.dtype(), "a floating dtype"));
+            }
+        }
+        Ok(())
+    }
+
+    /// `mask` with the bias that the call adds to the scores of this shape, scaled if the layer does so.
+    pub(super) fn with_score_bias<'a>(
+        &self,
+        mask: Cow<'a, AttentionMask>,
+        shape: AttnShape,
+        options: &AttentionOptions,
+    ) -> Result<Cow<'a, AttentionMask>> {
+        let Some(bias) = options.score_bias else { return Ok(mask) };
+        if !bias.dtype().is_float() {
+            return Err(Error::dtype("score_bias", bias.dtype(), "a floating dtype"));
+        }
+        let wants = shape.dims();
+        let fits = |dims: &[usize]| dims.len() == 4 && dims.iter().zip(wants).all(|(n, want)| *n == want || *n == 1);
+        if !fits(bias.dims()) {
+            let expected = format!("{wants:?}, or 1 in place of a size: (b, h, s_q, s_kv)");
+            return Err(Error::shape("score_bias", bias.dims(), expected));
+        }
+        let bias = match self.config.requires.contains(&CallInput::ScoreBias { scaled: true }) {
+            true => AttentionMask::additive(&bias.affine(self.config.resolved_scale(), 0.0)?)?,
+            false => AttentionMask::additive(bias)?,
+        };
+        Ok(Cow::Owned(mask.into_owned().and(bias)))
+    }
+}
+
+impl AttentionInputs<'_> {
+    /// Whether the inputs of queries and keys include what those of values do not.
+    fn has_position_vectors(&self) -> bool {
+        let apart = matches!(self.tokens, Tokens::Padded) && self.key.id() != self.value.id();
+        apart || self.vectors.iter().any(Option::is_some)
+    }
+
+    /// The inputs of queries and of keys with their position vectors. One tensor stays one if its vectors are one.
+    pub(super) fn with_vectors(&self) -> Result<[Tensor; 2]> {
+        let sum = |xs: &Tensor, vectors: Option<&Tensor>| match vectors {
+            Some(vectors) => Ok::<_, Error>(xs.broadcast_add(vectors)?),
+            None => Ok(xs.clone()),
+        };
+        let query = sum(self.query, self.vectors[0])?;
+        let same =
+            self.key.id() == self.query.id() && self.vectors[0].map(Tensor::id) == self.vectors[1].map(Tensor::id);
+        let key = if same { query.clone() } else { sum(self.key, self.vectors[1])? };
+        Ok([query, key])
+    }
+
+    /// These inputs without their cache, with what [`with_vectors`](Self::with_vectors) made of queries and keys.
+    pub(super) fn with_sums<'b>(&'b self, [query, key]: &'b [Tensor; 2]) -> AttentionInputs<'b> {
+        let Self { value, ref mask, tokens, new_lengths, buffers, .. } = *self;
+        let (mask, vectors) = (Cow::Borrowed(&**mask), [None; 2]);
+        AttentionInputs { query, key, value, mask, tokens, cache: None, new_lengths, buffers, vectors }
+    }
+}
