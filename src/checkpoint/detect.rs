@@ -223,7 +223,7 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
                 continue;
             }
             let holds = |name: &&str| all.contains(join(prefix, name).as_str());
-            if required.iter().all(|name| holds(name)) && !layout.excludes.iter().any(|name| holds(name)) {
+            if required.iter().all(&holds) && !layout.excludes.iter().any(holds) {
                 claimed.insert(name);
                 found.insert(prefix.to_string(), row);
             }

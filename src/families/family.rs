@@ -388,6 +388,8 @@ pub(crate) struct PatchRotaryRow {
     pub style: RotaryStyle,
     /// Whether the first half of the angles belongs to columns.
     pub columns_first: bool,
+    /// Whether each half of a head is rotated by itself.
+    pub halves: bool,
     /// The number of the first row and column.
     pub first: usize,
     /// Tokens before the patches, which are not rotated.
@@ -404,6 +406,7 @@ pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
     block: None,
     style: RotaryStyle::HalfSplit,
     columns_first: false,
+    halves: false,
     first: 0,
     prefix_tokens: 0,
     suffix_tokens: 0,

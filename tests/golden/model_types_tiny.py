@@ -365,6 +365,7 @@ CHANGES = {
     "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
                         "text_config.num_experts": 2, "text_config.top_k_experts": 1,
                         "text_config.moe_intermediate_size": 16},
+    "gemma4_vision": {"pooling_kernel_size": 2},
     "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
     # Positions that change the factor on queries.
     "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
@@ -540,6 +541,10 @@ def given(name, model, cfg):
         return torch.randn(16, flat) if kind != "molmo2_vision" else torch.randn(1, 16, flat)
     if name == "pixel_values" and kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"):
         return torch.randn(1, channels, patch[0], 16 * patch[1])
+    if name == "pixel_values" and kind == "gemma4_vision":
+        return torch.randn(1, 16, flat)
+    if name == "pixel_position_ids":
+        return torch.stack([torch.arange(16) % 4, torch.arange(16) // 4], -1)[None]
     if name == "pixel_values" and kind == "tvp":
         return torch.randn(1, 2, channels, 64, 64)
     if name == "past_values" and hasattr(cfg, "patch_length"):
