@@ -470,7 +470,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // transformers masks without a window, which its cache alone has.
     Family {
         model_types: &["kyutai_speech_to_text"],
-        layouts: &["kyutai"],
+        layouts: &["inner-linear"],
         reads: &["sliding_window"],
         note: Some(
             "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
