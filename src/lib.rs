@@ -44,7 +44,7 @@
 //!
 //! | Module | Contents |
 //! |---|---|
-//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`CrossCache`], [`Plan`], [`Error`]; [`metal_device`] |
+//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`Steps`], [`KvCache`], [`CrossCache`], [`KeyValues`], [`Plan`], [`Error`]; [`metal_device`] |
 //! | [`position`] | rotary embeddings, ALiBi, relative biases and keys, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |

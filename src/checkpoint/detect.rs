@@ -63,6 +63,11 @@ impl Layout {
         }
     }
 
+    /// Whether there is an indexer, which chooses the keys of a call with many, beside projections in this layout.
+    pub(crate) fn holds_indexer(&self, source: &dyn WeightSource) -> bool {
+        self.indexer.is_some_and(|names| names.iter().any(|name| source.contains(name)))
+    }
+
     /// Whether the query projection has as many rows of a gate as of queries: twice as many as the output projection
     /// has inputs, while keys and values have heads of one size.
     fn query_holds_gate(&self, source: &dyn WeightSource) -> bool {
@@ -140,7 +145,10 @@ impl Layout {
             step(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
         };
         // Whether it is needed depends on the call.
-        let indexer = |name: &str| matches!(self.qkv, QkvNames::Latent(_)) && below(INDEXER, name).is_some();
+        let indexer = |name: &str| {
+            let indexed = matches!(self.qkv, QkvNames::Latent(_)) || self.holds_indexer(source);
+            indexed && below(INDEXER, name).is_some()
+        };
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
@@ -215,7 +223,7 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
                 continue;
             }
             let holds = |name: &&str| all.contains(join(prefix, name).as_str());
-            if required.iter().all(|name| holds(name)) && !layout.excludes.iter().any(|name| holds(name)) {
+            if required.iter().all(&holds) && !layout.excludes.iter().any(holds) {
                 claimed.insert(name);
                 found.insert(prefix.to_string(), row);
             }

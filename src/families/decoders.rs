@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, Mrope, OWN, PROMPT, QueryFactor, ROTARY, Required,
-    RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, QueryFactor, ROTARY,
+    Required, RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -103,6 +103,8 @@ const GEMMA3: Family = Family {
 /// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
 const GEMMA3N: Family = Family {
     layouts: &["candle-attention", "shared-keys"],
+    // Which its files state and its model does not use.
+    reads: &["query_pre_attn_scalar"],
     window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
     positions: LayerPositions::Rotary(RotaryRow {
         theta: 1_000_000.0,
@@ -113,9 +115,16 @@ const GEMMA3N: Family = Family {
     scale: Scale::One,
     steps: StepsRow { value_norm: true, ..BASE.steps },
     shares_keys: true,
-    defaults: &[("sliding_window", 512.0), ("num_kv_shared_layers", 15.0), ("num_hidden_layers", 35.0)],
+    defaults: &[
+        ("sliding_window", 512.0),
+        ("num_kv_shared_layers", 15.0),
+        ("num_hidden_layers", 35.0),
+        ("num_key_value_heads", 2.0),
+    ],
     ..QWEN3
 };
+const GEMMA4_DEFAULTS: &[(&str, f64)] =
+    &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
 const GEMMA4: Family = Family {
     layouts: &["candle-attention", "keys-as-values", "shared-keys"],
     reads: &["proportional"],
@@ -129,7 +138,7 @@ const GEMMA4: Family = Family {
     }),
     keys_as_values: Some("attention_k_eq_v"),
     head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
-    defaults: &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0)],
+    defaults: GEMMA4_DEFAULTS,
     note: Some(IMAGES),
     ..GEMMA3N
 };
@@ -314,6 +323,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["minimax_m3_vl_text"],
+        max_keys: Some(MaxKeys::Blocks("index_topk_blocks", "index_block_size")),
         // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
         reads: &["rotary_dim"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),
@@ -460,7 +470,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // transformers masks without a window, which its cache alone has.
     Family {
         model_types: &["kyutai_speech_to_text"],
-        layouts: &["kyutai"],
+        layouts: &["inner-linear"],
         reads: &["sliding_window"],
         note: Some(
             "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
@@ -533,7 +543,12 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["gemma4_text"], ..GEMMA4 },
     Family {
         model_types: &["gemma4_unified_text"],
-        defaults: &[("sliding_window", 1024.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0)],
+        defaults: &[
+            ("sliding_window", 1024.0),
+            ("num_hidden_layers", 30.0),
+            ("global_head_dim", 512.0),
+            ("num_key_value_heads", 4.0),
+        ],
         ..GEMMA4
     },
     // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.

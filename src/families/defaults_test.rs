@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, KeyValueSource};
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
 use crate::families::gated::GATED;
@@ -66,13 +66,20 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         let contents = LayerContents {
             norms: family.qk_norm.is_some(),
             gate: family.gate.map(|_| 512),
+            indexer: false,
             context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
             bias_rows: None,
             patch_keys: None,
             layout: family.layouts[0],
             pruned: &[],
         };
-        let config = layer.configure(AttentionConfig::new(512, 4), &contents).unwrap();
+        // Whose values are keys whatever the configuration states.
+        let source = match family.keys_as_values {
+            Some("") if !windowed => KeyValueSource::KeysAsValues,
+            _ => KeyValueSource::Projections,
+        };
+        let sizes = AttentionConfig::new(512, 4).with_key_value_source(source);
+        let config = layer.configure(sizes, &contents).unwrap();
         if let Some(norm) = config.steps.norms(0).next() {
             let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);
             assert_eq!(norm.eps, eps.unwrap(), "{what}");
@@ -101,5 +108,7 @@ fn check_rotary(what: &str, rotary: &Rotary, values: &Value, kind: &str) {
     let set = all.get(kind).unwrap_or(all);
     assert_eq!(Some(rotary.theta), set["rope_theta"].as_f64(), "{what}");
     let share = set.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0);
+    // There it is a share of the pairs of the whole head.
+    let share = if set["rope_type"] == "proportional" { 1.0 } else { share };
     assert_eq!(rotary.dim, Some((128.0 * share) as usize), "{what}");
 }

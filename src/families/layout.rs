@@ -115,6 +115,8 @@ pub struct Layout {
     pub(crate) o: LinearNames,
     /// The gate of the output.
     pub(crate) gate: GateNames,
+    /// Tensors of an indexer, one of which shows that there is one, in families that may have it. They are not read.
+    pub(crate) indexer: Option<&'static [&'static str]>,
     /// The norm between the heads and the output projection that the families may have.
     pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.

@@ -47,6 +47,7 @@ impl Layer<'_> {
             rotary = rotary.with_block(self.number(key)?.unwrap_or(default));
         }
         rotary = rotary.with_style(row.style).with_columns_first(row.columns_first).with_first(row.first);
+        rotary = rotary.with_halves(row.halves);
         rotary = rotary.with_suffix_tokens(row.suffix_tokens);
         Ok(Position::Rotary2d(self.in_windows(rotary, row.windows)?))
     }

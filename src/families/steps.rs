@@ -56,6 +56,9 @@ impl Layer<'_> {
         let required = |key: &'static str, value: Option<f64>| {
             value.ok_or_else(|| Error::config(key, "none", "a number: the family multiplies its queries by it"))
         };
+        let counted = |key: &'static str, value: Option<usize>| {
+            value.ok_or_else(|| Error::config(key, "none", "a number of tokens that share a factor"))
+        };
         Ok(match self.family.steps.query_factor {
             QueryFactor::None => None,
             QueryFactor::Key(key) => Some(Factor::Constant(required(key, self.float(key))?)),
@@ -71,8 +74,8 @@ impl Layer<'_> {
                 };
                 let beta = required("llama_4_scaling_beta", stated("llama_4_scaling_beta").and_then(Value::as_f64))?;
                 let key = "original_max_position_embeddings";
-                let length = required(key, stated(key).and_then(Value::as_f64))?;
-                Some(Factor::LogPosition { beta, length: length as usize, offset: 0 })
+                let length = stated(key).and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
+                Some(Factor::LogPosition { beta, length: counted(key, length)?, offset: 0 })
             }
             QueryFactor::Llama4 => {
                 // Files state a number for true, too.
@@ -82,8 +85,8 @@ impl Layer<'_> {
                     return Ok(None);
                 }
                 let beta = required("attn_scale", self.float("attn_scale"))?;
-                let length = required("floor_scale", self.float("floor_scale"))?;
-                Some(Factor::LogPosition { beta, length: length as usize, offset: 1 })
+                let length = counted("floor_scale", self.number("floor_scale")?)?;
+                Some(Factor::LogPosition { beta, length, offset: 1 })
             }
         })
     }
@@ -111,11 +114,8 @@ impl Layer<'_> {
                     return Ok(KeyValueSource::Shared { layer: Some(index) });
                 }
             }
-            return match first {
-                // An assistant, whose layers have the keys of another model.
-                0 => Ok(KeyValueSource::Shared { layer: None }),
-                _ => wrong("those of a model with a layer of this kind before those that share its keys"),
-            };
+            // No layer has keys of its own in an assistant (Gemma 4), whose positions follow those of another model.
+            return wrong("those of a model with a layer of this kind before those that share its keys");
         }
         let as_values = match self.family.keys_as_values {
             None => false,

@@ -3,7 +3,7 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
     BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, ROTARY,
-    Required, RotaryRow, Scale,
+    Required, RotaryRow, Scale, StepsRow,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -178,6 +178,17 @@ pub(crate) const VISION: &[Family] = &[
             suffix_tokens: 1,
             ..PATCH_ROTARY
         }),
+        ..PLAIN
+    },
+    // Patches row by row, columns in the first half of a head.
+    Family {
+        model_types: &["gemma4_vision"],
+        layouts: &["inner-linear"],
+        states: &["rope_parameters"],
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        scale: Scale::One,
+        steps: StepsRow { value_norm: true, ..BASE.steps },
+        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, halves: true, ..PATCH_ROTARY }),
         ..PLAIN
     },
     Family {

@@ -327,6 +327,10 @@ CHANGES = {
     **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
     **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
                     {"text_config.head_dim": 32}),
+    **{name: {f"{section}{key}": value for key, value in
+              {"head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+               "indexer_budget": 8, "indexer_compress_ratio": 2}.items()}
+       for name, section in (("qwen4_exp_text", ""), ("qwen4_exp", "text_config."))},
     "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
                "mlp_layer_types": ["dense", "dense"]},
     "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
@@ -361,6 +365,7 @@ CHANGES = {
     "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
                         "text_config.num_experts": 2, "text_config.top_k_experts": 1,
                         "text_config.moe_intermediate_size": 16},
+    "gemma4_vision": {"pooling_kernel_size": 2},
     "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
     # Positions that change the factor on queries.
     "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
@@ -457,7 +462,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
-           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
+           "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
@@ -536,6 +541,10 @@ def given(name, model, cfg):
         return torch.randn(16, flat) if kind != "molmo2_vision" else torch.randn(1, 16, flat)
     if name == "pixel_values" and kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"):
         return torch.randn(1, channels, patch[0], 16 * patch[1])
+    if name == "pixel_values" and kind == "gemma4_vision":
+        return torch.randn(1, 16, flat)
+    if name == "pixel_position_ids":
+        return torch.stack([torch.arange(16) % 4, torch.arange(16) // 4], -1)[None]
     if name == "pixel_values" and kind == "tvp":
         return torch.randn(1, 2, channels, 64, 64)
     if name == "past_values" and hasattr(cfg, "patch_length"):

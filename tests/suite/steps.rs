@@ -239,6 +239,15 @@ fn keys_of_another_layer_are_those_that_it_attended_to() {
         assert_close("the last tokens", &got, &attended.output.narrow(1, 5, 2).unwrap(), 1e-6);
         let inputs = AttentionInputs::shared(&last, &key_values, &mask);
         shared.plan(&inputs, &options).unwrap();
+        // Rotated for the length of each sequence.
+        let scaling = RotaryScaling::Dynamic { factor: 2.0, original_max_position_embeddings: 3 };
+        let scaled = config.clone().with_position(Rotary::default().with_theta(50.0).with_scaling(scaling));
+        let (makes, scaled) = sharing(&scaled, DType::F32);
+        let mask = AttentionMask::padding(&[7, 4]);
+        let inputs = AttentionInputs::self_attention(&xs, &mask);
+        let (attended, key_values) = makes.attend_sharing(&inputs, &options).unwrap();
+        let got = scaled.attend_with(&AttentionInputs::shared(&xs, &key_values, &mask), &options).unwrap().output;
+        assert_close("scaled for the length", &got, &attended.output, 1e-6);
         // In chunks, of equal and of unequal sequences.
         let lengths: [&[[usize; 2]]; 2] = [&[[3, 3], [1, 1], [3, 3]], &[[3, 1], [2, 2], [0, 2], [1, 1]]];
         for (case, lengths) in lengths.into_iter().enumerate() {
@@ -252,9 +261,9 @@ fn keys_of_another_layer_are_those_that_it_attended_to() {
                 drop(inputs);
                 let inputs = AttentionInputs::shared(&xs, &key_values, AttentionMask::full());
                 let got = shared.attend_with(&inputs, &options).unwrap().output;
-                for sequence in 0..2 {
-                    let new = |ys: &Tensor| ys.get(sequence).unwrap().narrow(0, 0, of_chunk[sequence]).unwrap();
-                    if of_chunk[sequence] > 0 {
+                for (sequence, &count) in of_chunk.iter().enumerate() {
+                    let new = |ys: &Tensor| ys.get(sequence).unwrap().narrow(0, 0, count).unwrap();
+                    if count > 0 {
                         assert_close(&format!("chunks {case}"), &new(&got), &new(&attended.output), 1e-6);
                     }
                 }
