@@ -458,7 +458,7 @@ impl AttentionConfig {
                 "a layer with the keys and values of another one"
             }
         };
-        if self.add_bias_kv || self.position.scheme().distance_embedding_count(1) > 0 {
+        if self.add_bias_kv || self.position.scheme().distance_embedding_count(1) != [0; 2] {
             let found = if self.add_bias_kv { "add_bias_kv".to_string() } else { self.position.to_string() };
             return Err(Error::value(what, found, "none of it: it has no projections for that"));
         }

@@ -346,7 +346,9 @@ pub(crate) fn read_position(
         let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
-    for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
+    // The name of Transformer-XL's second vector may be that of a value that every query sees.
+    let telling = |name: &&PositionName| name.scheme != DISTANCE_EMBEDDINGS && !BIAS_KV.contains(&name.stored);
+    for name in layout.position.iter().filter(telling) {
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),

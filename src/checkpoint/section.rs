@@ -10,10 +10,11 @@ use crate::families::layer::{CROSS, states_heads};
 use crate::families::table::{is_listed, resolved_model_type};
 
 /// First words of names that mean the same part of a model.
-const PARTS: [&[&str]; 3] = [
+const PARTS: [&[&str]; 4] = [
     &["text", "language", "llm", "lm"],
     &["vision", "visual", "image", "img", "video", "vit"],
     &["audio", "speech", "sound"],
+    &["backbone", "pixel"],
 ];
 
 /// Components of a prefix that name no part. Layers of the text model may stand below them alone.
@@ -45,7 +46,10 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
             let found = format!("{} sections", children.len());
             return Err(Error::value("the configuration", found, format!("at most {MOST_SECTIONS}")));
         }
-        let mut named = rest.iter().map(|part| named_by(&children, part)).enumerate();
+        // Where the whole states its own heads, a component below a layer names a part of that layer.
+        let is_number = |part: &&str| part.parse::<u64>().is_ok();
+        let layer = rest.iter().position(is_number).filter(|_| states_heads(section.keys));
+        let mut named = rest.iter().take(layer.unwrap_or(rest.len())).map(|part| named_by(&children, part)).enumerate();
         let key = match named.find(|(_, keys)| !keys.is_empty()) {
             Some((i, keys)) => {
                 let &[key] = keys.as_slice() else { return Err(ambiguous(&keys, &path, prefix)) };
@@ -114,7 +118,10 @@ fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
     let named: Vec<&str> = children.iter().filter(holds).copied().collect();
     let longest = named.iter().map(|key| words(name(key))).max();
     if longest.is_some() {
-        return named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
+        let named: Vec<&str> = named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
+        // The text and the backbone in `text_backbone`: it is the text's.
+        let first = named.iter().find(|key| part.starts_with(name(key))).filter(|_| named.len() > 1).copied();
+        return first.map_or(named, |first| vec![first]);
     }
     let alike = |key: &&&str| part_of(part).is_some() && part_of(name(key)) == part_of(part);
     let alike: Vec<&str> = children.iter().filter(alike).copied().collect();
@@ -142,7 +149,9 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
     match (parent.model_type.as_deref(), name(key)) {
-        (Some(whole @ ("gemma3" | "paligemma")), "text") => return Some(whole.to_string()),
+        (Some(whole @ ("gemma3" | "paligemma" | "grounding-dino" | "mm-grounding-dino")), "text") => {
+            return Some(whole.to_string());
+        }
         (Some("shieldgemma2"), "text") => return Some("gemma3".to_string()),
         _ => {}
     }

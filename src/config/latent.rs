@@ -135,7 +135,7 @@ impl LatentAttention {
             ("key_value_source", config.key_value_source != KeyValueSource::Projections, "projections"),
             ("add_bias_kv", config.add_bias_kv, "false"),
             ("add_zero_attn", config.add_zero_attn, "false"),
-            ("position", config.position.scheme().distance_embedding_count(1) > 0, "rotary or another scheme"),
+            ("position", config.position.scheme().distance_embedding_count(1) != [0; 2], "rotary or another scheme"),
         ];
         match others.into_iter().find(|(_, set, _)| *set) {
             Some((field, _, expected)) => Err(Error::config(field, "set", format!("{expected} with latent attention"))),

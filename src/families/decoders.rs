@@ -1,9 +1,9 @@
 //! Decoder families: causal self-attention.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, PROMPT, ROTARY, RotaryLayers, RotaryRow, Scale,
-    Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, PROMPT, ROTARY, Required, RotaryLayers, RotaryRow,
+    Scale, Sides, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -130,6 +130,14 @@ pub(crate) const DECODERS: &[Family] = &[
             "idefics",
             "pocket_tts",
         ],
+        ..LLAMA
+    },
+    // Tokens of image and prompt see one another.
+    Family {
+        model_types: &["paligemma"],
+        causal: Causal::Never,
+        requires: &[Required::new(CallInput::Mask)],
+        needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
@@ -400,7 +408,12 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
-    Family { model_types: &["gradium_phonon_tts"], layouts: &["gradium", "candle-attention"], ..LLAMA },
+    Family {
+        model_types: &["gradium_phonon_tts"],
+        layouts: &["gradium"],
+        qk_norm: None,
+        ..rotary(RotaryRow { interleaved: true, ..ROTARY })
+    },
     // Tokens that it generates see the prompt and a window.
     Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },

@@ -1,8 +1,8 @@
 //! Encoder families: BERT and the models that changed a part of its attention.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, RotaryLayers, RotaryRow, Scale, Sides, Window,
+    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Sides, Window,
     WindowLayers,
 };
 
@@ -168,6 +168,24 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     },
     Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
     Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
+    // Biases of the distances of tokens and of their boxes on the page.
+    Family {
+        model_types: &["layoutlmv3"],
+        requires: &[Required {
+            keys: &["has_relative_attention_bias"],
+            ..Required::new(CallInput::ScoreBias { scaled: true })
+        }],
+        ..BASE
+    },
+    Family {
+        model_types: &["layoutlmv2", "layoutxlm"],
+        layouts: &["layoutlmv2", "bert"],
+        requires: &[Required {
+            keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
+            ..Required::new(CallInput::ScoreBias { scaled: false })
+        }],
+        ..BASE
+    },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],

@@ -41,12 +41,36 @@ pub(crate) struct Family {
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
-    /// What each call has to give, by components of the layers' prefixes; an empty one is every layer.
-    pub requires: &'static [(&'static str, CallInput)],
+    /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
+    pub shares_of_heads: &'static [(&'static str, usize)],
+    /// What each call has to give, in which layers.
+    pub requires: &'static [Required],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
     /// Why this version cannot run the family as its own model does.
     pub unsupported: Option<&'static str>,
+}
+
+/// What each call of some layers has to give.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Required {
+    pub input: CallInput,
+    /// A component of the layers' prefixes; `None`: all layers.
+    pub below: Option<&'static str>,
+    /// Keys of which one has to be true, as they are if the configuration is silent. Empty: whatever it states.
+    pub keys: &'static [&'static str],
+}
+
+impl Required {
+    /// In all layers.
+    pub(crate) const fn new(input: CallInput) -> Self {
+        Self { input, below: None, keys: &[] }
+    }
+
+    /// In layers below this component of the prefix.
+    pub(crate) const fn below(component: &'static str, input: CallInput) -> Self {
+        Self { below: Some(component), ..Self::new(input) }
+    }
 }
 
 /// The layouts of BERT and of the encoders made from it.
@@ -84,6 +108,7 @@ pub(crate) const BASE: Family = Family {
     stages: false,
     needs: &[],
     unsupported_parts: &[],
+    shares_of_heads: &[],
     requires: &[],
     note: None,
     unsupported: None,
@@ -170,6 +195,8 @@ pub(crate) enum LayerPositions {
     FromWeights,
     /// Rotation of queries and keys.
     Rotary(RotaryRow),
+    /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
+    Given,
     /// Rotation by row and column of patches (DINOv3).
     DinoRotary,
     /// Rotation by row and column of patches, without tokens before them.

@@ -167,7 +167,7 @@ impl Family {
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
-            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) => {
+            LayerPositions::DinoRotary | LayerPositions::PatchRotary(_) | LayerPositions::Given => {
                 ["rope_theta", "rope_parameters"].contains(&key)
             }
             LayerPositions::T5Bias | LayerPositions::MpnetBias => key == "relative_attention_num_buckets",

@@ -6,13 +6,15 @@ use serde_json::Value;
 
 use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale};
+use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, GatedRelativeBias, Position, T5RelativeBias};
-use crate::position::{RelativeKey, RelativeKey2d, RelativeSinusoids};
+use crate::position::{
+    Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
+    RelativeSinusoids, T5RelativeBias,
+};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
 const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
@@ -20,8 +22,11 @@ const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
 /// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 2] = ["decoder_attention_heads", "decoder_num_attention_heads"];
+const DECODER_HEADS: [&str; 3] =
+    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
+/// The key of a model with an encoder of speech beside one of text.
+const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -106,7 +111,9 @@ impl<'a> Layer<'a> {
 
     /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
     pub fn heads(&self) -> Result<usize> {
-        let heads = self.stated_heads()?;
+        let prefix = format!(".{}.", self.prefix);
+        let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
+        let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
         match heads > MAX_HEADS {
             true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
             false => Ok(heads),
@@ -118,7 +125,10 @@ impl<'a> Layer<'a> {
             return Ok(heads);
         }
         let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
+            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
+            prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
@@ -197,8 +207,11 @@ impl<'a> Layer<'a> {
     /// What each call has to give.
     fn required_inputs(&self) -> Vec<CallInput> {
         let prefix = format!(".{}.", self.prefix);
-        let applies = |part: &str| part.is_empty() || prefix.contains(&format!(".{part}."));
-        self.family.requires.iter().filter(|(part, _)| applies(part)).map(|(_, input)| *input).collect()
+        let applies = |required: &&Required| {
+            let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
+        };
+        self.family.requires.iter().filter(applies).map(|required| required.input).collect()
     }
 
     /// The factor on the scores; `None`: the usual one.
@@ -250,6 +263,7 @@ impl<'a> Layer<'a> {
             LayerPositions::T5Bias => self.t5_bias()?,
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
+            LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,

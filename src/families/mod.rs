@@ -9,6 +9,7 @@
 mod decoders;
 #[cfg(test)]
 mod defaults_test;
+mod detectors;
 mod encoder_decoders;
 mod encoders;
 mod family;

@@ -1,7 +1,8 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
+use crate::config::CallInput;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, RotaryRow, Scale, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -25,7 +26,7 @@ pub(crate) const SPEECH: &[Family] = &[
     // Conformers.
     Family { model_types: &["parakeet_encoder"], layouts: OWN, positions: LayerPositions::RelativeSinusoids, ..PLAIN },
     Family {
-        model_types: &["fastspeech2_conformer"],
+        model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,
         positions: LayerPositions::RelativeSinusoids,
         ..PLAIN
@@ -70,6 +71,13 @@ pub(crate) const SPEECH: &[Family] = &[
             "qwen3_asr_encoder",
             "patchtst",
         ],
+        ..PLAIN
+    },
+    // One table of biases for all layers, and the mask, which is added as a number.
+    Family {
+        model_types: &["phi4_multimodal_audio"],
+        layouts: OWN,
+        requires: &[Required::new(CallInput::ScoreBias { scaled: false })],
         ..PLAIN
     },
     Family {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
+use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
 use crate::families::family::{Family, LayerPositions, OWN};
@@ -16,7 +17,7 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, SPEECH, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED].into_iter().flatten()
 }
 
 /// The row of an attention layer of this `model_type`.

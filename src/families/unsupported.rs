@@ -10,12 +10,13 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(
-        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "longcat_flash",
-          "minicpm3", "mistral4", "youtu"],
+        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear",
+          "longcat_flash", "minicpm3", "mistral4", "youtu"],
         "keys and values of low rank (multi-head latent attention)",
     ),
     unsupported(
-        &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text", "beam"],
+        &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text",
+          "beam"],
         "a gate on the output of each head",
     ),
     unsupported(
@@ -35,7 +36,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["mimo_v2_flash"], "a factor on the values"),
     unsupported(&["zamba", "zamba2"], "attention over twice the hidden size, scaled by half of the head size"),
     unsupported(&["swinv2", "swin2sr"], "cosine attention with a computed position bias"),
-    unsupported(&["aimv2_text_model", "videoprism_text_model"], "causal only in a call with a padding mask"),
     unsupported(&["moonshine_streaming_encoder"], "windows only in a call with a padding mask"),
     unsupported(&["deepseek_ocr2_encoder"], "a mask by which image tokens see one another and queries what is before them"),
     unsupported(&["deepseek_v4"], "compressed keys and values, and groups of output projections"),
@@ -65,18 +65,8 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     ),
     unsupported(&["cpmant"], "a bias of segments and distances"),
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
-    unsupported(&["paligemma"], "tokens of image and prompt that see one another"),
-    unsupported(&["mllama_vision_model"], "a mask of tiles and of padded patches"),
     unsupported(&["vits"], "relative positions added to keys"),
-    unsupported(&["mlcd_vision_model"], "a learned position of the class token"),
     unsupported(&["vjepa2"], "rotation by frame, row and column"),
-    unsupported(
-        &["detr", "conditional_detr", "dab-detr", "deformable_detr", "table-transformer", "rt_detr", "rt_detr_v2",
-          "d_fine", "lw_detr", "rf_detr", "maskformer", "mask2former", "oneformer", "grounding-dino",
-          "mm-grounding-dino", "omdet-turbo"],
-        "positions added to queries and keys, not to values",
-    ),
-    unsupported(&["layoutlmv2", "layoutxlm", "layoutlmv3"], "biases of the layout on the page"),
     unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
@@ -88,4 +78,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["prophetnet"], "n-gram streams"),
     unsupported(&["convbert"], "convolutions beside the heads"),
     unsupported(&["ibert"], "integer arithmetic"),
+    unsupported(&["lilt"], "text and layout in two streams whose scores add"),
+    unsupported(&["bros"], "queries that are compared with the distances of boxes on the page"),
 ];

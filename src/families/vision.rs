@@ -1,9 +1,9 @@
 //! Families of images and video, of a text and a vision tower, and the parts of multimodal models.
 
-use crate::config::{NormKind, NormOver};
+use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
     BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, ROTARY,
-    RotaryRow, Scale,
+    Required, RotaryRow, Scale,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -84,6 +84,7 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
     Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
+    Family { model_types: &["lw_detr_vit"], layouts: &["candle-attention", "vit", "timm"], ..PLAIN },
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
     Family {
@@ -181,8 +182,35 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family {
         model_types: &["step3p5_vision"],
-        layouts: &["torch", "bart"],
-        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, ..PATCH_ROTARY }),
+        // transformers turns these weights into ones for pairs that are half a head apart.
+        layouts: &["torch"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["mlcd_vision_model"],
+        layouts: &["bart"],
+        positions: LayerPositions::Given,
+        requires: &[Required::new(CallInput::CosSin)],
+        ..PLAIN
+    },
+    // Tiles of an image are one sequence, some of them and some patches of each padding.
+    Family {
+        model_types: &["mllama_vision_model"],
+        layouts: OWN,
+        requires: &[Required::new(CallInput::Mask)],
+        ..PLAIN
+    },
+    // Causal in a call with a padding mask, and not without.
+    Family {
+        model_types: &["aimv2_text_model", "videoprism_text_model"],
+        layouts: &["bart", "candle-attention"],
+        softcap: true,
+        requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
     // Windows are rows of the batch; the caller masks those that a shift joined.
@@ -208,6 +236,7 @@ pub(crate) const VISION: &[Family] = &[
         ],
         layouts: TIMM,
         positions: LayerPositions::RelativeKey2d,
+        note: Some("in layers with windows the input is the windows of an image, each a sequence, with their padding"),
         ..PLAIN
     },
     Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
@@ -296,6 +325,7 @@ pub(crate) const VISION: &[Family] = &[
             style: RotaryStyle::Interleaved,
             columns_first: true,
             prefix_tokens: 1,
+            block: Some(("spatial_merge_size", 2)),
             ..PATCH_ROTARY
         }),
         ..PLAIN
@@ -306,6 +336,7 @@ pub(crate) const VISION: &[Family] = &[
         layouts: &["timm-eva"],
         positions: LayerPositions::PatchRotary(PatchRotaryRow {
             frequencies: GridFrequencies::Alternating,
+            style: RotaryStyle::Interleaved,
             columns_first: true,
             ..PATCH_ROTARY
         }),
@@ -314,7 +345,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["muse_glimmer_vision", "muse_spark_vision"],
         layouts: &["timm-eva"],
-        positions: patch_rotary(GridFrequencies::Same, None),
+        positions: LayerPositions::PatchRotary(PatchRotaryRow { style: RotaryStyle::Interleaved, ..PATCH_ROTARY }),
         ..PLAIN
     },
     Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },

@@ -103,9 +103,10 @@ impl AttentionMask {
         self.terms.iter().any(|term| term.adds_to_scores())
     }
 
-    /// The number of embeddings of distances that queries and keys are compared with.
-    pub(crate) fn distance_embeddings(&self) -> usize {
-        self.terms.iter().map(|term| term.distance_embeddings()).max().unwrap_or(0)
+    /// The numbers of embeddings of distances that queries and that keys are compared with.
+    pub(crate) fn distance_embeddings(&self) -> [usize; 2] {
+        let most = |side: usize| self.terms.iter().map(|term| term.distance_embeddings()[side]).max().unwrap_or(0);
+        [most(0), most(1)]
     }
 
     /// Whether a gradient flows into the mask.

@@ -84,9 +84,9 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         true
     }
 
-    /// The number of embeddings of distances that the term compares queries and keys with.
-    fn distance_embeddings(&self) -> usize {
-        0
+    /// The numbers of embeddings of distances that the term compares queries and keys with.
+    fn distance_embeddings(&self) -> [usize; 2] {
+        [0; 2]
     }
 
     /// Whether a gradient flows into the term.

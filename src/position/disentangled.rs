@@ -240,7 +240,7 @@ impl PositionScheme for Disentangled {
         Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings(), indices, first }))
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.embeddings()
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.c2p, self.p2c].map(|needed| if needed { self.embeddings() } else { 0 })
     }
 }

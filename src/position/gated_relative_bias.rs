@@ -10,7 +10,9 @@ use super::scheme::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{PositionScheme, QueryCall};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
+use crate::ops::Linear;
 use crate::tensor::{compute_dtype, select};
+use crate::weights::LinearWeights;
 
 const TABLE: &str = "rel_attn_embed.weight";
 const GATE: [&str; 2] = ["gru_rel_pos_linear.weight", "gru_rel_pos_linear.bias"];
@@ -73,19 +75,20 @@ impl GatedRelativeBias {
     fn gates(&self, call: &QueryCall, heads: usize) -> Result<Tensor> {
         let weights = call.state.weights();
         let dtype = compute_dtype(call.xs.dtype());
-        let weight = |name: &str| Ok::<_, Error>(weights.require(name)?.to_dtype(dtype)?);
         let (b, s, width) = call.xs.dims3()?;
         let parts = self.parts(heads);
-        let xs = call.xs.to_dtype(dtype)?.reshape((b, s, parts, width / parts))?;
+        let xs = call.xs.reshape((b, s, parts, width / parts))?;
         let xs = match &self.kept {
             Some((_, kept)) => select(&xs, kept, 2)?,
             None => xs,
         };
-        let projected = xs.reshape((b * s * heads, width / parts))?.matmul(&weight(GATE[0])?.t()?)?;
-        let projected = projected.broadcast_add(&weight(GATE[1])?)?.reshape((b, s, heads, 2, 4))?.sum(D::Minus1)?;
+        let gate = LinearWeights::new(weights.require(GATE[0])?.clone(), Some(weights.require(GATE[1])?.clone()));
+        let gate = Linear::new(GATE[0], gate, 8, width / parts)?;
+        let projected = gate.forward(&xs.reshape((b, s * heads, width / parts))?, dtype)?;
+        let projected = projected.reshape((b, s, heads, 2, 4))?.sum(D::Minus1)?;
         let gates = candle_nn::ops::sigmoid(&projected)?; // (b, s, h, 2)
         let gate = |i: usize| gates.narrow(3, i, 1)?.transpose(1, 2);
-        let factor = (gate(1)?.broadcast_mul(&weight(GATE_FACTOR)?)? - 1.0)?;
+        let factor = (gate(1)?.broadcast_mul(&weights.require(GATE_FACTOR)?.to_dtype(dtype)?)? - 1.0)?;
         Ok(((gate(0)? * factor)? + 2.0)?)
     }
 }
@@ -143,8 +146,8 @@ impl PositionScheme for GatedRelativeBias {
         true
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.num_buckets
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.num_buckets, 0]
     }
 
     fn query_term(&self, call: &QueryCall) -> Result<Option<AttentionMask>> {

@@ -124,7 +124,7 @@ impl PositionScheme for RelativeKey {
         Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings(), indices, first }))
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.embeddings()
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.embeddings(), 0]
     }
 }

@@ -24,8 +24,8 @@ const MAX_SIDE: usize = 1 << 10;
 ///
 /// The embeddings `rel_pos_h` `(2 rows - 1, head_dim)` and `rel_pos_w` `(2 columns - 1, head_dim)` are weights of the
 /// layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The patches of a call are those of
-/// [`grid`](Self::grid) row by row, or of another grid that the call gives, or of a square; then the embeddings are
-/// resized linearly. Windows of an image are sequences of a batch.
+/// [`grid`](Self::grid) row by row, or of another grid that the call gives: then the embeddings are resized linearly.
+/// Windows of an image are sequences of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelativeKey2d {
@@ -46,15 +46,12 @@ impl RelativeKey2d {
 
     /// The rows and columns of a call over `tokens` patches.
     fn grid_of(&self, tokens: usize, given: Option<[usize; 2]>) -> Result<[usize; 2]> {
-        let side = tokens.isqrt();
-        let fits = |[rows, columns]: [usize; 2]| rows.checked_mul(columns) == Some(tokens);
-        let possible = given.map_or_else(|| vec![self.grid, [side; 2]], |given| vec![given]);
-        possible.iter().copied().find(|grid| fits(*grid)).ok_or_else(|| {
-            let [rows, columns] = possible[0];
-            let expected =
-                format!("{rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
-            Error::value("the number of tokens", tokens, expected)
-        })
+        let grid @ [rows, columns] = given.unwrap_or(self.grid);
+        if rows.checked_mul(columns) == Some(tokens) {
+            return Ok(grid);
+        }
+        let expected = format!("{rows} x {columns} patches; a call can give another grid (`AttentionOptions::grid`)");
+        Err(Error::value("the number of tokens", tokens, expected))
     }
 }
 
@@ -78,13 +75,16 @@ fn resized(table: &Tensor, side: usize) -> Result<Tensor> {
     Ok(weights.to_dtype(table.dtype())?.matmul(table)?)
 }
 
-/// The products of queries `(n, queries, d)`, of which each of the `n` groups stands at another place of one dimension,
-/// with the embeddings of distances `(2 n - 1, d)` to all places: `(n, queries, n)`.
+/// The products of queries `(b, n, queries, d)`, of which each of the `n` groups of a sequence stands at another place of
+/// one dimension, with the embeddings of distances `(2 n - 1, d)` to all places: `(b, n, queries, n)`.
+///
+/// Each sequence and place is a product for itself, so that its bits do not depend on the batch.
 fn products(queries: &Tensor, table: &Tensor) -> Result<Tensor> {
-    let n = queries.dim(0)?;
+    let (b, n, _, d) = queries.dims4()?;
     let rows: Vec<u32> = (0..n).flat_map(|q| (0..n).map(move |k| (q + n - 1 - k) as u32)).collect();
-    let embeddings = table.index_select(&Tensor::new(rows, table.device())?, 0)?.reshape((n, n, table.dim(1)?))?;
-    Ok(queries.contiguous()?.matmul(&embeddings.transpose(1, 2)?.contiguous()?)?)
+    let embeddings = table.index_select(&Tensor::new(rows, table.device())?, 0)?.reshape((1, n, n, d))?;
+    let embeddings = embeddings.transpose(2, 3)?.broadcast_as((b, n, d, n))?.contiguous()?;
+    Ok(queries.contiguous()?.matmul(&embeddings)?)
 }
 
 impl fmt::Display for RelativeKey2d {
@@ -126,8 +126,8 @@ impl PositionScheme for RelativeKey2d {
         true
     }
 
-    fn distance_embedding_count(&self, _: usize) -> usize {
-        self.grid[0].saturating_add(self.grid[1])
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.grid[0].saturating_add(self.grid[1]), 0]
     }
 
     fn query_term(&self, call: &QueryCall) -> Result<Option<AttentionMask>> {
@@ -143,12 +143,32 @@ impl PositionScheme for RelativeKey2d {
         let dtype = compute_dtype(call.q.dtype());
         let table = |name: &str, side: usize| resized(&call.state.weights().require(name)?.to_dtype(dtype)?, side);
         let q = call.q.to_dtype(dtype)?.reshape((b, height, width, h, d))?;
-        let rows = q.permute((1, 0, 2, 3, 4))?.contiguous()?.reshape((height, b * width * h, d))?;
-        let rows = products(&rows, &table(ROWS, height)?)?.reshape((height, b, width, h, height))?;
-        let rows = rows.permute((1, 3, 0, 2, 4))?.contiguous()?.reshape((b, h, s_q, height))?;
-        let columns = q.permute((2, 0, 1, 3, 4))?.contiguous()?.reshape((width, b * height * h, d))?;
-        let columns = products(&columns, &table(COLUMNS, width)?)?.reshape((width, b, height, h, width))?;
-        let columns = columns.permute((1, 3, 2, 0, 4))?.contiguous()?.reshape((b, h, s_q, width))?;
+        let of_rows = q.reshape((b, height, width * h, d))?;
+        let rows = products(&of_rows, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;
+        let of_columns = q.transpose(1, 2)?.reshape((b, width, height * h, d))?;
+        let columns = products(&of_columns, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
+        let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
         Ok(Some(AttentionMask::of_term(GridBias { rows, columns })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `torch.nn.functional.interpolate(x, size=n, mode="linear")` of torch 2.15.
+    #[test]
+    fn tables_are_resized_as_torch_does() {
+        let table = Tensor::new(&[[1f32], [2.0], [4.0], [8.0], [16.0]], &Device::Cpu).unwrap();
+        let cases: [(usize, &[f32]); 3] = [
+            (4, &[1.0, 1.571_428_5, 2.571_428_8, 4.0, 6.857_143_4, 11.428_572, 16.0]),
+            (2, &[1.333_333_3, 4.0, 13.333_332]),
+            (1, &[4.0]),
+        ];
+        for (side, want) in cases {
+            let got = resized(&table, side).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(got.len(), want.len());
+            assert!(got.iter().zip(want).all(|(got, want)| (got - want).abs() < 3e-6), "{got:?}");
+        }
     }
 }

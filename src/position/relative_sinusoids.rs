@@ -116,8 +116,8 @@ impl PositionScheme for RelativeSinusoids {
         Ok(Some(DistanceEmbeddings { c2p: Some(c2p), p2c: None, bias: Some(bias), count, indices, first }))
     }
 
-    fn distance_embedding_count(&self, s_kv: usize) -> usize {
-        s_kv.saturating_mul(2)
+    fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {
+        [s_kv.saturating_mul(2), 0]
     }
 }
 

@@ -234,10 +234,10 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(None)
     }
 
-    /// The number of [`distance_embeddings`](Self::distance_embeddings) of a call over `s_kv` keys, or of biases of its
-    /// [`query_term`](Self::query_term); not 0 if there are any.
-    fn distance_embedding_count(&self, _s_kv: usize) -> usize {
-        0
+    /// The numbers of [`distance_embeddings`](Self::distance_embeddings) that queries and that keys are compared with in
+    /// a call over `s_kv` keys, or of biases of its [`query_term`](Self::query_term); not 0 if there are any.
+    fn distance_embedding_count(&self, _s_kv: usize) -> [usize; 2] {
+        [0; 2]
     }
 
     /// Vectors `(h, d)`, one per head, that are added to the queries after norms and rotation.

@@ -90,7 +90,7 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let product = |sizes: &[usize]| sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
     let keys = s_kv.saturating_add(options.appended_keys);
-    let matrices = if options.mask.is_full() && call.distance_embeddings == 0 { 3 } else { 4 };
+    let matrices = if options.mask.is_full() && call.distance_embeddings == [0; 2] { 3 } else { 4 };
     let scores = product(&[b, h, s_q, keys]);
     let features = if options.additive.is_some() { ADDITIVE_CHUNK.min(product(&[scores, call.d])) * 2 } else { 0 };
     let elements = [
@@ -203,7 +203,7 @@ mod tests {
             let shape = AttnShape { b, h: 16, s_q: 4096, s_kv: 4096 };
             let (d, dtype) = (64, DType::F32);
             let call =
-                Call { shape, h_kv: 16, d, d_v: d, dtype, device, distance_embeddings: 0, tracks_gradient: false };
+                Call { shape, h_kv: 16, d, d_v: d, dtype, device, distance_embeddings: [0; 2], tracks_gradient: false };
             check_memory(&call, &SdpaOptions::new(AttentionMask::full()))
         };
         let cuda = DeviceKind::Cuda(crate::kernels::cuda::Gpu::default());

@@ -26,7 +26,7 @@ const THREADGROUP_MEMORY: usize = 32 << 10;
 /// Why this backend cannot run a call; `None` if it can.
 pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
-    let products = call.distance_embeddings > 0;
+    let products = call.distance_embeddings != [0; 2];
     let masked = products || !options.mask.is_full() && !uses_causal_flag(call, options);
     let grouped = call.shape.h != call.h_kv;
     let half = call.dtype != DType::F32;

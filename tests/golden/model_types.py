@@ -168,15 +168,36 @@ def batched(x):
     return x.unsqueeze(0) if x.dim() == 2 else x.reshape(-1, *x.shape[-2:]) if x.dim() > 3 else x
 
 
-def case_tensors(prefix, here, tensors):
+def given_tensors(name, given, arguments, tensors):
+    """What the call gives beyond its tokens."""
+    for what, names in given.items():
+        values = [arguments[n] for n in names if n in arguments]
+        if what == "score_bias" and values:
+            tensors[f"golden.{name}.score_bias"] = sum(values)
+        if what == "cos_sin" and values:
+            for part, t in zip(("cos", "sin"), values[0]):  # pairs that are half a head apart
+                tensors[f"golden.{name}.{part}"] = t[..., : t.shape[-1] // 2].reshape(1, *t.shape[-2:-1], -1)
+        if what == "mask" and values and values[0].dim() == 4:
+            mask = values[0]
+            low = torch.finfo(torch.float32).min
+            tensors[f"golden.{name}.mask"] = mask.clamp(min=low) if mask.is_floating_point() else torch.where(mask, 0.0, low)
+
+
+def case_tensors(prefix, here, tensors, model_type):
+    if model_type in tiny.ROWS_AND_COLUMNS:
+        for calls in (*here["in"], here["out"]):
+            calls[0] = calls[0].flatten(1, 2) if calls[0].dim() == 4 else calls[0]
     xs = [batched(i[0]) for i in here["in"]]
     out = batched(here["out"][0])
+    if out.shape[:2] != xs[0].shape[:2] and out.shape[:2] == xs[0].shape[:2][::-1]:
+        out = out.transpose(0, 1)  # the output projection alone has the time first
     q, k, v = (xs[0], xs[0], xs[0]) if len(xs) == 1 else (xs[0], xs[-1], xs[-1]) if len(xs) == 2 else xs
     if not all(torch.isfinite(t).all() for t in (q, k, v, out)):
         return "not finite"
     name = prefix or "root"
     tensors[f"golden.{name}.input"] = q
     tensors[f"golden.{name}.output"] = out
+    given_tensors(name, tiny.GIVEN.get(model_type, {}), here["arguments"], tensors)
     same = lambda a, b: a.shape == b.shape and torch.equal(a, b)
     if not same(q, k):
         tensors[f"golden.{name}.key"] = k
@@ -270,7 +291,7 @@ def one(model_type, cls, variant, model):
             block = tiny.first(model.config, "context_size")
             for calls in (*here["in"], here["out"]):
                 calls[0] = calls[0].reshape(-1, block, calls[0].shape[-1])
-        problem = case_tensors(prefix, here, tensors)
+        problem = case_tensors(prefix, here, tensors, model_type)
         if problem:
             missing.append(f"{prefix} ({problem})")
             continue

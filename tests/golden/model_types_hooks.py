@@ -1,5 +1,7 @@
 """Finds the attention layers of a saved model, and catches what goes into and out of them (see model_types.py)."""
 
+import inspect
+
 import torch
 
 # Tensor names under which attention is published: of queries, keys and values, and of the output. A fused projection
@@ -112,15 +114,44 @@ def clean(x):
     return x.detach().clone().float()
 
 
+def watch_arguments(model, path, here):
+    """Hooks on the modules around a projection, which keep the arguments of their calls."""
+    modules = dict(model.named_modules())
+    for _ in range(2):
+        path = path.rpartition(".")[0]
+
+        def before(m, args, kwargs):
+            try:
+                given = inspect.signature(m.forward).bind_partial(*args, **kwargs).arguments
+            except TypeError:
+                return
+            if "layout_inputs" in given and hasattr(m, "layout_query"):
+                heads = [m.transpose_for_scores(p(given["layout_inputs"]), r=m.channel_shrink_ratio)
+                         for p in (m.layout_query, m.layout_key)]
+                scores = heads[0] @ heads[1].transpose(-1, -2)
+                here["arguments"]["layout_scores"] = scores / (m.attention_head_size // m.channel_shrink_ratio) ** 0.5
+            for name, value in {**given, **given.get("kwargs", {})}.items():
+                if isinstance(value, torch.Tensor):
+                    here["arguments"][name] = clean(value) if value.is_floating_point() else value.clone()
+                elif isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[0], torch.Tensor):
+                    here["arguments"][name] = [clean(v) for v in value]
+        modules[path].register_forward_pre_hook(before, with_kwargs=True)
+
+
 def watch(model, layers, saved):
     """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
     index, caught, lost = Index(model), {}, []
     for prefix, names in layers.items():
         owners = [index.find(saved[n]) for n in names]
+        if len(names) == 2:  # one weight in the file, and perhaps three projections in the model
+            parts = [index.find(part) for part in saved[names[0]].chunk(3)]
+            if all(parts) and len({path for path, _ in parts}) == 3:
+                owners = [*parts, owners[-1]]
         if any(o is None for o in owners):
             lost.append(prefix)
             continue
         here = caught.setdefault(prefix, {"in": [[] for _ in owners[:-1]], "out": [], "path": owners[0][0]})
+        here["arguments"] = {}
         modules = [m for _, m in owners]
         if isinstance(modules[0], torch.nn.MultiheadAttention):
             mha = modules[0]
@@ -132,8 +163,11 @@ def watch(model, layers, saved):
                 for i, n in enumerate(("query", "key", "value")):
                     x = qkv[i] if i < len(qkv) else kwargs[n]
                     here["in"][i].append(clean(x if m.batch_first or x.dim() == 2 else x.transpose(0, 1)))
-                masks = [*args[3:4], kwargs.get("key_padding_mask"), kwargs.get("attn_mask")]
-                here["masked"] = any(isinstance(x, torch.Tensor) for x in masks)
+                padding, mask = kwargs.get("key_padding_mask", args[3] if len(args) > 3 else None), kwargs.get("attn_mask")
+                here["masked"] = isinstance(padding, torch.Tensor) or isinstance(mask, torch.Tensor)
+                if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and mask.dim() == 3:
+                    here["arguments"]["attn_mask"] = ~mask.reshape(-1, m.num_heads, *mask.shape[1:])
+                    here["masked"] = isinstance(padding, torch.Tensor)
 
             def after(m, args, out, here=here):
                 out = out[0]
@@ -146,6 +180,7 @@ def watch(model, layers, saved):
         if type(parent).__name__ in WHOLE:
             modules = [parent, parent]
             here["in"] = [[]]
+        watch_arguments(model, owners[0][0], here)
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i):
                 x = args[0] if args else next(iter(kwargs.values()))

@@ -211,11 +211,16 @@ CHANGES = {
     "seggpt": {"image_size": [32, 16], "pretrain_image_size": 16, "merge_index": 0,
                "intermediate_hidden_state_indices": [0, 1]},
     **dict.fromkeys(["granite_speech_encoder", "granite_speech_plus_encoder"],
-                    {"context_size": 4, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
+                    {"context_size": 3, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
     **dict.fromkeys(["granite_speech", "granite_speech_plus"],
                     {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
-                     "encoder_config.output_dim": 5}),
+                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 16}),
     "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
+    **dict.fromkeys(["seamless_m4t", "seamless_m4t_v2"],
+                    {"feature_projection_input_dim": 8, "speech_encoder_attention_heads": 2, "speech_encoder_layers": 2,
+                     "left_max_position_embeddings": 3, "right_max_position_embeddings": 2, "unit_embed_dim": 16,
+                     "spkr_embed_dim": 8, "lang_embed_dim": 8, "upsample_initial_channel": 64,
+                     "unit_hifi_gan_vocab_size": 50}),
     "sew-d": {"position_buckets": 4, "max_position_embeddings": 8},
     "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
     "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
@@ -313,13 +318,97 @@ CHANGES = {
     "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
 }
+# Detectors: a small backbone, and images that its strides divide.
+RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
+          "layer_type": "basic", "num_channels": 3, "out_features": ["stage4"]}
+RESNET3 = {**RESNET, "out_features": ["stage2", "stage3", "stage4"]}
+LEVELS = {"id2label": DELETE, "label2id": DELETE, "encoder_hidden_dim": 16, "decoder_in_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+          "initializer_bias_prior_prob": 0.1, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+          "num_queries": 5, "decoder_layers": 2, "num_denoising": 0, "feat_strides": [8, 16, 32]}
+HGNET = {"backbone_config.stem_channels": [3, 8, 8], "backbone_config.stage_in_channels": [8, 8, 16, 16],
+         "backbone_config.stage_mid_channels": [8, 8, 8, 8], "backbone_config.stage_out_channels": [8, 16, 16, 16],
+         "backbone_config.stage_num_blocks": [1, 1, 1, 1], "backbone_config.stage_numb_of_layers": [1, 1, 1, 1],
+         "backbone_config.hidden_sizes": [8, 16, 16, 16]}
+SWIN = {"backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"], "backbone_config.embed_dim": 8}
+CHANGES |= {
+    **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr"],
+                    {"backbone_config": RESNET, "encoder_layers": 2, "decoder_layers": 2}),
+    "deformable_detr": {"backbone_config": RESNET3, "d_model": 32, "decoder_layers": 2},
+    **dict.fromkeys(["rt_detr", "rt_detr_v2"], LEVELS),
+    "rf_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5},
+    "lw_detr": {"id2label": DELETE, "label2id": DELETE, "decoder_layers": 2, "decoder_self_attention_heads": 2,
+                "decoder_cross_attention_heads": 2, "num_queries": 5, "backbone_config.num_windows": 4,
+                "backbone_config.num_windows_side": 2, "backbone_config.window_block_indices": [0],
+                "backbone_config.out_features": ["stage2"], "projector_out_channels": 16,
+                "projector_scale_factors": [1.0], "projector_in_channels": DELETE,
+                "num_feature_levels": 1},
+    "phi4_multimodal_audio": {"num_blocks": 2, "nemo_conv_channels": 8, "ext_pw_out_channel": 16,
+                              "depthwise_separable_out_channel": 16, "input_size": 80, "bias_max_distance": 3},
+    **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"num_queries": 5}),
+    "bros": {"dim_bbox_sinusoid_emb_2d": DELETE, "dim_bbox_sinusoid_emb_1d": DELETE, "dim_bbox_projection": DELETE,
+             "hidden_size": 32, "num_attention_heads": 2},
+    "lilt": {"hidden_size": 24, "num_attention_heads": 2},
+    "omdet-turbo": {"backbone_config": {**RESNET3, "hidden_sizes": [8, 16, 16, 16]}, "task_encoder_hidden_dim": 16,
+                    "class_embed_dim": 16, "text_projection_in_dim": 16, "text_projection_out_dim": 16,
+                    "vision_features_channels": [16, 16, 16], "encoder_in_channels": [16, 16, 16],
+                    "encoder_hidden_dim": 16, "encoder_dim_feedforward": 16, "decoder_hidden_dim": 16,
+                    "decoder_num_heads": 2, "decoder_num_layers": 2, "decoder_dim_feedforward": 16},
+    **dict.fromkeys(["d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"], {**LEVELS, **HGNET}),
+    "pp_doclayout_v3": {**LEVELS, **HGNET, "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
+                        "x4_feat_dim": 8, "mask_feature_channels": [8, 8]},
+    "mask2former": {**SWIN, "feature_size": 32, "hidden_dim": 32, "mask_feature_size": 32, "dim_feedforward": 16,
+                    "decoder_layers": 3},
+    "oneformer": {**SWIN, "conv_dim": 32, "mask_dim": 32, "hidden_dim": 32, "dim_feedforward": 16, "decoder_layers": 3,
+                  "text_encoder_width": 16, "text_encoder_num_layers": 1, "task_seq_len": 9},
+    **dict.fromkeys(["grounding-dino", "mm-grounding-dino"],
+                    {"d_model": 32, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
+                     "backbone_config.embed_dim": 8, "encoder_layers": 2, "decoder_layers": 2}),
+    "layoutlmv3": {"coordinate_size": 3, "shape_size": 2, "visual_embed": False, "num_attention_heads": 2},
+    "layoutlmv2": {"coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
+    "mlcd_vision_model": {"num_attention_heads": 2},
+    "llama4_vision_model": {"num_attention_heads": 2},
+    "step3p5_vision": {"num_attention_heads": 2},
+    "mllama_vision_model": {"attention_heads": 2, "num_global_layers": 2, "intermediate_layers_indices": [0],
+                            "vision_output_dim": 32},
+    **dict.fromkeys(["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+                    {"num_heads": 2, "window_size": 24, "fullatt_block_indexes": [1]}),
+    "vjepa2": {"pred_num_hidden_layers": 1, "pred_hidden_size": 24, "pred_num_attention_heads": 2, "crop_size": 16,
+               "frames_per_clip": 4, "hidden_size": 32, "num_attention_heads": 2, "pred_mlp_ratio": 1.0,
+               "mlp_ratio": 1.0},
+}
+# The side of the images, where the configuration states none.
+IMAGES = {**dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
+          **dict.fromkeys(["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
+                           "mask2former", "oneformer"], 64),
+          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], 160)}
+# Rows and columns of the patches of a flat image.
+GRIDS = {"qwen2_5_vl_vision": (8, 8), "qwen2_5_omni_vision_encoder": (8, 8)}
+# Types whose attention takes images `(b, rows, columns, width)`.
+ROWS_AND_COLUMNS = {"sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
+                    "sam3_tracker_video", "sam3_video"}
+# What a call of an attention layer gives beyond its tokens, and the arguments that hold it.
+GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
+         "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
+         **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model",
+                          "paligemma"], {"mask": ["attention_mask"]}),
+         # It adds its Boolean mask to the bias.
+         "phi4_multimodal_audio": {"score_bias": ["attention_mask"]},
+         "lilt": {"score_bias": ["layout_scores"]},
+         **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"score_bias": ["attention_mask"]}),
+         **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
+         **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel"}
+CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
+           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
 MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
-             "nemotron3_5_transcribe_asr_audio"}
+             "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
+# Texts that are called with a padding mask, which makes them causal.
+PADDED = {"aimv2_text_model", "videoprism_text_model"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -348,7 +437,7 @@ def given(name, model, cfg):
     width = first(cfg, "hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=WIDTH)
     width = width[0] if isinstance(width, (list, tuple)) else width
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
-    height, across = square(first(cfg, "image_size", "img_size", default=16))
+    height, across = square(IMAGES.get(cfg.model_type) or first(cfg, "image_size", "img_size", default=16))
     patch = square(first(cfg, "patch_size", default=4))
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
@@ -402,6 +491,8 @@ def given(name, model, cfg):
             return torch.randn(1, 16, flat)
         if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
+        if getattr(cfg, "model_type", "") == "mllama_vision_model":  # tiles of an image of a text
+            return torch.randn(1, 1, cfg.max_num_tiles, channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
         if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare: the same, without padding
@@ -417,11 +508,12 @@ def given(name, model, cfg):
     if name == "pixel_values_videos":
         return torch.randn(1, 2, channels, height, across)
     if name in ("grid_thw", "image_grid_thw"):
-        return torch.tensor([[1, 4, 4]])
+        return torch.tensor([[1, *GRIDS.get(cfg.model_type, (4, 4))]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
     if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
-        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=mels))
+        size = 4 * mels if cfg.model_type == "granite_speech5_encoder" else mels
+        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=size))
     if name == "past_values":
         steps = first(cfg, "context_length", default=8)
         lags = max(first(cfg, "lags_sequence", default=[0]))
@@ -452,6 +544,12 @@ def given(name, model, cfg):
         return torch.ones(1, LENGTH, dtype=torch.long)
     if name in ("bbox",):
         return torch.randint(0, 30, (1, LENGTH, 4)).sort(-1).values
+    if name == "aspect_ratio_ids":
+        return torch.tensor([[2]])
+    if name == "aspect_ratio_mask":
+        return torch.tensor([[[1, 1, 0, 0]]])
+    if name == "task_inputs":
+        return torch.randint(0, 100, (1, cfg.task_seq_len))
     if name == "position_ids":
         return torch.arange(LENGTH)[None]
     return None
@@ -472,8 +570,12 @@ def attempts(model, cfg):
     if "grid_thw" in required:
         yield from ({n: given(n, model, cfg) if n == "grid_thw" else patches for n in required}
                     for patches in flat_images(cfg))
+    if cfg.model_type in PARTS:
+        yield PARTS[cfg.model_type]()
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
     plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
+    if getattr(cfg, "model_type", None) in PADDED:
+        plans.append(["input_ids", "attention_mask"])
     plans.append([n for n in named if n in MAIN or n in required])
     plans.append(required)
     for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
@@ -494,9 +596,35 @@ def attempts(model, cfg):
             yield values
 
 
+def sam3_detr_encoder():
+    return dict(vision_features=[torch.randn(1, WIDTH, 4, 4)], text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_embeds=[torch.randn(1, WIDTH, 4, 4)], spatial_sizes=[(4, 4)])
+
+
+def sam3_detr_decoder():
+    return dict(vision_features=torch.randn(1, 16, WIDTH), text_features=torch.randn(1, 5, WIDTH),
+                vision_pos_encoding=torch.randn(1, 16, WIDTH), spatial_shapes=torch.tensor([[4, 4]]))
+
+
+def sam3_mask_decoder():
+    return dict(decoder_queries=torch.randn(1, 5, WIDTH), encoder_hidden_states=torch.randn(1, 16, WIDTH),
+                backbone_features=[torch.randn(1, WIDTH, n, n) for n in (16, 8, 4)],
+                prompt_features=torch.randn(1, 5, WIDTH))
+
+
+def phi4_multimodal_audio():
+    return dict(hidden_states=torch.randn(1, 64, 80), mask=None)
+
+
+# Arguments of parts that take those of other parts.
+PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+         for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
+
+
 def flat_images(cfg):
     """Packed patches for vision towers that take `grid_thw`."""
     channels = first(cfg, "num_channels", "in_channels", "in_chans", default=3)
     patch = square(first(cfg, "patch_size", default=4))
     for temporal in (first(cfg, "temporal_patch_size", default=1), 1):
-        yield torch.randn(16, channels * temporal * patch[0] * patch[1])
+        rows, columns = GRIDS.get(cfg.model_type, (4, 4))
+        yield torch.randn(rows * columns, channels * temporal * patch[0] * patch[1])

@@ -9,6 +9,7 @@ mod cache_layers;
 mod cache_programs;
 mod cached_rotation;
 mod caches;
+mod call_inputs;
 mod checkpoints;
 #[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
 #[path = "../common/mod.rs"]

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use candle_attention::checkpoint::{Checkpoint, config_from_json};
-use candle_attention::{AttentionInputs, AttentionOptions, Error};
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, config_from_json};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -46,6 +46,40 @@ impl Walked {
         self.checkpoint.contains(&name).then(|| self.checkpoint.tensor(&name, &Device::Cpu).unwrap())
     }
 
+    /// The output of a call that gives what the layer requires, but for `without`.
+    fn output(&self, case: &Case, model: &ModelAttention, without: Option<CallInput>) -> Result<Tensor, Error> {
+        let gives = |input: CallInput| model.layer.config().requires.contains(&input) && without != Some(input);
+        let xs = self.get(case, "input").unwrap();
+        let key = self.get(case, "key").unwrap_or_else(|| xs.clone());
+        let value = self.get(case, "value").unwrap_or_else(|| key.clone());
+        let mut mask = model.mask().clone();
+        let given = self.get(case, "mask").filter(|_| gives(CallInput::Mask));
+        if let Some(given) = given {
+            mask = mask.and(AttentionMask::additive(&given)?);
+        }
+        let (bias, cos, sin) = (self.get(case, "score_bias"), self.get(case, "cos"), self.get(case, "sin"));
+        let mut options = AttentionOptions::default();
+        let scores = [true, false].map(|scaled| CallInput::ScoreBias { scaled });
+        if let Some(bias) = bias.as_ref().filter(|_| scores.into_iter().any(gives)) {
+            options = options.with_score_bias(bias);
+        }
+        if let Some(cos_sin) = cos.as_ref().zip(sin.as_ref()).filter(|_| gives(CallInput::CosSin)) {
+            options = options.with_cos_sin([cos_sin.0, cos_sin.1]);
+        }
+        // What went into the projections includes the vectors: those of the keys are what the values lack.
+        let (vectors, object_queries) = ((&key - &value)?, (&xs * 0.5)?);
+        let plain = (&xs - &object_queries)?;
+        let inputs = match model.layer.config().requires.contains(&CallInput::PositionVectors) {
+            true => AttentionInputs::new(&plain, &value, &value, mask),
+            false => AttentionInputs::new(&xs, &key, &value, mask),
+        };
+        let inputs = match gives(CallInput::PositionVectors) {
+            true => inputs.with_position_vectors(&object_queries, &vectors),
+            false => inputs,
+        };
+        model.layer.attend_with(&inputs, &options).map(|attended| attended.output)
+    }
+
     /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`.
     /// The difference is relative to outputs larger than 1.
     fn verdict(&self, case: &Case) -> Value {
@@ -53,12 +87,12 @@ impl Walked {
             Ok(model) => model,
             Err(error) => return json!({"refused": error.to_string()}),
         };
-        let xs = self.get(case, "input").unwrap();
-        let key = self.get(case, "key").unwrap_or_else(|| xs.clone());
-        let value = self.get(case, "value").unwrap_or_else(|| key.clone());
-        let inputs = AttentionInputs::new(&xs, &key, &value, model.mask());
-        let got = match model.layer.attend_with(&inputs, &AttentionOptions::default()) {
-            Ok(attended) => attended.output,
+        for input in &model.layer.config().requires {
+            let missing = self.output(case, &model, Some(*input));
+            assert!(matches!(missing, Err(Error::MissingInput { .. })), "{} without {input}: {missing:?}", case.prefix);
+        }
+        let got = match self.output(case, &model, None) {
+            Ok(output) => output,
             Err(error) => return json!({"refused": format!("in a call: {error}")}),
         };
         let want = self.get(case, "output").unwrap();

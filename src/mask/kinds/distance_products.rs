@@ -96,8 +96,9 @@ impl MaskTerm for DistanceProducts {
         true
     }
 
-    fn distance_embeddings(&self) -> usize {
-        self.embeddings.count
+    fn distance_embeddings(&self) -> [usize; 2] {
+        let of = |values: &Option<Tensor>| values.as_ref().map_or(0, |_| self.embeddings.count);
+        [of(&self.embeddings.c2p), of(&self.embeddings.p2c)]
     }
 
     fn tracks_gradient(&self) -> bool {

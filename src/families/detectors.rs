@@ -1,0 +1,95 @@
+//! Families of detectors and segmenters, whose object queries and positions are added to the inputs of queries and keys.
+
+use crate::config::CallInput;
+use crate::families::family::{BASE, Family, Required};
+
+/// Why attention to a few points of an image does not run.
+const DEFORMABLE: &str = "values that are sampled at learned offsets (deformable attention)";
+/// Why the decoders of Conditional DETR and DAB-DETR do not run.
+const APART: &str = "projections of positions beside those of contents";
+
+/// Position vectors in every layer.
+const VECTORS: &[Required] = &[Required::new(CallInput::PositionVectors)];
+/// The layouts of transformers, and of the authors.
+const LAYOUTS: &[&str] = &["candle-attention", "bart", "torch"];
+
+const DETR: Family =
+    Family { layouts: LAYOUTS, position_values: &["sine", "learned"], requires: VECTORS, qk_norm: None, ..BASE };
+
+pub(crate) const DETECTORS: &[Family] = &[
+    Family { model_types: &["detr", "table-transformer", "maskformer"], ..DETR },
+    Family { model_types: &["conditional_detr", "dab-detr"], unsupported_parts: &[("decoder", APART)], ..DETR },
+    Family {
+        model_types: &["deformable_detr"],
+        unsupported_parts: &[("encoder", DEFORMABLE), ("encoder_attn", DEFORMABLE)],
+        ..DETR
+    },
+    // The other attention of the decoder is deformable.
+    Family {
+        model_types: &[
+            "rt_detr",
+            "rt_detr_v2",
+            "d_fine",
+            "pp_doclayout_v2",
+            "pp_doclayout_v3",
+            "pp_doclayout_v4",
+            "lw_detr",
+            "rf_detr",
+        ],
+        unsupported_parts: &[("encoder_attn", DEFORMABLE), ("cross_attn", DEFORMABLE)],
+        ..DETR
+    },
+    // Each query sees the pixels of its own mask.
+    Family {
+        model_types: &["mask2former"],
+        unsupported_parts: &[("pixel_decoder", DEFORMABLE), ("pixel_level_module", DEFORMABLE)],
+        requires: &[Required::new(CallInput::PositionVectors), Required::below("cross_attn", CallInput::Mask)],
+        ..DETR
+    },
+    Family {
+        model_types: &["oneformer"],
+        unsupported_parts: &[("pixel_decoder", DEFORMABLE), ("pixel_level_module", DEFORMABLE)],
+        requires: &[Required::new(CallInput::PositionVectors), Required::below("cross_attn", CallInput::Mask)],
+        ..DETR
+    },
+    // A token of the text sees those of its own phrase, also in the text model.
+    Family {
+        model_types: &["grounding-dino", "mm-grounding-dino"],
+        layouts: &["grounding-dino", "bert"],
+        unsupported_parts: &[("encoder_attn", DEFORMABLE)],
+        shares_of_heads: &[("text_enhancer_layer", 2)],
+        requires: &[
+            Required::below("self_attn", CallInput::PositionVectors),
+            Required::below("text_enhancer_layer", CallInput::Mask),
+            Required::below("text_backbone", CallInput::Mask),
+        ],
+        ..DETR
+    },
+    Family {
+        model_types: &["sam3_detr_encoder", "sam3_lite_text_detr_encoder"],
+        requires: &[Required::below("self_attn", CallInput::PositionVectors)],
+        ..DETR
+    },
+    // The bias is that of the boxes of the queries.
+    Family {
+        model_types: &["sam3_detr_decoder", "sam3_lite_text_detr_decoder"],
+        requires: &[
+            Required::below("self_attn", CallInput::PositionVectors),
+            Required::below("vision_cross_attn", CallInput::PositionVectors),
+            Required::below("vision_cross_attn", CallInput::ScoreBias { scaled: false }),
+        ],
+        ..DETR
+    },
+    Family {
+        model_types: &["sam3_geometry_encoder", "sam3_lite_text_geometry_encoder"],
+        requires: &[Required::below("cross_attn", CallInput::PositionVectors)],
+        ..DETR
+    },
+    Family { model_types: &["sam3_mask_decoder", "sam3_lite_text_mask_decoder"], requires: &[], ..DETR },
+    Family {
+        model_types: &["omdet-turbo"],
+        layouts: &["grounding-dino"],
+        unsupported_parts: &[("cross_attn", DEFORMABLE)],
+        ..DETR
+    },
+];
