@@ -2,10 +2,12 @@
 
 mod call_input;
 mod latent;
+mod output_stage;
 mod steps;
 
 pub use call_input::CallInput;
 pub use latent::LatentAttention;
+pub use output_stage::{GateActivation, GateOver, OutputGate};
 pub(crate) use steps::SIDES;
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
@@ -148,8 +150,8 @@ pub struct AttentionConfig {
     pub scoring: Scoring,
     /// The position scheme; default none.
     pub position: Position,
-    /// The mask of every call of the layer, besides the one that the call gives: full, causal or a window; default
-    /// full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
+    /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window or chunks;
+    /// default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
     /// the last query is aligned with the last key: a layer that is used for both leaves it to the calls. A copy
     /// of the layer can have [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
@@ -163,6 +165,10 @@ pub struct AttentionConfig {
     pub steps: Steps,
     /// Where keys and values come from; default projections of their own.
     pub key_value_source: KeyValueSource,
+    /// The norm of the context, between the heads and the gate (BitNet); default none.
+    pub context_norm: Option<HeadNorm>,
+    /// The gate of the context, before the output projection; default none.
+    pub output_gate: Option<OutputGate>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -200,6 +206,8 @@ impl PartialEq for AttentionConfig {
             clip_qkv,
             steps,
             key_value_source,
+            context_norm,
+            output_gate,
             latent,
             dropout,
             add_bias_kv,
@@ -223,7 +231,9 @@ impl PartialEq for AttentionConfig {
             && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
-            && (key_value_source, latent) == (&other.key_value_source, &other.latent)
+            && *key_value_source == other.key_value_source
+            && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
+            && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -261,6 +271,8 @@ impl AttentionConfig {
             clip_qkv: None,
             steps: Steps::default(),
             key_value_source: KeyValueSource::default(),
+            context_norm: None,
+            output_gate: None,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -293,7 +305,7 @@ impl AttentionConfig {
         with_scoring, scoring: Scoring = scoring;
         /// Sets the position scheme.
         with_position, position: impl Into<Position> = position.into();
-        /// Sets the mask of every call: full, causal or a window.
+        /// Sets the mask of every call: full, causal, a window or chunks.
         with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);
@@ -303,6 +315,10 @@ impl AttentionConfig {
         with_steps, steps: Steps = steps;
         /// Sets where keys and values come from.
         with_key_value_source, key_value_source: KeyValueSource = key_value_source;
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: HeadNorm = Some(context_norm);
+        /// Sets the gate of the context.
+        with_output_gate, output_gate: OutputGate = Some(output_gate);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
@@ -424,8 +440,8 @@ impl AttentionConfig {
             }
         }
         self.position.scheme().validate(&self.sizes())?;
-        if !self.mask.is_windowed() {
-            let allowed = "full, causal or a window; a mask of other kinds belongs to a call";
+        if !self.mask.is_rule() {
+            let allowed = "full, causal, a window or chunks; a mask of other kinds belongs to a call";
             return Err(Error::config("mask", &self.mask, allowed));
         }
         let d = [self.resolved_head_dim(), self.resolved_value_head_dim()];
@@ -436,6 +452,7 @@ impl AttentionConfig {
             }
         }
         self.steps.validate(self.position.scheme().rotates())?;
+        self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         self.check_key_value_source()
     }
 

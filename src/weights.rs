@@ -72,12 +72,48 @@ impl LinearWeights {
             return Self::concat(&[q, k, v]);
         }
         let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
-        let weight = interleave(parts.map(|part| &part.weight), groups)?;
-        let bias = match parts.map(|part| part.bias.as_ref()) {
-            [Some(a), Some(b), Some(c)] => Some(interleave([a, b, c], groups)?),
-            _ => None,
+        Self::interleave(&parts, groups)
+    }
+
+    /// Layers of the same input as one, cut into `groups` each: the first group of outputs of each layer, then the
+    /// second group. The bias is dropped unless all have one.
+    fn interleave(parts: &[&Self], groups: usize) -> Result<Self> {
+        let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
+        let biases: Option<Vec<&Tensor>> = parts.iter().map(|part| part.bias.as_ref()).collect();
+        Ok(Self {
+            weight: interleave(&weights, groups)?,
+            bias: biases.map(|biases| interleave(&biases, groups)).transpose()?,
+        })
+    }
+
+    /// Queries and the gate as one: per head the outputs of its query, then those of its gate.
+    pub fn with_gate(&self, gate: &Self, heads: usize) -> Result<Self> {
+        if self.weight.elem_count() == 0 { Ok(self.clone()) } else { Self::interleave(&[self, gate], heads) }
+    }
+
+    /// The inverse of [`with_gate`](Self::with_gate): the queries, which have `query_rows` outputs, and the gate.
+    /// Differentiable.
+    fn query_and_gate(&self, heads: usize, query_rows: usize) -> Result<[Self; 2]> {
+        let rows = self.weight.dim(0)?;
+        if rows == 0 && query_rows == 0 {
+            return Ok([self.clone(), self.clone()]);
+        }
+        if heads == 0 || !rows.is_multiple_of(heads) || !query_rows.is_multiple_of(heads) || rows <= query_rows {
+            let expected = format!("{heads} blocks of equal size, with {query_rows} rows of queries in all");
+            return Err(Error::shape("the weight of queries and gate", self.weight.dims(), expected));
+        }
+        let (both, query) = (rows / heads, query_rows / heads);
+        let of_each_head = |t: &Tensor, start: usize, len: usize| -> Result<Tensor> {
+            let rest = &t.dims()[1..];
+            let by_head = t.reshape([&[heads, both], rest].concat())?; // (heads, rows per head, …)
+            let part = by_head.narrow(1, start, len)?.contiguous()?;
+            Ok(part.reshape([&[heads * len], rest].concat())?)
         };
-        Ok(Self { weight, bias })
+        let part = |start: usize, len: usize| -> Result<Self> {
+            let bias = self.bias.as_ref().map(|bias| of_each_head(bias, start, len)).transpose()?;
+            Ok(Self { weight: of_each_head(&self.weight, start, len)?, bias })
+        };
+        Ok([part(0, query)?, part(query, both - query)?])
     }
 
     /// All queries, then all keys, then all values, of a fused matrix whose outputs are in `order`. Differentiable.
@@ -99,10 +135,10 @@ impl LinearWeights {
 }
 
 /// Tensors `(rows_i, …)` cut into `groups` each → `(rows, …)`: the first group of each tensor, then the second group.
-fn interleave(tensors: [&Tensor; 3], groups: usize) -> Result<Tensor> {
+fn interleave(tensors: &[&Tensor], groups: usize) -> Result<Tensor> {
     let rest = &tensors[0].dims()[1..];
-    let group = |t: &Tensor| t.reshape([&[groups, t.dims()[0] / groups], rest].concat()); // (groups, rows per group, …)
-    let all = Tensor::cat(&[group(tensors[0])?, group(tensors[1])?, group(tensors[2])?], 1)?;
+    let group = |t: &&Tensor| t.reshape([&[groups, t.dims()[0] / groups], rest].concat()); // (groups, rows per group, …)
+    let all = Tensor::cat(&tensors.iter().map(group).collect::<candle_core::Result<Vec<_>>>()?, 1)?;
     Ok(all.reshape([&[all.dims()[0] * all.dims()[1]], rest].concat())?)
 }
 
@@ -160,6 +196,14 @@ pub enum QkvWeights {
         /// The order of the rows of `weight`.
         order: FusedOrder,
     },
+    /// Three layers, of which the first has the queries and the gate of the output: per head the rows of its query,
+    /// then those of its gate (Qwen3-Next).
+    GatedQuery {
+        /// Query and gate, key, value.
+        parts: Box<[LinearWeights; 3]>,
+        /// The number of query heads.
+        heads: usize,
+    },
     /// Two layers: query, and key. The keys are the values, too
     /// ([`KeyValueSource::KeysAsValues`](crate::KeyValueSource)).
     KeysAsValues(Box<[LinearWeights; 2]>),
@@ -174,7 +218,7 @@ impl QkvWeights {
     /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
         match self {
-            Self::Split(parts) => parts.iter().any(LinearWeights::tracks_gradient),
+            Self::Split(parts) | Self::GatedQuery { parts, .. } => parts.iter().any(LinearWeights::tracks_gradient),
             Self::Packed(all) | Self::Ordered(all, _) => all.tracks_gradient(),
             Self::OrderedSplitBias { weight, biases, .. } => {
                 weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
@@ -188,7 +232,7 @@ impl QkvWeights {
     /// Whether query, key and value have a bias; of latent attention, the first projections.
     pub fn has_biases(&self) -> [bool; 3] {
         match self {
-            Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
+            Self::Split(parts) | Self::GatedQuery { parts, .. } => [0, 1, 2].map(|i| parts[i].bias.is_some()),
             Self::Packed(all) | Self::Ordered(all, _) => [all.bias.is_some(); 3],
             Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
             Self::KeysAsValues(parts) => [0, 1, 1].map(|i| parts[i].bias.is_some()),
@@ -202,7 +246,7 @@ impl QkvWeights {
 
     /// Whether the rows have to be reordered before use.
     pub fn needs_reordering(&self) -> bool {
-        matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. })
+        matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. } | Self::GatedQuery { .. })
     }
 
     /// The single layer of queries, keys and values with its rows in block order; `None` if they are stored apart.
@@ -212,6 +256,7 @@ impl QkvWeights {
         match self {
             Self::Split(_)
             | Self::OrderedSplitBias { .. }
+            | Self::GatedQuery { .. }
             | Self::KeysAsValues(_)
             | Self::Query(_)
             | Self::Latent(_) => Ok(None),
@@ -239,6 +284,15 @@ impl QkvWeights {
                 }
                 Ok(parts)
             }
+            Self::Latent(_) => {
+                let expected = "projections of queries, keys and values";
+                Err(Error::value("the weights of a layer", "those of latent attention", expected))
+            }
+            Self::GatedQuery { parts, heads } => {
+                let [both, k, v] = *parts.clone();
+                let [q, _] = both.query_and_gate(*heads, rows[0])?;
+                Ok([q, k, v])
+            }
             Self::KeysAsValues(parts) => {
                 let [q, k] = &**parts;
                 Ok([q.clone(), k.clone(), k.clone()])
@@ -247,16 +301,20 @@ impl QkvWeights {
                 let none = LinearWeights { weight: q.weight.narrow(0, 0, 0)?, bias: None };
                 Ok([q.clone(), none.clone(), none])
             }
-            Self::Latent(_) => {
-                let expected = "projections of queries, keys and values";
-                Err(Error::value("the weights of a layer", "those of latent attention", expected))
-            }
         }
+    }
+
+    /// The gate of the output, if it is stored with the queries. Differentiable. `query_rows` is the number of outputs
+    /// of queries.
+    pub fn gate(&self, query_rows: usize) -> Result<Option<LinearWeights>> {
+        let Self::GatedQuery { parts, heads } = self else { return Ok(None) };
+        let [_, gate] = parts[0].query_and_gate(*heads, query_rows)?;
+        Ok(Some(gate))
     }
 }
 
-/// The parameters of the norm of queries, keys or values: `(d)`, shared by all heads; `(heads, d)`, one per head; or
-/// `(heads · d)`, over all heads together.
+/// The parameters of the norm of queries, keys, values or the context: `(d)`, shared by all heads; `(heads, d)`, one
+/// per head, but not of the context; or `(heads · d)`, over all heads together.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NormWeights {
@@ -342,6 +400,10 @@ pub struct AttentionWeights {
     pub qkv: QkvWeights,
     /// The output projection, `(output_size, h · d_v)`.
     pub o: LinearWeights,
+    /// The projection of the gate, `(h · d_v, query_size)` or `(h, query_size)`, if it is not stored with the queries.
+    pub gate: Option<LinearWeights>,
+    /// The norm of the context, if it has a weight: `(h · d_v)` or `(d_v)`.
+    pub context_norm: Option<NormWeights>,
     /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
     pub bias_kv: Option<[Tensor; 2]>,
     /// The vector of additive scoring, `(h, d)`.
@@ -358,7 +420,7 @@ impl AttentionWeights {
     /// The weights of a layer that has nothing beside its four projections.
     pub fn new(qkv: QkvWeights, o: LinearWeights) -> Self {
         let (steps, position) = Default::default();
-        Self { qkv, o, bias_kv: None, score: None, steps, sinks: None, position }
+        Self { qkv, o, gate: None, context_norm: None, bias_kv: None, score: None, steps, sinks: None, position }
     }
 
     /// Sets the norms of queries and keys.
@@ -369,6 +431,10 @@ impl AttentionWeights {
     }
 
     setters! {
+        /// Sets the projection of the gate.
+        with_gate, gate: LinearWeights = Some(gate);
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: NormWeights = Some(context_norm);
         /// Sets one more key and value that every query sees.
         with_bias_kv, bias_kv: [Tensor; 2] = Some(bias_kv);
         /// Sets the vector of additive scoring.

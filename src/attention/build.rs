@@ -8,7 +8,9 @@ use candle_nn::{Init, VarBuilder};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
 use crate::attention::steps::{FACTOR_NAMES, NORM_NAMES, StepState};
-use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, ProjectionBias, Scoring};
+use crate::config::{
+    AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGate, ProjectionBias, Scoring,
+};
 use crate::error::{Error, Result};
 use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::{PositionState, Presence};
@@ -17,12 +19,15 @@ use crate::weights::{
     AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
 };
 
+/// The names of the gate and of the norm of the context in this crate's own layout.
+const GATE: &str = "gate_proj";
+const CONTEXT_NORM: &str = "attn_sub_norm";
+
 impl MultiHeadAttention {
     /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
     /// `(out, in)` and, if `config.bias` has it, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
-    /// `score.weight` `(h, head_dim)` for additive scoring. Latent attention has `q_a_proj`, `q_a_layernorm`, `q_b_proj`
-    /// (or `q_proj`), `kv_a_proj_with_mqa`, `kv_a_layernorm` and `kv_b_proj` instead of the first three; `config.bias.q`
-    /// and `k` are then the biases of the projections of the layer's input.
+    /// `score.weight` `(h, head_dim)` for additive scoring; `gate_proj` for a gate, `attn_sub_norm` for a norm of the
+    /// context. Latent attention has `q_a_proj`, `q_a_layernorm`, `q_b_proj` (or `q_proj`), `kv_a_proj_with_mqa`, `kv_a_layernorm` and `kv_b_proj` instead of the first three; `config.bias.q` and `k` are then the biases of the projections of the layer's input.
     ///
     /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases
     /// to zero, as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme
@@ -63,11 +68,16 @@ impl MultiHeadAttention {
         };
         let steps_of = |side: usize| init_steps(config, &vb, side);
         let steps = [steps_of(0)?, steps_of(1)?, steps_of(2)?];
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        let gate = |gate: OutputGate| init_linear(&vb.pp(GATE), gate.rows(h, d_v), inputs[0], gate.bias);
+        let context_norm = config.context_norm.filter(|norm| norm.weighted);
+        let context_norm = context_norm.map(|norm| init_norm(&vb.pp(CONTEXT_NORM), &norm, h, d_v)).transpose()?;
         let mut position = PositionWeights::default();
         for parameter in config.position.scheme().parameters(&config.sizes()) {
             position.insert(parameter.name, vb.get_with_hints(parameter.shape, parameter.name, parameter.init)?);
         }
-        let weights = AttentionWeights { qkv, o, bias_kv, score, steps, sinks: None, position };
+        let gate = config.output_gate.map(gate).transpose()?;
+        let weights = AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks: None, position };
         Self::from_weights(config, weights)
     }
 
@@ -87,7 +97,7 @@ impl MultiHeadAttention {
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score, steps, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
         let fits = match (config.key_value_source, &qkv) {
             (KeyValueSource::KeysAsValues, QkvWeights::KeysAsValues(_))
             | (KeyValueSource::Shared { .. }, QkvWeights::Query(_)) => true,
@@ -103,10 +113,16 @@ impl MultiHeadAttention {
         let (rows, inputs) = qkv_sizes(config);
         let [q, k, v] = qkv.has_biases();
         let bias = ProjectionBias { q, k, v, o: o.bias.is_some() };
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        let gate_rows = config.output_gate.map_or(0, |gate| gate.rows(h, d_v));
         let qkv = match &config.latent {
-            Some(latent) => Qkv::of_latents(qkv, latent.sizes(config))?,
-            None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads())?,
+            Some(latent) => Qkv::of_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
+            None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?,
         };
+        if qkv.has_gate() != config.output_gate.is_some() {
+            let found = if qkv.has_gate() { "none" } else { "set" };
+            return Err(Error::config("output_gate", found, "set if and only if the weights have a gate"));
+        }
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
         let fits = |name: &str, tensor: &Tensor, want: &[usize]| {
@@ -135,7 +151,9 @@ impl MultiHeadAttention {
         }
         let steps = StepState::new(config, steps, qkv.like())?;
         check_position(config, &position, qkv.like())?;
-        let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
+        let context_norm = Self::checked_context_norm(config, context_norm, qkv.like())?;
+        let mut config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
+        config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
         let identity = Identity::new(qkv.id());
         Ok(Self {
             config,
@@ -144,6 +162,7 @@ impl MultiHeadAttention {
             bias_kv,
             score,
             steps,
+            context_norm,
             sinks,
             position: PositionState::new(position),
             identity,
@@ -173,6 +192,8 @@ impl MultiHeadAttention {
         Ok(AttentionWeights {
             qkv,
             o: self.o_proj.weights()?,
+            gate: self.qkv.gate_weights()?,
+            context_norm: self.context_norm.clone().filter(|_| self.config.context_norm.is_some_and(|n| n.weighted)),
             bias_kv: self.bias_kv.clone(),
             score: self.score.clone(),
             steps: self.steps.weights().clone(),

@@ -378,6 +378,7 @@ impl MultiHeadAttention {
             None if !is_ragged => Route::Tensors(Plan::choose(&call, &sdpa_options)?),
             None => {
                 let on_tensors = config.position.scheme().ragged_support().on_tensors();
+                let on_tensors = on_tensors && sdpa_options.mask.is_windowed();
                 let whole = needs_padding || query.dim(0)? == 0 || sdpa_options.appended_keys > 0 || !on_tensors;
                 let backend = if whole { None } else { sdpa::ragged_backend(&call, &sdpa_options)? };
                 backend.map_or(Route::Buckets, Route::Tensors)
@@ -523,7 +524,7 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Applies the head mask and the output projection to the result of `sdpa`.
+    /// Applies the head mask, the norm and the gate of the context and the output projection to the result of `sdpa`.
     pub(super) fn finish(
         &self,
         attended: AttentionOutput,
@@ -541,8 +542,12 @@ impl MultiHeadAttention {
             None => attended.output,
         };
         let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, NewPlaces::of(inputs));
+        let query =
+            if let Tokens::Ragged(_) = inputs.tokens { inputs.query.unsqueeze(0)? } else { inputs.query.clone() };
         if let Some(places) = &places {
-            context = places.pack(&context)?;
+            context = self.gated(places.pack(&context)?, &places.pack(&query)?)?;
+        } else {
+            context = self.gated(context, &query)?;
         }
         let mut output = if context.dtype() == dtype {
             self.o_proj.forward_pending_bias(&context)?

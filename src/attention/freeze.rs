@@ -72,7 +72,7 @@ impl MapTensors for MultiHeadAttention {
 
 impl MapTensors for AttentionWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let Self { qkv, o, bias_kv, score, steps, sinks, position } = self;
+        let Self { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = self;
         let mut mapped = PositionWeights::default();
         for (name, tensor) in position.iter() {
             mapped.insert(name, f(tensor)?);
@@ -80,6 +80,8 @@ impl MapTensors for AttentionWeights {
         Ok(Self {
             qkv: qkv.map_tensors(f)?,
             o: o.map_tensors(f)?,
+            gate: gate.map_tensors(f)?,
+            context_norm: context_norm.map_tensors(f)?,
             bias_kv: bias_kv.map_tensors(f)?,
             score: score.map_tensors(f)?,
             steps: [steps[0].map_tensors(f)?, steps[1].map_tensors(f)?, steps[2].map_tensors(f)?],
@@ -95,6 +97,11 @@ impl MapTensors for QkvWeights {
             Self::Split(parts) => {
                 let [q, k, v] = &**parts;
                 Self::Split(Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]))
+            }
+            Self::GatedQuery { parts, heads } => {
+                let [q, k, v] = &**parts;
+                let parts = Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]);
+                Self::GatedQuery { parts, heads: *heads }
             }
             Self::Packed(all) => Self::Packed(all.map_tensors(f)?),
             Self::Ordered(all, order) => Self::Ordered(all.map_tensors(f)?, *order),

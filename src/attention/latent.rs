@@ -77,8 +77,8 @@ impl MultiHeadAttention {
         let tokens = prepared.positions(options.grid, None);
         let (q, latents) = match (&inputs.tokens, cache, new_tokens) {
             (Tokens::Memory(_) | Tokens::Shared(_), ..) => {
-                let expected = "tokens: a layer with latent attention makes keys of its own";
-                return Err(Error::value("the keys of a call", "projected already", expected));
+                let expected = "its own: a layer with latent attention makes keys of its input";
+                return Err(Error::value("the keys of a call", "those of a memory or of another layer", expected));
             }
             (Tokens::Ragged(lengths), ..) => {
                 let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
@@ -112,25 +112,18 @@ impl MultiHeadAttention {
         tokens: &TokenPositions,
     ) -> Result<(Tensor, Tensor)> {
         let wide = accumulate_dtype(latent.like());
-        let [mut q, mut latents, mut shared] = match &places {
+        let [q, latents, shared] = match &places {
             None => {
                 let [latents, shared] = latent.compress(key, wide)?;
                 [latent.queries(query, wide)?, latents, shared]
             }
             Some(places) => {
                 let [latents, shared] = latent.compress(&places.pack(key)?, wide)?;
-                [latent.queries(&places.pack(query)?, wide)?, latents, shared]
+                let q = latent.queries(&places.pack(query)?, wide)?;
+                [places.pad(&q)?, places.pad(&latents)?, places.pad(&shared)?]
             }
         };
-        if let Some(places) = &places {
-            [q, latents, shared] = [places.pad(&q)?, places.pad(&latents)?, places.pad(&shared)?];
-        }
-        let scheme = self.config.position.scheme();
-        if scheme.rotates() {
-            let (nope, rope) = (latent.sizes().nope, latent.sizes().rope);
-            let [rotated, key] = scheme.rotate(q.narrow(3, nope, rope)?, shared, tokens)?;
-            (q, shared) = (concat_last(&q.narrow(3, 0, nope)?, &rotated)?, key);
-        }
+        let [q, shared] = self.stepped_latent(q, shared, tokens)?;
         Ok((q.to_dtype(dtype)?, concat_last(&latents, &shared)?.to_dtype(dtype)?))
     }
 }

@@ -18,6 +18,7 @@ mod freeze;
 mod latent;
 mod observe;
 mod options;
+mod output_stage;
 mod padded;
 mod required;
 mod rows;
@@ -41,6 +42,7 @@ use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
+use crate::weights::NormWeights;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -48,7 +50,8 @@ use crate::tensor::Frozen;
 /// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
 /// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
 /// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
-/// [`Position`](crate::Position).
+/// [`Position`](crate::Position). Between the heads and `W_O` there may be a [norm](crate::HeadNorm) and a
+/// [gate](crate::OutputGate).
 ///
 /// # Shapes
 /// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
@@ -105,6 +108,8 @@ pub struct MultiHeadAttention {
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
     steps: StepState,
+    /// Of ones, if the norm of the context has no weight.
+    context_norm: Option<NormWeights>,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
@@ -128,7 +133,7 @@ impl MultiHeadAttention {
         self.qkv.like().dtype()
     }
 
-    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It
+    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]). It
     /// shares the weights, packed ones included, and the caches of one are caches of the other.
     ///
     /// The mask of a call hides keys besides the layer's own. Where a call has to show more keys than that, give the
@@ -151,7 +156,7 @@ impl MultiHeadAttention {
     /// ```
     ///
     /// # Errors
-    /// The mask is not full, causal or a window.
+    /// The mask is not full, causal, a window or chunks.
     pub fn with_mask(&self, mask: AttentionMask) -> Result<Self> {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;

@@ -25,7 +25,8 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
-    /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps).
+    /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps), and after it but a
+    /// norm and a gate.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         config.requires.is_empty()
@@ -33,7 +34,9 @@ impl MultiHeadAttention {
             && self.bias_kv.is_none()
             && !config.add_zero_attn
             && self.steps.run_on_buffers()
+            && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
+            && self.output_stage_runs_on_buffers()
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -136,9 +139,11 @@ impl MultiHeadAttention {
             }
         })?;
         let ys = self.rows_on_all_threads(&real, &offsets, mask)?;
-        // A fully masked query gives zeros before the output projection, and so its bias after it.
-        let mut masked = Vec::<T>::new();
-        packed.multiply(Team::ALONE, &vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
+        // A fully masked query gives zeros before the output projection, and so its bias after it. A norm of zeros is
+        // its bias, and whatever gate multiplies it, zeros stay zeros.
+        let (mut context, mut masked) = (vec![0f32; packed.in_features()], Vec::<T>::new());
+        self.normalize_context(Team::ALONE, &mut context)?;
+        packed.multiply(Team::ALONE, &context, 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(lengths.len() * s * size);
         for (&length, &start) in lengths.iter().zip(&offsets) {
             output.extend_from_slice(&ys[start * size..][..length * size]);
@@ -182,7 +187,8 @@ impl MultiHeadAttention {
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
         let query_bias = scheme.query_bias(&self.position)?;
-        if scheme.rotates() || config.steps.has_more_than_rotation() || query_bias.is_some() {
+        let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
+        if scheme.rotates() || has_steps || self.has_output_stage() {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
                 self.step_in_place(team, qkv, group)?;
@@ -192,18 +198,22 @@ impl MultiHeadAttention {
                 }
                 Ok(())
             };
-            return self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output);
+            let gate = |projected: &[f32], context: &mut [f32]| self.gate_rows(team, context, projected);
+            return self.attend_elements(team, xs, batch, mask, (steps, gate), &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.rounds_to_bf16()? {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [bf16], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [bf16], _: RaggedBatch| Ok(()), |_: &[bf16], _: &mut [bf16]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         } else {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [f32], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [f32], _: RaggedBatch| Ok(()), |_: &[f32], _: &mut [f32]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         }
     }
 
     /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `steps`
-    /// applies norms, positions and factors to `(tokens, q k v)` in place.
+    /// applies norms, positions and factors to `(tokens, q k v)` in place, `gate` applies the gates of these rows and a
+    /// norm to the context.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
@@ -211,7 +221,7 @@ impl MultiHeadAttention {
         xs: &[A],
         batch: RaggedBatch,
         mask: &AttentionMask,
-        steps: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
+        (steps, gate): (impl Fn(&mut [T], RaggedBatch) -> Result<()>, impl Fn(&[T], &mut [T]) -> Result<()>),
         scratch: &ScratchPool,
         output: &mut [O],
     ) -> Result<()> {
@@ -250,6 +260,7 @@ impl MultiHeadAttention {
             let batch = Batch::Part { offsets, first, last };
             let problem = self.ragged_problem(qkv, width, batch, mask.kernel_mask(), projection.rounds_to_bf16());
             kernels::attend_into(Isa::detect()?, team, &problem, context)?;
+            gate(qkv, context)?;
             let output = &mut output[tokens.start * out..tokens.end * out];
             output_projection.multiply_into(team, context, tokens.len(), Activation::Identity, output)?;
         }

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, SIDES, Step};
 use crate::error::{Error, Result};
-use crate::ops::{Norm, NormParameters};
+use crate::ops::{Norm, NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, same_dtype_and_device, with_f32_slice};
@@ -96,9 +96,14 @@ fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
     }
 }
 
+/// The number of elements that a norm of `h` heads of size `d` takes together.
+pub(super) fn norm_size(over: NormOver, h: usize, d: usize) -> usize {
+    if over == NormOver::AllHeads { h * d } else { d }
+}
+
 /// The weights with which a norm multiplies by 1.
-fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
-    let size = if norm.over == NormOver::AllHeads { h * d } else { d };
+pub(super) fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
+    let size = norm_size(norm.over, h, d);
     let weight = match norm.kind {
         NormKind::RmsOffset => Tensor::zeros(size, like.dtype(), like.device())?,
         NormKind::Rms | NormKind::Layer => Tensor::ones(size, like.dtype(), like.device())?,
@@ -142,6 +147,20 @@ impl MultiHeadAttention {
             self.run(1, Part::After, k, places)?,
             self.run(2, Part::Before, v, places)?,
         ])
+    }
+
+    /// Queries `(b, s, h, d)` of latent attention, of which the last elements are rotated, and the key that all heads
+    /// share, `(b, s, 1, rope)`, after their steps. Differentiable.
+    pub(super) fn stepped_latent(&self, q: Tensor, key: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
+        let places = Places { tokens, s_kv: key.dim(1)? };
+        let [mut q, mut key] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, key, places)?];
+        let scheme = self.config.position.scheme();
+        if scheme.rotates() {
+            let (d, rope) = (q.dim(3)?, key.dim(3)?);
+            let [rotated, of_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
+            (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, of_key);
+        }
+        Ok([self.run(0, Part::After, q, places)?, self.run(1, Part::After, key, places)?])
     }
 
     /// Queries alone, over `s_kv` keys that are there already.
@@ -195,7 +214,7 @@ impl MultiHeadAttention {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
             }
-            (Factor::LogPosition { .. }, _) => {
+            (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;
                 let (rows, positions) = places.tokens.of_last(s, places.s_kv)?;
                 let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();
@@ -262,7 +281,7 @@ impl MultiHeadAttention {
 }
 
 /// `softplus(weight) · scale` in `dtype`. Differentiable.
-fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
+pub(super) fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
     let weight = weight.to_dtype(compute_dtype(weight.dtype()))?;
     // Without overflow: ln(1 + eʷ) = max(w, 0) + ln(1 + e^-|w|).
     let softplus = (weight.relu()? + (weight.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
@@ -270,7 +289,7 @@ fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
 }
 
 /// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
-fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> Result<Tensor> {
+pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> Result<Tensor> {
     let (b, s, h, d) = xs.dims4()?;
     let xs = match norm.over {
         NormOver::Head => xs.clone(),

@@ -4,15 +4,16 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, join};
-use crate::config::{AttentionConfig, NormOver, Scoring};
+use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
-    PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames,
+    Orientation, PATCH_BIAS, PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
+use crate::ops::LatentSizes;
 use crate::position::Presence;
 use crate::weights::{
-    AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
 };
 
 impl AttentionWeights {
@@ -25,22 +26,29 @@ impl AttentionWeights {
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let reader = Reader { source, layout, sizes: Sizes::new(config) };
-        let qkv = reader.qkv()?;
+        let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+        let latent_is_set = config.latent.is_some();
+        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
+        let (qkv, gate) = match (layout.gate, layout.qkv) {
+            (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
+            (_, QkvNames::Latent(names)) => {
+                (QkvWeights::Latent(Box::new(reader.latent(names, config)?)), reader.gate(config)?)
+            }
+            (_, names) => (reader.qkv(names)?, reader.gate(config)?),
+        };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
         let heads = config.num_attention_heads;
+        let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {
             qkv,
             o,
+            gate,
+            context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
             steps: read_steps(source, config)?,
-            sinks: SINKS
-                .iter()
-                .find(|name| source.contains(name))
-                .map(|name| source.get(name, &[heads]))
-                .transpose()?,
+            sinks: sinks.map(|name| source.get(name, &[heads])).transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -90,17 +98,31 @@ struct Reader<'a> {
     source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
+    /// Whether keys and values are those of another layer.
+    is_shared: bool,
+    latent_is_set: bool,
 }
 
 impl Reader<'_> {
-    fn qkv(&self) -> Result<QkvWeights> {
+    fn qkv(&self, names: QkvNames) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
+        if self.latent_is_set {
+            return Err(self.no_latents("none"));
+        }
         let rows = self.sizes.rows();
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
-        Ok(match self.layout.qkv {
+        Ok(match names {
+            QkvNames::Latent(_) => return Err(self.no_latents("set")),
+            // Gemma 3n's files hold keys and values for all layers, which its model does not read.
+            QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
+                if self.layout.gate == GateNames::InQuery {
+                    let Rows { heads, dim } = qkv[0];
+                    let both = self.linear(names[0], Rows { heads, dim: 2 * dim }, inputs[0], true)?;
+                    return Ok(QkvWeights::GatedQuery { parts: Box::new([both, read(1)?, read(2)?]), heads });
+                }
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
             QkvNames::Fused(names, order) => {
@@ -150,6 +172,41 @@ impl Reader<'_> {
         })
     }
 
+    /// The error for a configuration of latent attention beside other projections, or the other way round.
+    fn no_latents(&self, allowed: &str) -> Error {
+        let found = if allowed == "set" { "none" } else { "set" };
+        let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+        Error::config("latent", found, allowed)
+    }
+
+    /// The projections of latent attention.
+    fn latent(&self, names: &LatentNames, config: &AttentionConfig) -> Result<LatentWeights> {
+        let latent = config.latent.as_ref().ok_or_else(|| self.no_latents("set"))?;
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = latent.sizes(config);
+        let rows = |dim: usize| Rows { heads: 1, dim };
+        let norm = |name: &str, size: usize| Ok::<_, Error>(NormWeights::new(self.source.get(name, &[size])?, None));
+        let q_a = match (names.q_a, q_rank) {
+            (Some((linear, name)), Some(rank)) => {
+                Some((self.linear(linear, rows(rank), q_in, true)?, norm(name, rank)?))
+            }
+            (None, None) => None,
+            (stored, _) => {
+                let [found, allowed] = if stored.is_some() { ["none", "set"] } else { ["set", "none"] };
+                let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+                return Err(Error::config("q_lora_rank", found, allowed));
+            }
+        };
+        let of_indexer = format!("{INDEXER}.wk.weight");
+        if latent.index_topk.is_none() && self.source.contains(&of_indexer) {
+            let allowed = format!("set: the checkpoint holds `{}`", self.source.full_name(&of_indexer));
+            return Err(Error::config("index_topk", "none", allowed));
+        }
+        let q = self.linear(names.q, Rows { heads, dim: nope + rope }, q_rank.unwrap_or(q_in), true)?;
+        let kv_a = self.linear(names.kv_a, rows(rank + rope), kv_in, true)?;
+        let kv_b = self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true)?;
+        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, rank)?, kv_b))
+    }
+
     /// The width of the one input of a fused projection.
     fn one_input(&self) -> Result<usize> {
         let [q, k, v] = self.sizes.inputs;
@@ -190,6 +247,60 @@ impl Reader<'_> {
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
         let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    }
+
+    /// Reads a fused projection with the gate before the queries, keys and values.
+    fn gate_and_qkv(
+        &self,
+        config: &AttentionConfig,
+        names: LinearNames,
+    ) -> Result<(QkvWeights, Option<LinearWeights>)> {
+        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+            let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+        }
+        let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
+        let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
+        Ok((QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?)))
+    }
+
+    /// Reads the projection of the gate if there is one, whose formula comes from the configuration.
+    fn gate(&self, config: &AttentionConfig) -> Result<Option<LinearWeights>> {
+        let in_query = self.layout.gate == GateNames::InQuery;
+        let names = self.layout.gate_projection();
+        let held = names.filter(|names| self.source.contains(names.weight));
+        let Rows { heads, dim } = self.sizes.heads_of_output;
+        match (config.output_gate, held) {
+            (None, None) if !in_query => Ok(None),
+            (None, _) => {
+                let name = held.map_or(self.layout.required()[0], |names| names.weight);
+                let allowed = format!("set: `{}` holds a gate", self.source.full_name(name));
+                Err(Error::config("output_gate", "none", allowed))
+            }
+            (Some(gate), None) if in_query && gate.over != GateOver::Element => {
+                Err(Error::config("output_gate.over", "a head", "an element: the query projection holds the gate"))
+            }
+            (Some(_), None) if in_query => Ok(None),
+            (Some(_), None) => {
+                let name = self.source.full_name(names.map_or("gate_proj.weight", |names| names.weight));
+                Err(Error::MissingTensor { name, why: "the configuration sets output_gate".to_string() })
+            }
+            (Some(gate), Some(names)) => {
+                let width = self.sizes.inputs[0];
+                let rows = gate.rows(heads, dim);
+                if !names.bias_apart() {
+                    return self.linear(names, Rows { heads: rows, dim: 1 }, width, true).map(Some);
+                }
+                let bias = self.source.get(names.bias, &[heads])?;
+                if bias.track_op() {
+                    let expected = "a fixed tensor: one bias for all gates of a head cannot be trained yet".to_string();
+                    let (name, found) = (self.source.full_name(names.bias), "is a variable".to_string());
+                    return Err(Error::Tensor { name, found, expected });
+                }
+                let bias = bias.reshape((heads, 1))?.broadcast_as((heads, rows / heads.max(1)))?.reshape(rows)?;
+                Ok(Some(LinearWeights { weight: self.source.get(names.weight, &[rows, width])?, bias: Some(bias) }))
+            }
+        }
     }
 
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
@@ -238,7 +349,11 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
 /// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
 /// have one for each norm and factor that there is.
 pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
+    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
     let read = |side: usize| -> Result<StepWeights> {
+        if is_shared && side > 0 {
+            return Ok(StepWeights::default());
+        }
         Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
     };
     Ok([read(0)?, read(1)?, read(2)?])
@@ -304,6 +419,34 @@ fn read_norm(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -
     let bias = format!("{name}.bias");
     let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
     Ok(Some(NormWeights { weight: one(&format!("{name}.weight"))?, bias }))
+}
+
+/// Reads the norm of the context if there is one. Its formula comes from the configuration, which must have one then.
+fn read_context_norm(
+    source: &dyn WeightSource,
+    config: &AttentionConfig,
+    layout: &Layout,
+) -> Result<Option<NormWeights>> {
+    let weighted = config.context_norm.filter(|norm| norm.weighted);
+    let held = layout.context_norm.filter(|name| source.contains(&join(name, "weight")));
+    match (weighted, held) {
+        (None, None) => Ok(None),
+        (None, Some(name)) => {
+            let allowed = format!("set, and weighted: the checkpoint holds `{}`", source.full_name(name));
+            Err(Error::config("context_norm", "none, or without a weight", allowed))
+        }
+        (Some(_), None) => {
+            let name = source.full_name(&join(layout.context_norm.unwrap_or("attn_sub_norm"), "weight"));
+            Err(Error::MissingTensor { name, why: "the configuration sets context_norm".to_string() })
+        }
+        (Some(norm), Some(name)) => {
+            let (heads, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+            let size = if norm.over == NormOver::AllHeads { heads * d_v } else { d_v };
+            let bias = join(name, "bias");
+            let bias = source.contains(&bias).then(|| source.get(&bias, &[size])).transpose()?;
+            Ok(Some(NormWeights::new(source.get(&join(name, "weight"), &[size])?, bias)))
+        }
+    }
 }
 
 /// The weight of one head, in StableLM's modules of a norm per head.

@@ -1,6 +1,6 @@
 //! Multi-head latent attention: keys and values that are made of one small vector per token.
 
-use crate::config::{AttentionConfig, KeyValueSource, MAX_SIZE, Scoring, Steps};
+use crate::config::{AttentionConfig, KeyValueSource, MAX_SIZE, Scoring, Step};
 use crate::error::{Error, Result};
 use crate::ops::LatentSizes;
 use crate::ops::expected_factor;
@@ -128,10 +128,13 @@ impl LatentAttention {
                 return Err(Error::config(field, stated, format!("{expected} with latent attention, {of}")));
             }
         }
+        let of_queries = config.steps.queries.iter().all(|step| !matches!(step, Step::Norm(_)));
+        let learned = config.steps.has_learned_factor(0);
+        let steps_fit = of_queries && !learned && config.steps.keys == [Step::Rotate] && config.steps.values.is_empty();
         let others = [
             ("scoring", config.scoring != Scoring::ScaledDotProduct, "the scaled dot product"),
             ("clip_qkv", config.clip_qkv.is_some(), "none"),
-            ("steps", config.steps != Steps::default(), "a rotation: the norms are those of the latents"),
+            ("steps", !steps_fit, "a rotation, and factors on the queries: the norms are those of the latents"),
             ("key_value_source", config.key_value_source != KeyValueSource::Projections, "projections"),
             ("add_bias_kv", config.add_bias_kv, "false"),
             ("add_zero_attn", config.add_zero_attn, "false"),

@@ -33,6 +33,14 @@ impl HeadNorm {
         /// Sets whether the norm has a learned weight.
         with_weighted, weighted: bool = weighted;
     }
+
+    /// Checks the norm of `what`.
+    pub(super) fn validate(&self, what: impl FnOnce() -> String) -> Result<()> {
+        match (self.eps as f32).is_finite() && self.eps >= 0.0 {
+            true => Ok(()),
+            false => Err(Error::value(what(), self.eps, "a finite number from 0")),
+        }
+    }
 }
 
 /// A factor on queries, keys or values.
@@ -52,6 +60,13 @@ pub enum Factor {
         length: usize,
         /// Added to each position.
         offset: usize,
+    },
+    /// `(1 + (position + 1) / length)^exponent` for each token (Beam), of the same positions.
+    PowerPosition {
+        /// The growth; finite.
+        exponent: f64,
+        /// The length of training, at least 1.
+        length: usize,
     },
     /// `softplus(w) · scale` with a learned `w` for each element of a head (`per_dim_scale` in TimesFM).
     Softplus {
@@ -137,7 +152,10 @@ impl Steps {
 
     /// Whether a factor follows the positions of the tokens.
     pub(crate) fn follow_positions(&self) -> bool {
-        self.sides().into_iter().flatten().any(|step| matches!(step, Step::Factor(Factor::LogPosition { .. })))
+        self.sides()
+            .into_iter()
+            .flatten()
+            .any(|step| matches!(step, Step::Factor(Factor::LogPosition { .. } | Factor::PowerPosition { .. })))
     }
 
     /// Whether a side has any step but the rotation.
@@ -178,12 +196,20 @@ impl Step {
     fn validate(&self, field: &dyn Fn(&str) -> String) -> Result<()> {
         match *self {
             Self::Rotate => Ok(()),
-            Self::Norm(HeadNorm { eps, .. }) if (eps as f32).is_finite() && eps >= 0.0 => Ok(()),
-            Self::Norm(HeadNorm { eps, .. }) => Err(Error::value(field("eps"), eps, "a finite number from 0")),
+            Self::Norm(norm) => norm.validate(|| field("eps")),
             Self::Factor(Factor::Constant(factor) | Factor::Softplus { scale: factor }) => {
                 match crate::ops::expected_factor(factor) {
                     Some(expected) => Err(Error::value(field("factor"), factor, expected)),
                     None => Ok(()),
+                }
+            }
+            Self::Factor(Factor::PowerPosition { exponent, length }) => {
+                if !(exponent as f32).is_finite() {
+                    return Err(Error::value(field("exponent"), exponent, "a finite number"));
+                }
+                match length {
+                    0 => Err(Error::value(field("length"), length, "at least 1")),
+                    _ => Ok(()),
                 }
             }
             Self::Factor(Factor::LogPosition { beta, length, offset }) => {
@@ -210,6 +236,7 @@ impl Factor {
             Self::LogPosition { beta, length, offset } => {
                 1.0 + beta * (1.0 + (position.saturating_add(offset) / length) as f64).ln()
             }
+            Self::PowerPosition { exponent, length } => (1.0 + (position as f64 + 1.0) / length as f64).powf(exponent),
             Self::Softplus { .. } => 1.0,
         }
     }

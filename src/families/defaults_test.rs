@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::config::AttentionConfig;
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
+use crate::families::gated::GATED;
 use crate::families::heads::default_heads;
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
@@ -25,9 +26,9 @@ fn held() -> BTreeMap<String, Value> {
 fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
-    for family in DECODERS.iter().chain(SPEECH) {
+    for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
-            if let Some(values) = held.get(*model_type) {
+            if let Some(values) = held.get(*model_type).filter(|_| family.states.is_empty()) {
                 check(family, model_type, values);
                 checked += 1;
             }
@@ -64,6 +65,8 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         }
         let contents = LayerContents {
             norms: family.qk_norm.is_some(),
+            gate: family.gate.map(|_| 512),
+            context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
             bias_rows: None,
             patch_keys: None,
             layout: family.layouts[0],

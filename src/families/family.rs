@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{CallInput, NormKind, NormOver};
+use crate::config::{CallInput, GateActivation, NormKind, NormOver};
 use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -30,13 +30,35 @@ pub(crate) struct Family {
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
-    /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
+    /// The gate of the context, which layers have, or do not have if its key says so.
+    pub gate: Option<GateRow>,
+    /// The norm of the context, which layers have.
+    pub context_norm: Option<ContextNormRow>,
+    /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
+    /// What happens between projection and scores beside those norms and the rotation.
+    pub steps: StepsRow,
+    /// Whether the last layers, as many as the key `num_kv_shared_layers` states, have the keys and values of the last
+    /// layer of their kind before them.
+    pub shares_keys: bool,
+    /// The key that, if it is set, makes the keys of layers without a window their values; an empty one is always set.
+    pub keys_as_values: Option<&'static str>,
+    /// How the sizes of heads differ between layers.
+    pub head_sizes: HeadSizes,
+    /// The key for the size of the chunks inside which layers attend that `layer_types` lists as chunked, or, without
+    /// it, those that are rotated.
+    pub chunks: Option<&'static str>,
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
+    /// What the family does with latents, if its keys and values are made of them.
+    pub latent: Option<LatentRow>,
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must state, because the config class computes what files leave out.
+    pub states: &'static [&'static str],
+    /// Keys that the configuration must not set, each with what it sets.
+    pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
@@ -103,9 +125,25 @@ pub(crate) const BASE: Family = Family {
     softcap: false,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    gate: None,
+    context_norm: None,
     qk_norm_eps: None,
+    steps: StepsRow {
+        norm_after_rotation: false,
+        weightless_norm: WeightlessNorm::None,
+        query_factor: QueryFactor::None,
+        value_norm: false,
+        value_factor: None,
+    },
+    shares_keys: false,
+    keys_as_values: None,
+    head_sizes: HeadSizes::Same,
+    chunks: None,
     defaults: &[],
+    latent: None,
     stages: false,
+    states: &[],
+    refuses: &[],
     needs: &[],
     unsupported_parts: &[],
     shares_of_heads: &[],
@@ -129,6 +167,8 @@ pub(crate) enum Causal {
     FixedDecoder,
     /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,
+    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma 4).
+    UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
@@ -137,6 +177,24 @@ pub(crate) enum Causal {
     Below(&'static str),
     /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
     TextTower,
+}
+
+/// A gate between the heads and the output projection. Its weight shows what it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GateRow {
+    /// What makes a gate of the projection.
+    pub activation: GateActivation,
+    /// The key that is false or absent if layers have none, with its default.
+    pub switch: Option<(&'static str, bool)>,
+}
+
+/// A norm between the heads and the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextNormRow {
+    pub kind: NormKind,
+    pub over: NormOver,
+    /// Whether it has a weight, which the checkpoint must hold.
+    pub weighted: bool,
 }
 
 /// Sliding windows: which layers have one, and how wide.
@@ -176,6 +234,11 @@ pub(crate) enum WindowLayers {
     ListedLocal,
     /// All but the last of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButLastOf { key: Option<&'static str>, default: usize },
+    /// All but the last of each group of 6 layers and the last of all, or as `layer_types` says, of which the last entry
+    /// does not count (Gemma 4).
+    AllButLastOf6AndLast,
+    /// All but the first layer and the last of each group of 6, or as `layer_types` says (MiMo-V2-Flash).
+    AllButFirstAndLastOf6,
     /// All but the first of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButFirstOf { key: Option<&'static str>, default: usize },
     /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must
@@ -232,6 +295,8 @@ pub(crate) struct RotaryRow {
     pub layers: RotaryLayers,
     /// Pairs of neighbors instead of pairs that are half a head apart.
     pub interleaved: bool,
+    /// Whether angles are negative (nanochat).
+    pub reversed: bool,
     /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
     pub share: Option<f64>,
     /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
@@ -272,6 +337,8 @@ pub(crate) enum RotaryLayers {
     NoRopeLayers,
     /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
     OwnTheta,
+    /// All but those whose entry in `layer_rope_theta` is 0 (Muse): the base of the others is `rope_theta`.
+    NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
@@ -286,6 +353,7 @@ pub(crate) enum RotaryLayers {
 pub(crate) const ROTARY: RotaryRow = RotaryRow {
     layers: RotaryLayers::All,
     interleaved: false,
+    reversed: false,
     share: None,
     rotary_dim: false,
     theta: 10_000.0,
@@ -341,6 +409,75 @@ pub(crate) enum PatchWindows {
     Rows,
 }
 
+/// Latent attention of a family; its sizes are those of the weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LatentRow {
+    /// What the norms of latents add to the mean square; `None`: the key `rms_norm_eps`.
+    pub eps: Option<f64>,
+    /// Whether normalized latents are multiplied by `(hidden_size / rank)^0.5` (LongCat).
+    pub scaled: bool,
+    /// Whether an indexer chooses the keys, at most as many as the key `index_topk` states (DeepSeek-V3.2).
+    pub indexed: bool,
+    /// Whether `partial_rotary_factor` states the rotated share of a whole query head (Mistral 4).
+    pub states_share: bool,
+}
+
+/// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepsRow {
+    /// Whether norms of queries and keys come after the rotation.
+    pub norm_after_rotation: bool,
+    /// RMS norms of queries and keys without weights.
+    pub weightless_norm: WeightlessNorm,
+    /// The last factor on queries.
+    pub query_factor: QueryFactor,
+    /// Whether values have an RMS norm without weights.
+    pub value_norm: bool,
+    /// The key for a factor on values.
+    pub value_factor: Option<&'static str>,
+}
+
+/// Which layers have RMS norms of queries and keys without weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightlessNorm {
+    /// None.
+    None,
+    /// All.
+    Always,
+    /// Those that are rotated, unless `use_qk_norm` is false (Llama 4).
+    IfRotated,
+}
+
+/// A factor on queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryFactor {
+    /// None.
+    None,
+    /// The value of this key (`qk_scale_factor` in Muse Glimmer).
+    Key(&'static str),
+    /// A learned one for each element of a head, times `log2(e) / sqrt(head_dim)` (TimesFM 2.5).
+    Softplus,
+    /// By position, with `llama_4_scaling_beta` and the original length of the rotary parameters (Ministral 3).
+    RopeBeta,
+    /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning` is
+    /// set (Llama 4).
+    Llama4,
+    /// `(1 + (position + 1) / 2048)^0.1` in layers that are not rotated (Beam).
+    Beam,
+}
+
+/// How the sizes of heads differ between layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadSizes {
+    /// Not at all.
+    Same,
+    /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config` states
+    /// the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
+    Global { switch: Option<&'static str> },
+    /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
+    WindowsDoubleKeys,
+}
+
 /// The factor on the scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
@@ -358,6 +495,8 @@ pub(crate) enum Scale {
     Mpt,
     /// Divided by the number of terms (DeBERTa).
     Disentangled,
+    /// `head_dim^-0.5` times the square of the factor that `mscale_all_dim` of the rotation states (DeepSeek).
+    Mscale,
     /// As the keys `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` have it (GPT-2).
     Gpt2,
 }

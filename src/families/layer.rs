@@ -17,7 +17,8 @@ use crate::position::{
 };
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 6] =
+    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
@@ -38,14 +39,25 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
 
 /// Parts of the prefixes of cross-attention.
-pub(crate) const CROSS: [&str; 6] =
-    ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "encoder_decoder_attention"];
+pub(crate) const CROSS: [&str; 7] = [
+    "encoder_attn",
+    "EncDecAttention",
+    "crossattention",
+    "cross_attn",
+    "cross_attention",
+    "encoder_decoder_attention",
+    "x_attn",
+];
 
 /// What a checkpoint holds for a layer and no configuration states.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
     /// Rows of the tables of rows and columns between patches.
@@ -57,6 +69,7 @@ pub(crate) struct LayerContents<'a> {
 }
 
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
     pub model_type: &'a str,
@@ -138,6 +151,10 @@ impl<'a> Layer<'a> {
             Causal::Always => &DECODER_HEADS,
             _ => &[],
         };
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -179,6 +196,9 @@ impl<'a> Layer<'a> {
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
         let d = config.resolved_head_dim();
+        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
+            config.latent = Some(self.latent(&row, latent, &config)?);
+        }
         config.scale = self.scale(d)?;
         if self.family.softcap {
             config.softcap = self.float("attn_logit_softcapping");
@@ -187,14 +207,17 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
-        if contents.norms {
-            config = config.with_qk_norm(self.qk_norm()?);
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        if !self.cross || contents.context_norm {
+            config.context_norm = self.context_norm(contents.context_norm)?;
         }
         config.requires = self.required_inputs();
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
-            config.position = self.position(d, contents)?;
+            config.position = self.position(config.sizes().head_dim, contents)?;
         }
+        config.key_value_source = self.key_value_source(config.key_value_source)?;
+        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
@@ -228,6 +251,7 @@ impl<'a> Layer<'a> {
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
                 let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
                 let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
@@ -236,17 +260,22 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<HeadNorm> {
+    pub(super) fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(HeadNorm::new(kind, over, self.family.qk_norm_eps.unwrap_or_else(stated)))
+        Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+    /// What norms of queries, keys and values add to the variance.
+    pub(super) fn norm_eps(&self) -> f64 {
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
+    }
+
+    pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
         let stated = self.text("position_embedding_type");
         let positions = self.family.positions;
         Ok(match positions {

@@ -26,7 +26,7 @@ pub(crate) struct LinearNames {
 
 impl LinearNames {
     /// Whether the bias is not next to the weight. Only its name then tells the layout from others.
-    fn bias_apart(&self) -> bool {
+    pub(crate) fn bias_apart(&self) -> bool {
         let module = |name: &'static str| name.rsplit_once('.').map(|(module, _)| module);
         self.orientation == Orientation::OutIn && module(self.weight) != module(self.bias)
     }
@@ -49,6 +49,35 @@ pub(crate) enum QkvNames {
     KeysAsValues([LinearNames; 2]),
     /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
     Query(LinearNames),
+    /// The projections of latent attention.
+    Latent(&'static LatentNames),
+}
+
+/// The tensors of latent attention ([`LatentWeights`](crate::weights::LatentWeights)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LatentNames {
+    /// The first projection of the queries and its norm, if they have two projections.
+    pub q_a: Option<(LinearNames, &'static str)>,
+    pub q: LinearNames,
+    pub kv_a: LinearNames,
+    pub kv_a_norm: &'static str,
+    pub kv_b: LinearNames,
+}
+
+/// The tensors that hold the gate of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GateNames {
+    /// None: the families have no gate.
+    None,
+    /// A projection, which the families may have.
+    Optional(LinearNames),
+    /// A projection, which the families have. A bias that is not next to the weight is one number per head, also where
+    /// there is a gate per element (Beam).
+    Required(LinearNames),
+    /// The query projection: per head the rows of its query, then those of its gate. No name shows it, but the shape.
+    InQuery,
+    /// The fused projection, before the queries (HRM).
+    BeforeQuery,
 }
 
 /// What a weight of a position scheme is for.
@@ -84,6 +113,10 @@ pub struct Layout {
     pub(crate) qkv: QkvNames,
     /// The output projection.
     pub(crate) o: LinearNames,
+    /// The gate of the output.
+    pub(crate) gate: GateNames,
+    /// The norm between the heads and the output projection that the families may have.
+    pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.
     pub(crate) biases: &'static [ProjectionBias],
     /// Whether the families may have fewer key-value heads than query heads.
@@ -96,8 +129,8 @@ pub struct Layout {
     pub(crate) position: &'static [PositionName],
     /// Components of names below the prefix that belong to what follows attention: a norm, a factor of each channel.
     pub(crate) after: &'static [&'static str],
-    /// Whether the families may have sinks (GPT-OSS).
-    pub(crate) sinks: bool,
+    /// The name of sinks, if the families may have some (GPT-OSS).
+    pub(crate) sinks: Option<&'static str>,
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
@@ -138,6 +171,10 @@ impl Layout {
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
             QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
+                let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
+                [q.weight, kv_a.weight, kv_a_norm, kv_b.weight].into_iter().chain(q_a).collect()
+            }
         };
         names.push(self.o.weight);
         names.extend(self.requires);
@@ -155,8 +192,19 @@ impl Layout {
             QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
             // The query's stands for those that there are not.
             QkvNames::Query(q) => [q.bias; 3],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
+                [q_a.map_or(q.bias, |(linear, _)| linear.bias), kv_a.bias, kv_a.bias]
+            }
         };
         [q, k, v, self.o.bias]
+    }
+
+    /// The names of the gate, if it is a projection of its own.
+    pub(crate) fn gate_projection(&self) -> Option<LinearNames> {
+        match self.gate {
+            GateNames::Optional(names) | GateNames::Required(names) => Some(names),
+            GateNames::None | GateNames::InQuery | GateNames::BeforeQuery => None,
+        }
     }
 
     /// Whether the families publish this combination of biases, by the names that are present.
@@ -191,8 +239,10 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)`: the name of GPT-OSS, and that of Flint.
-pub(crate) const SINKS: [&str; 2] = ["sinks", "softmax_offset"];
+/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo and Flint.
+pub(crate) const SINKS: [&str; 3] = ["sinks", "attention_sink_bias", "softmax_offset"];
+/// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
+pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
     ["q_norm", "k_norm"],

@@ -2,9 +2,11 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINKS,
 };
-use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{
+    GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
+};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -48,6 +50,15 @@ const ONLY_OUT: ProjectionBias = ProjectionBias { o: true, ..NONE };
 const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
+
+/// Latent attention with queries of low rank, too.
+const DEEPSEEK: LatentNames = LatentNames {
+    q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
+    q: linear!("q_b_proj"),
+    kv_a: linear!("kv_a_proj_with_mqa"),
+    kv_a_norm: "kv_a_layernorm.weight",
+    kv_b: linear!("kv_b_proj"),
+};
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -125,13 +136,15 @@ const BASE: Layout = Layout {
     families: "",
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
+    gate: GateNames::None,
+    context_norm: None,
     biases: &[ALL],
     grouped: false,
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
     after: &[],
-    sinks: false,
+    sinks: None,
     check_orientation: false,
     requires: &[],
     excludes: &[],
@@ -141,11 +154,22 @@ const BASE: Layout = Layout {
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true,
-        excludes: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
+        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
+        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
+        requires: &["gate_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
+        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -181,7 +205,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        position: &GATED, ..BASE },
+        position: &GATED, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -203,6 +227,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
+    Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
+        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
@@ -280,6 +306,12 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
+    Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
+        sinks: Some(SINKS[0]), ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
+        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
+        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

@@ -9,6 +9,8 @@ use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
 use crate::families::family::{Family, LayerPositions, OWN};
+use crate::families::gated::GATED;
+use crate::families::latent::LATENT;
 use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
@@ -17,7 +19,9 @@ use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODERS, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED].into_iter().flatten()
+    [ENCODERS, TEXT_ENCODERS, DECODERS, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED]
+        .into_iter()
+        .flatten()
 }
 
 /// The row of an attention layer of this `model_type`.

@@ -9,31 +9,10 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
-    unsupported(
-        &["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear",
-          "longcat_flash", "minicpm3", "mistral4", "youtu"],
-        "keys and values of low rank (multi-head latent attention)",
-    ),
-    unsupported(
-        &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "afmoe", "laguna", "lfm3", "step3p5", "hrm_text",
-          "beam"],
-        "a gate on the output of each head",
-    ),
-    unsupported(
-        &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "nanochat", "llama4_text"],
-        "norms of queries and keys after their rotation",
-    ),
-    unsupported(
-        &["gemma3n_text", "gemma4_text", "gemma4_unified_text"],
-        "norms of values, and layers that share keys and values",
-    ),
-    unsupported(&["ministral3"], "a factor on the queries that grows with the position"),
-    unsupported(&["bitnet", "kosmos_2_text_model"], "a norm between the heads and the output projection"),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
-    unsupported(&["mimo_v2_flash"], "a factor on the values"),
     unsupported(&["zamba", "zamba2"], "attention over twice the hidden size, scaled by half of the head size"),
     unsupported(&["swinv2", "swin2sr"], "cosine attention with a computed position bias"),
     unsupported(&["moonshine_streaming_encoder"], "windows only in a call with a padding mask"),
@@ -82,4 +61,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["ibert"], "integer arithmetic"),
     unsupported(&["lilt"], "text and layout in two streams whose scores add"),
     unsupported(&["bros"], "queries that are compared with the distances of boxes on the page"),
+    unsupported(&["axk2"], "queries and gates of normalized and other latents together"),
+    unsupported(&["dots3_note_text"], "a norm of the rotated key, and sizes of latents per layer"),
+    unsupported(&["mistral_large4_text"], "latents of another layer, and a learned factor on the queries"),
 ];

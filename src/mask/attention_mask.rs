@@ -8,7 +8,7 @@ use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
+use crate::mask::kinds::{Additive, Boolean, Chunks, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
 use crate::mask::lower::key_lengths;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
@@ -195,6 +195,13 @@ impl AttentionMask {
     /// is `window(Some(w - 1), Some(0))`.
     pub fn window(left: Option<usize>, right: Option<usize>) -> Self {
         Self::of_term(Window { left, right })
+    }
+
+    /// Each query sees the keys of its own chunk: chunks have `size` tokens, from the first token of the sequence on
+    /// (Llama 4's `attention_chunk_size`). Positions are aligned as in [`causal`](Self::causal), and a cache has to keep
+    /// all tokens.
+    pub fn chunks(size: usize) -> Self {
+        Self::of_term(Chunks(size))
     }
 
     /// A prefix LM ([T5](https://arxiv.org/abs/1910.10683), PaliGemma): every query of sequence `b` sees its first

@@ -93,6 +93,16 @@ impl AttentionMask {
         rest.is_windowed().then_some((padding_lengths(term)?, rest))
     }
 
+    /// Whether the mask is a rule that holds for sequences of any length: causal, a window, chunks.
+    pub(crate) fn is_rule(&self) -> bool {
+        self.starts.is_none() && self.terms.iter().all(|term| is_window(term) || term.counts_tokens())
+    }
+
+    /// Whether all tokens of a sequence have to be keys, because the mask counts them.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        self.terms.iter().any(|term| term.counts_tokens())
+    }
+
     /// The number of tokens of each sequence that are not padding, if the mask says it.
     pub(crate) fn padded_lengths(&self) -> Option<&[usize]> {
         self.terms.iter().find_map(padding_lengths)

@@ -79,6 +79,11 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Distances { .. }))
     }
 
+    /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys.
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.
     fn adds_to_scores(&self) -> bool {
         true

@@ -39,13 +39,15 @@ pub(crate) struct Latent {
     kv_a: Linear,
     kv_a_norm: NormWeights,
     kv_b: Linear,
+    /// The projection of the gate of the output, if there is one.
+    gate: Option<Linear>,
     /// The two halves of `kv_b` per head, once they were needed and cannot change.
     halves: Arc<OnceLock<[Tensor; 2]>>,
 }
 
 impl Latent {
     /// Checks the weights against the sizes.
-    pub(crate) fn new(weights: LatentWeights, sizes: LatentSizes) -> Result<Self> {
+    pub(crate) fn new(weights: LatentWeights, sizes: LatentSizes, gate: Option<Linear>) -> Result<Self> {
         let LatentWeights { q_a, q, kv_a, kv_a_norm, kv_b } = weights;
         let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
         let kv_a = Linear::new("kv_a_proj_with_mqa", kv_a, rank + rope, kv_in)?;
@@ -72,7 +74,7 @@ impl Latent {
         let name = if q_a.is_some() { "q_b_proj" } else { "q_proj" };
         let q = Linear::new(name, q, heads * (nope + rope), q_rank.unwrap_or(q_in))?;
         let kv_b = Linear::new("kv_b_proj", kv_b, heads * (nope + value), rank)?;
-        let latent = Self { sizes, q_a, q, kv_a, kv_a_norm, kv_b, halves: Arc::default() };
+        let latent = Self { sizes, q_a, q, kv_a, kv_a_norm, kv_b, gate, halves: Arc::default() };
         for linear in latent.linears() {
             same_dtype_and_device("a weight of latent attention", linear.like(), latent.like())?;
         }
@@ -93,8 +95,14 @@ impl Latent {
         self.kv_a.id()
     }
 
+    /// The projection of the gate of the output, if there is one.
+    pub(crate) fn gate(&self) -> Option<&Linear> {
+        self.gate.as_ref()
+    }
+
     fn linears(&self) -> impl Iterator<Item = &Linear> {
-        [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(self.q_a.as_ref().map(|(linear, _)| linear))
+        let optional = [self.q_a.as_ref().map(|(linear, _)| linear), self.gate.as_ref()];
+        [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(optional.into_iter().flatten())
     }
 
     pub(crate) fn tracks_gradient(&self) -> bool {
@@ -105,10 +113,9 @@ impl Latent {
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
     pub(crate) fn pack(&mut self) -> Result<()> {
-        if let Some((linear, _)) = &mut self.q_a {
-            linear.pack()?;
-        }
-        [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().try_for_each(Linear::pack)
+        let optional = [self.q_a.as_mut().map(|(linear, _)| linear), self.gate.as_mut()];
+        let mut all = [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().chain(optional.into_iter().flatten());
+        all.try_for_each(Linear::pack)
     }
 
     pub(crate) fn is_packed(&self) -> bool {
@@ -242,6 +249,9 @@ impl ShareWeights for Latent {
             return Ok(());
         }
         if let (Some((own, _)), Some((other, _))) = (&mut self.q_a, &other.q_a) {
+            own.share_weights(other)?;
+        }
+        if let (Some(own), Some(other)) = (&mut self.gate, &other.gate) {
             own.share_weights(other)?;
         }
         self.q.share_weights(&other.q)?;

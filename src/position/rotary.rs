@@ -40,6 +40,8 @@ pub struct Rotary {
     pub mrope_section: Option<[usize; 3]>,
     /// Whether the pairs of the three positions alternate (Qwen3-VL) instead of following each other; default false.
     pub mrope_interleaved: bool,
+    /// Whether angles are negative (nanochat); default false.
+    pub reversed: bool,
 }
 
 impl Default for Rotary {
@@ -51,6 +53,7 @@ impl Default for Rotary {
             scaling: RotaryScaling::default(),
             mrope_section: None,
             mrope_interleaved: false,
+            reversed: false,
         }
     }
 }
@@ -69,6 +72,8 @@ impl Rotary {
         with_mrope_section, mrope_section: [usize; 3] = Some(mrope_section);
         /// Sets whether the pairs of the three axes alternate.
         with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
+        /// Sets whether angles are negative.
+        with_reversed, reversed: bool = reversed;
     }
 
     /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens:
@@ -130,7 +135,16 @@ impl Rotary {
     /// The heads are too small for the scheme, or a field of the scheme is invalid.
     pub fn frequencies(&self, head_dim: usize, length: usize) -> Result<(Vec<f64>, f64)> {
         self.check_head_dim(head_dim)?;
-        Ok(self.scaling.frequencies(self.theta, self.rotated(head_dim), length))
+        Ok(self.signed_frequencies(head_dim, length))
+    }
+
+    /// [`frequencies`](Self::frequencies) of a scheme that is checked.
+    pub(super) fn signed_frequencies(&self, head_dim: usize, length: usize) -> (Vec<f64>, f64) {
+        let (mut frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
+        if self.reversed {
+            frequencies.iter_mut().for_each(|frequency| *frequency = -*frequency);
+        }
+        (frequencies, factor)
     }
 
     /// Checks the fields for heads of `head_dim` elements.
@@ -199,6 +213,9 @@ impl fmt::Display for Rotary {
         self.dim.iter().try_for_each(|dim| write!(f, ", {dim} numbers"))?;
         if self.style == RotaryStyle::Interleaved {
             f.write_str(", interleaved")?;
+        }
+        if self.reversed {
+            f.write_str(", reversed")?;
         }
         if self.scaling != RotaryScaling::None {
             write!(f, ", {}", self.scaling)?;

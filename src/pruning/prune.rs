@@ -26,7 +26,8 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// [`Error::Value`] for a head that does not exist, for a layer with a norm over all heads together, whose mean
-    /// depends on every head, and for one with the keys and values of another layer.
+    /// depends on every head, for a norm of the context with a bias, which a head of zeros has, and for a layer with
+    /// the keys and values of another layer.
     pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
         let config = self.config();
         let h = config.num_attention_heads;
@@ -46,8 +47,14 @@ impl MultiHeadAttention {
             let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
         }
+        let weights = self.weights()?;
+        let shifts = weights.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {
+            let expected = "a norm per head without a bias, because another is not 0 for a head of zeros alone";
+            return Err(Error::value("context_norm of a layer to prune", "another norm", expected));
+        }
         let kept = Kept::new(config, heads);
-        let weights = kept.weights(config, self.weights()?)?;
+        let weights = kept.weights(config, weights)?;
         let mut pruned = Self::from_weights(&kept.config(config), weights)?;
         if self.is_frozen() {
             pruned.freeze_in_place()?;
@@ -89,7 +96,7 @@ impl Kept {
     }
 
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
-        let AttentionWeights { qkv, o, bias_kv, score, steps, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
@@ -140,17 +147,19 @@ impl Kept {
                 ])),
                 qkv => {
                     let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
-                    QkvWeights::Split(Box::new([
-                        linear(&q, h, &self.q)?,
-                        linear(&k, h_kv, &self.kv)?,
-                        linear(&v, h_kv, &self.kv)?,
-                    ]))
+                    let (q, k) = (linear(&q, h, &self.q)?, linear(&k, h_kv, &self.kv)?);
+                    match config.key_value_source {
+                        KeyValueSource::KeysAsValues => QkvWeights::KeysAsValues(Box::new([q, k])),
+                        _ => QkvWeights::Split(Box::new([q, k, linear(&v, h_kv, &self.kv)?])),
+                    }
                 }
             },
             o: LinearWeights {
                 weight: per_head(&o.weight, h, &self.q, 1)?,
                 bias: o.bias.as_ref().map(copy).transpose()?,
             },
+            gate: gate.map(|gate| linear(&gate, h, &self.q)).transpose()?,
+            context_norm: context_norm.map(|weights| norm(&weights, &self.q)).transpose()?,
             bias_kv: match bias_kv {
                 Some([k, v]) => Some([per_head(&k, h_kv, &self.kv, 0)?, per_head(&v, h_kv, &self.kv, 0)?]),
                 None => None,

@@ -21,6 +21,7 @@ LAYOUTS = [
     (["q_proj", "k_proj", "v_proj"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "dense"),
     (["qkv_proj"], "o_proj"),
+    (["gqkv_proj"], "o_proj"),
     (["Wqkv"], "Wo"),
     (["Wqkv"], "out_proj"),
     (["query_key_value"], "dense"),
@@ -37,6 +38,8 @@ LAYOUTS = [
     (["query", "key", "value"], "proj"),
     (["to_q", "to_k", "to_v"], "to_out"),
     (["wq", "wk", "wv"], "proj"),
+    (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
@@ -54,6 +57,9 @@ LAYOUTS = [
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
     (["to_q", "to_kv"], "to_out"),
+    # Keys that are values, and layers with the keys and values of another one.
+    (["q_proj", "k_proj"], "o_proj"),
+    (["q_proj"], "o_proj"),
 ]
 
 
@@ -69,7 +75,8 @@ def prefixes(saved):
                 if prefix and not prefix.endswith("."):
                     continue
                 names = [f"{prefix}{x}{kernel}" for x in (*inputs, output)]
-                if all(n in saved for n in names):
+                other = inputs == ["q_proj"] and any(n.startswith(f"{prefix}kv") for n in saved)
+                if all(n in saved for n in names) and not other:
                     claimed = {n for ns in found.values() for n in ns}
                     if names[0] not in claimed:
                         found[prefix.rstrip(".")] = names

@@ -17,7 +17,7 @@ SIZES = {
         mlp_dim vision_hidden_size text_hidden_size adapter_dim feed_forward_size expert_ffn_hidden_size
         dense_intermediate_size feature_size mlp_hidden_size hidden_sizes_ pooler_dim
         multimodal_projection_dim kv_dim cross_attention_hidden_size decoder_intermediate_size
-        encoder_intermediate_size reduction_dim perceiver_dim q_lora_rank kv_lora_rank fusion_hidden_size
+        encoder_intermediate_size reduction_dim perceiver_dim fusion_hidden_size
         backbone_hidden_size_ encoder_feedforward_dim decoder_feedforward_dim encoder_in_dim
         hidden_size_per_layer_input conv_channels intermediate_dim mlp_intermediate_size out_hidden_size
         attention_hidden_size text_embed_dim d_proj_ pooler_hidden_size mm_embed_dim
@@ -38,7 +38,7 @@ SIZES = {
                     "n_group topk_group num_expert_group expert_capacity".split(), 1),
     **dict.fromkeys("image_size img_size input_size vision_image_size".split(), 16),
     **dict.fromkeys("patch_size vision_patch_size".split(), 4),
-    **dict.fromkeys("kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv attention_head_dim "
+    **dict.fromkeys("kv_channels d_kv attention_head_dim "
                     "head_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim d_head "
                     "global_head_dim swa_head_dim dim_head".split(), 8),
     **dict.fromkeys("mamba_d_state mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads "
@@ -47,7 +47,10 @@ SIZES = {
                     "sliding_window_size".split(), 4),
     **dict.fromkeys("num_queries num_query_tokens query_tokens num_latents num_mel_bins n_mels "
                     "max_source_positions".split(), 8),
-    "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
+    # All of latent attention of another size.
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+    # More than the tokens of a text.
+    "index_topk": 16, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
     "mamba_expand": 2, "mamba_d_conv": 4, "num_frames": 2, "mamba_n_groups": 1, "n_groups": 1,
     "image_seq_length": 4, "num_image_tokens": 4, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 10, "num_channels": 3, "temporal_patch_size": 2, "type_vocab_size": 2,
@@ -189,6 +192,10 @@ DELETE = object()
 # Rotary positions per kind of layer.
 KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 100.0},
          "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+# As DeepSeek states it, for shorter texts.
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 8}
+
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
@@ -317,6 +324,54 @@ CHANGES = {
     "fast_vlm": {"vision_config.architecture": "fastvit_t8"},
     "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
+                    {"text_config.head_dim": 32}),
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
+               "mlp_layer_types": ["dense", "dense"]},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
+                "mlp_layer_types": ["dense", "dense"], "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 5},
+    "step3p7": {"text_config.layer_types": ["full_attention", "sliding_attention"], "text_config.sliding_window": 4,
+                "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
+    "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
+    "muse_spark": {"audio_config.patch_sizes": [4, 3], "audio_config.hidden_sizes": [16, 16],
+                   "audio_config.depths": [1, 1]},
+    "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
+    "deepseek_v3": {"rope_parameters": YARN},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10},
+    # Positions that change the factor on queries.
+    "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,
+                 "rope_parameters.factor": 8.0, "rope_parameters.rope_theta": 50.0,
+                 "rope_parameters.partial_rotary_factor": 0.4},
+    # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
+    **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
+        "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+        "attention_k_eq_v": True, "global_head_dim": 16, "num_global_key_value_heads": 1}),
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+                     "num_kv_shared_layers": 2, "intermediate_size": 16, "activation_sparsity_pattern": DELETE},
+    "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
+                "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
+                "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # Their own 512 would make scores so large that f32 has no five digits left.
+    **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
+    "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
+                             "top_k_experts": 1, "moe_intermediate_size": 16},
+    "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
+                        "text_config.num_experts": 2, "text_config.top_k_experts": 1,
+                        "text_config.moe_intermediate_size": 16},
+    "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
+    # Positions that change the factor on queries.
+    "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
+    "ministral3": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4},
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe"], {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0}}),
+    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "mimo_v2_flash": {"v_head_dim": 4},
+    "timesfm2_5": {"patch_length": 4, "context_length": 64},
 }
 # Detectors: a small backbone, and images that its strides divide.
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
@@ -482,6 +537,8 @@ def given(name, model, cfg):
         return torch.randn(1, channels, patch[0], 16 * patch[1])
     if name == "pixel_values" and kind == "tvp":
         return torch.randn(1, 2, channels, 64, 64)
+    if name == "past_values" and hasattr(cfg, "patch_length"):
+        return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):

@@ -26,6 +26,7 @@ mod family_layouts;
 mod files;
 mod fixtures;
 mod frozen;
+mod gates;
 mod gradients;
 mod hidden;
 mod hostile;
@@ -34,6 +35,7 @@ mod hostile_sizes;
 mod inspect;
 #[cfg(unix)]
 mod kills;
+mod latent;
 mod layer;
 mod layouts;
 mod locks;

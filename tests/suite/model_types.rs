@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, config_from_json};
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error, KeyValueSource, KeyValues};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -73,11 +73,27 @@ impl Walked {
             true => AttentionInputs::new(&plain, &value, &value, mask),
             false => AttentionInputs::new(&xs, &key, &value, mask),
         };
-        let inputs = match gives(CallInput::PositionVectors) {
-            true => inputs.with_position_vectors(&object_queries, &vectors),
-            false => inputs,
+        let shared = self.shared_keys(case, model)?;
+        let inputs = match &shared {
+            Some(key_values) => AttentionInputs::shared(&xs, key_values, model.mask()),
+            None if gives(CallInput::PositionVectors) => inputs.with_position_vectors(&object_queries, &vectors),
+            None => inputs,
         };
         model.layer.attend_with(&inputs, &options).map(|attended| attended.output)
+    }
+
+    /// The keys and values of the layer that has those of this one, if it is another one.
+    fn shared_keys(&self, case: &Case, model: &ModelAttention) -> Result<Option<KeyValues>, Error> {
+        let KeyValueSource::Shared { layer: Some(other) } = model.layer.config().key_value_source else {
+            return Ok(None);
+        };
+        let number = case.prefix.split('.').find(|part| part.parse::<usize>().is_ok()).unwrap();
+        let prefix = case.prefix.replacen(&format!(".{number}."), &format!(".{other}."), 1);
+        let other = self.cases.iter().find(|case| case.prefix == prefix).unwrap();
+        let model = self.checkpoint.attention(&other.prefix, &self.config, DType::F32, &Device::Cpu)?;
+        let xs = self.get(other, "input").unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, model.mask());
+        Ok(Some(model.layer.attend_sharing(&inputs, &AttentionOptions::default())?.1))
     }
 
     /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`.

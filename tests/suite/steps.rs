@@ -1,6 +1,7 @@
 //! Steps between projection and scores, in any order; keys that are values; keys and values of another layer.
 
-use candle_attention::position::Rotary;
+use candle_attention::checkpoint::{ModelAttention, VarMapSource};
+use candle_attention::position::{Rotary, RotaryScaling};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Factor, HeadNorm, KeyValueSource, KvCache,
     MultiHeadAttention, NormKind, NormOver, ProjectionBias, Step, Steps,
@@ -328,4 +329,74 @@ fn steps_that_make_no_sense_are_errors() {
     says(factor(Factor::LogPosition { beta: f64::INFINITY, length: 1, offset: 0 }), &["steps of values: beta is inf"]);
     let source = KeyValueSource::Shared { layer: None };
     says(gemma().with_key_value_source(source).validate(), &["without weights: another layer makes the keys"]);
+}
+
+/// A layer of Gemma 3n's kind in a checkpoint that holds keys and values for all layers, as the published ones do.
+#[test]
+fn keys_that_a_model_does_not_read_are_not_read() {
+    let json = serde_json::json!({
+        "model_type": "gemma3n_text", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+        "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    });
+    let (mut random, map) = (Random::new(4), VarMap::new());
+    for layer in 0..5 {
+        let vb = VarBuilder::from_varmap(&map, DType::F32, &CPU).pp(format!("layers.{layer}.self_attn"));
+        MultiHeadAttention::new(&gemma().with_bias(ProjectionBias::NONE), vb).unwrap();
+    }
+    map.all_vars().iter().for_each(|var| var.set(&random.tensor(var.dims(), DType::F32)).unwrap());
+    let load = |layer: usize, json: &serde_json::Value| {
+        let source = VarMapSource::new(&map).at(&format!("layers.{layer}.self_attn"));
+        ModelAttention::load(json, source)
+    };
+    let source_of = |layer: usize| load(layer, &json).unwrap().layer.config().key_value_source;
+    assert_eq!(source_of(2), KeyValueSource::Projections);
+    // The last layer of the same kind before those that share.
+    assert_eq!(source_of(3), KeyValueSource::Shared { layer: Some(1) });
+    assert_eq!(source_of(4), KeyValueSource::Shared { layer: Some(2) });
+    let xs = random.tensor(&[1, 4, 12], DType::F32);
+    says(load(3, &json).unwrap().forward(&xs), &["keys and values of a call", "layer 1"]);
+    let mut none = json.clone();
+    none["num_kv_shared_layers"] = serde_json::json!(4);
+    says(load(1, &none).map(|_| ()), &["the projections of layer 1", "a layer of this kind before those"]);
+    for (key, value) in [("attention_k_eq_v", serde_json::json!(true)), ("global_head_dim", serde_json::json!(512))] {
+        let mut other = json.clone();
+        other[key] = value;
+        says(load(0, &other).map(|_| ()), &[key, "gemma3n_text"]);
+    }
+}
+
+/// Tokens see the keys of their own chunk, in a cache of all tokens, too.
+#[test]
+fn chunks_give_the_same_everywhere() {
+    let mask = AttentionMask::chunks(4);
+    Everywhere::new(rotated().with_mask(AttentionMask::causal().and(mask.clone()))).check(1);
+    let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
+    let layer = MultiHeadAttention::new(&decoder().with_mask(mask.clone()), vb).unwrap().frozen().unwrap();
+    let xs = Random::new(1).tensor(&[1, 9, 12], DType::F32);
+    let got = layer.forward(&xs).unwrap();
+    for (start, len) in [(0, 4), (4, 4), (8, 1)] {
+        let alone = layer.forward(&xs.narrow(1, start, len).unwrap()).unwrap();
+        assert_close("a chunk alone", &got.narrow(1, start, len).unwrap(), &alone, 1e-6);
+    }
+    let mut cache = KvCache::streaming(3);
+    says(layer.step(&xs, &mut cache), &["a cache that drops tokens", "chunks of 4"]);
+    let inputs = AttentionInputs::self_attention(&xs, AttentionMask::chunks(0));
+    says(layer.attend_with(&inputs, &AttentionOptions::default()), &["the size of the chunks", "at least 1"]);
+}
+
+/// Pairs beyond the share do not turn; the others have the wavelengths of the whole head, backwards if asked for.
+#[test]
+fn proportional_and_reversed_rotations_equal_their_formulas() {
+    let rotary = Rotary::default().with_theta(50.0);
+    let scaling = RotaryScaling::Proportional { pairs: 2, factor: 2.0 };
+    let (frequencies, factor) = rotary.clone().with_scaling(scaling).frequencies(8, 5).unwrap();
+    assert_eq!((frequencies, factor), (vec![0.5, 50f64.powf(-0.25) / 2.0, 0.0, 0.0], 1.0));
+    let scaling = RotaryScaling::Proportional { pairs: 5, factor: 1.0 };
+    says(rotary.clone().with_scaling(scaling).frequencies(8, 5), &["rope_scaling pairs = 5", "at most 4"]);
+    let xs = Random::new(1).tensor(&[1, 3, 2, 8], DType::F64);
+    let positions = Tensor::arange(0u32, 3, &CPU).unwrap();
+    let there = rotary.apply(&xs, &positions).unwrap();
+    let back = rotary.with_reversed(true).apply(&there, &positions).unwrap();
+    assert_close("there and back", &back, &xs, 1e-12);
 }

@@ -126,7 +126,8 @@ impl Module {
         self.class.rsplit('.').next().unwrap_or(&self.class)
     }
 
-    /// Whether this is pplx-embed's own module for numbers of int8. It has no files, and states the path of another one.
+    /// Whether this is pplx-embed's own module for numbers of int8. It has no files, and states the path of another
+    /// one.
     pub(crate) fn has_no_files(&self) -> bool {
         self.class.ends_with("st_quantize.FlexibleQuantizer")
     }

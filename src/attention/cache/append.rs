@@ -96,6 +96,10 @@ impl KvCache {
 
     /// Checks that a rotating cache keeps what `mask` lets a query see.
     pub(in crate::attention) fn check_window(&self, mask: &AttentionMask) -> Result<()> {
+        if self.window().is_some() && mask.counts_tokens() {
+            let expected = "one without chunks, or a cache of all tokens: chunks are counted from the first token";
+            return Err(Error::value("the mask of a call with a cache that drops tokens", mask, expected));
+        }
         let CacheKind::Rotating(window) = self.kind else { return Ok(()) };
         if mask.narrowest_window().left.is_some_and(|left| left < window) {
             return Ok(());

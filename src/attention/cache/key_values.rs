@@ -90,6 +90,8 @@ impl PreparedCall<'_> {
         if let Route::Rows { .. } = self.route {
             self.route = Route::Tensors(Plan::choose(&self.call, &self.options)?);
         }
+        // What is shared is keys and values, not latents.
+        self.absorbed = None;
         let unequal = self.new_tokens.as_ref().and_then(|new| new.unequal.as_ref());
         let full = AttentionMask::full();
         self.shared_mask = Some(cache.map_or(full.clone(), |cache| cache.mask(&full, unequal)));

@@ -1,6 +1,7 @@
 //! The kinds of masks, one file each, those that are tensors in one. A new kind is a file here and its constructor in
 //! `AttentionMask`.
 
+mod chunks;
 mod distance_products;
 mod distances;
 mod grid_bias;
@@ -13,6 +14,7 @@ mod stripes;
 mod tensors;
 mod window;
 
+pub(crate) use chunks::Chunks;
 pub(crate) use distance_products::{DistanceEmbeddings, DistanceProducts};
 pub(crate) use distances::Distances;
 pub(crate) use grid_bias::GridBias;

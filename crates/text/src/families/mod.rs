@@ -26,8 +26,8 @@ struct ModelFamily {
     model: Model,
 }
 
-/// Stands for the class that runs the model, in the place of a config key: the one that `auto_map` names, else the first
-/// of `architectures`.
+/// Stands for the class that runs the model, in the place of a config key: the one that `auto_map` names, else the
+/// first of `architectures`.
 pub(crate) const CLASS: &str = "class";
 
 const fn family(model_types: &'static [&'static str], model: Model) -> ModelFamily {

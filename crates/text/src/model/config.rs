@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
+use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer, head_sizes};
 use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
@@ -19,7 +19,8 @@ use crate::model::experts::ExpertsConfig;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
 /// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
-/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5.
+/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT, LFM2; the text model of EmbeddingGemma
+/// 2; and the encoders of T5, mT5 and UMT5.
 /// The keys are BERT's; the keys of other families are renamed to them. Positions and masks that belong to attention
 /// are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
@@ -28,8 +29,9 @@ use crate::model::experts::ExpertsConfig;
 pub struct TextModelConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
     /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own
-    /// code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`, `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or
-    /// `umt5`.
+    /// code), `deberta`, `deberta-v2`, `qwen3`, `bidirectional_pplx_qwen3` (pplx-embed), `qwen2`, `mistral`,
+    /// `llama`, `gemma3_text`, `embedding_gemma2_text` (also as the `text_config` of `embedding_gemma2`), `eurobert`,
+    /// `lfm2`, `lfm2_bidirectional`, `t5`, `mt5` or `umt5`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -240,6 +242,9 @@ impl TextModelConfig {
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
+        let [head_dim, key_value_heads] = head_sizes(&self.keys, source)?;
+        config.head_dim = head_dim.or(config.head_dim);
+        config.num_key_value_heads = key_value_heads.or(config.num_key_value_heads);
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());

@@ -59,8 +59,8 @@ impl ExpertsConfig {
 /// `Σ wₑ · expertₑ(x) + b` over the experts `e` with the largest weights `w = softmax(router(x))`.
 ///
 /// An expert runs on the tokens that are routed to it, all at once, and the sum of a token goes through its experts in
-/// their order. So a token gets the same numbers whatever shares its batch, as everywhere in this crate. Which experts a
-/// token goes to has to be known on the CPU: on a GPU, each of these blocks waits for the device.
+/// their order. So a token gets the same numbers whatever shares its batch, as everywhere in this crate. Which experts
+/// a token goes to has to be known on the CPU: on a GPU, each of these blocks waits for the device.
 #[derive(Debug, Clone)]
 pub(crate) struct Experts {
     router: Linear,

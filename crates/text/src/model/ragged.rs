@@ -172,7 +172,7 @@ impl TextModel {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         let buckets = Bucket::of_like_lengths(&lengths);
         let rotates_for_length = MultiHeadAttention::rotates_for_length;
-        // What no token attends to is part of a convolution nevertheless, as the expansion of queries in LFM2.5-ColBERT.
+        // What no token attends to is part of a convolution nevertheless: the expansion of queries in LFM2.5-ColBERT.
         let zeroed = self.config.key_flag("conv_zero_padding")?.unwrap_or(false);
         let forward = |bucket: &Bucket| {
             let pad = |rows: &[&[u32]], with| {
@@ -236,7 +236,8 @@ mod tests {
             "deberta_v2",
             "nomic_moe",
         ];
-        let decoders = ["qwen3", "mistral", "gemma3_text", "eurobert", "lfm2", "lfm2_bidirectional"];
+        let decoders =
+            ["qwen3", "mistral", "gemma3_text", "eurobert", "embedding_gemma2_text", "lfm2", "lfm2_bidirectional"];
         let encoders =
             encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
         for folder in encoders.chain([fixtures.join("tiny-bert")]) {

@@ -72,8 +72,8 @@ impl ShortConvolution {
         self.output.pack()
     }
 
-    /// xs `(b, s, hidden_size)` → the same, where rows hold sequences of `lengths` one after the other: one in each row,
-    /// followed by padding, or all of them in one row. Differentiable.
+    /// xs `(b, s, hidden_size)` → the same, where rows hold sequences of `lengths` one after the other: one in each
+    /// row, followed by padding, or all of them in one row. Differentiable.
     pub fn forward(&self, xs: &Tensor, lengths: &[usize]) -> Result<Tensor> {
         let (b, s, hidden) = xs.dims3()?;
         let in_place = if b == lengths.len() { s } else { 0 };
@@ -162,8 +162,8 @@ impl ShortConvolution {
     }
 }
 
-/// The places in a sequence of `length` tokens where `tap` of a kernel that starts `before` tokens earlier reads a token
-/// of the sequence.
+/// The places in a sequence of `length` tokens where `tap` of a kernel that starts `before` tokens earlier reads a
+/// token of the sequence.
 fn taps(tap: usize, before: usize, length: usize) -> std::ops::Range<usize> {
     let start = before.saturating_sub(tap).min(length);
     start..length.saturating_sub(tap.saturating_sub(before)).max(start)

@@ -141,7 +141,11 @@ impl TextModel {
             final_norm: norm(row.final_norm, config.hidden_size)?,
             final_projection: row
                 .final_projection
-                .map(|(name, _)| final_projection(config, &beside.child(name)))
+                .map(|(name, _)| {
+                    let own = source.child(name);
+                    let beside = beside.child(name);
+                    final_projection(config, if own.contains("weight") { &own } else { &beside })
+                })
                 .transpose()?,
             frozen: Frozen::default(),
         };

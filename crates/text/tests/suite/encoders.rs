@@ -171,9 +171,19 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
 /// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
 #[test]
 fn every_parameter_gets_a_gradient() {
-    for name in
-        ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2", "qwen3", "gemma3_text", "lfm2", "t5"]
-    {
+    for name in [
+        "modernbert",
+        "nomic_bert",
+        "gte",
+        "mpnet",
+        "deberta",
+        "deberta_v2",
+        "qwen3",
+        "gemma3_text",
+        "embedding_gemma2_text",
+        "lfm2",
+        "t5",
+    ] {
         every_parameter_learns(name);
     }
 }
@@ -261,6 +271,7 @@ encoders! {
     mistral
     llama
     gemma3_text
+    embedding_gemma2_text
     eurobert
     lfm2
     t5

@@ -2,7 +2,9 @@
 
 use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention_text::{EncodeOptions, Precision, SentenceEncoder, quantize_embeddings};
+use candle_attention_text::{
+    EncodeOptions, Precision, SentenceEncoder, TextModel, TextModelConfig, quantize_embeddings,
+};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -175,4 +177,58 @@ fn voyage_pools_projected_tokens() {
     let (narrow, wide) = (encode(&pooled), encode(&projected));
     assert_close("first half", &wide.narrow(1, 0, 16).unwrap(), &narrow, 1e-6);
     assert_close("second half", &wide.narrow(1, 16, 16).unwrap(), &(narrow * 2.0).unwrap(), 1e-6);
+}
+
+/// A frozen copy has the bits of the model; half types and f64 run; heads can be removed from a mixture.
+#[test]
+fn copies_and_other_dtypes_compute_the_same() {
+    for name in ["nomic_moe", "voyage", "lfm2_bidirectional", "embedding_gemma2_text"] {
+        let folder = fixture(&format!("encoders/{name}"));
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let ids = [3u32, 9, 5, 7, 8, 6, 4];
+        let run = |model: &TextModel| model.forward_ragged(&ids, &[0; 7], &[5, 2]).unwrap();
+        let packed = TextModel::load(&config, checkpoint.at("", DType::F32, &Device::Cpu)).unwrap();
+        let shared = TextModel::load(&config, checkpoint.var_builder(DType::F32, &Device::Cpu)).unwrap();
+        let want = run(&packed);
+        assert_eq!(max_diff(&run(&shared), &want), 0.0, "{name}");
+        assert_eq!(max_diff(&run(&shared.frozen().unwrap()), &want), 0.0, "{name}");
+        assert_eq!(max_diff(&run(&packed.clone().with_shared_weights(&shared).unwrap()), &want), 0.0, "{name}");
+        for (dtype, tolerance) in [(DType::F64, 1e-5), (DType::BF16, 0.3)] {
+            let other = run(&TextModel::load(&config, checkpoint.at("", dtype, &Device::Cpu)).unwrap());
+            assert_close(&format!("{name}, {dtype:?}"), &other.to_dtype(DType::F32).unwrap(), &want, tolerance);
+        }
+    }
+    let model = load(&fixture("encoders/nomic_moe")).unwrap();
+    let pruned = model.prune_heads(&[(1, 2), (3, 0)].into_iter().collect()).unwrap();
+    assert_eq!(pruned.heads(), [4, 3, 4, 3]);
+    let lfm2 = load(&fixture("encoders/lfm2_bidirectional")).unwrap();
+    says(lfm2.prune_heads(&[(0, 0)].into_iter().collect()), &["layer 0"]);
+}
+
+/// The text model of EmbeddingGemma 2 as a part of the model with images and sounds.
+#[test]
+fn embedding_gemma2_inside_of_the_whole_model() {
+    let folder = changed("embedding_gemma2_text", &[], json!({}));
+    let path = folder.path().join("config.json");
+    let text: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let whole = json!({"model_type": "embedding_gemma2", "architectures": ["EmbeddingGemma2Model"],
+        "image_token_id": 30, "vision_config": {"model_type": "gemma4_vision"}, "text_config": text});
+    std::fs::write(&path, whole.to_string()).unwrap();
+    let file = folder.path().join("model.safetensors");
+    let tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    let tensors = tensors.into_iter().map(|(name, tensor)| (format!("language_model.{name}"), tensor)).collect();
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    let case = Case::of(&fixture("encoders/embedding_gemma2_text"), "hidden");
+    case.check_ragged("whole", &load(folder.path()).unwrap());
+    // The sizes of wider layers, as a configuration is built from them.
+    let built = json!({"global_head_dim": 8, "num_global_key_value_heads": 1});
+    let built = changed("embedding_gemma2_text", &["per_layer_config"], built);
+    case.check_ragged("built", &load(built.path()).unwrap());
+    std::fs::write(&path, json!({"model_type": "embedding_gemma2"}).to_string()).unwrap();
+    says(load(folder.path()), &["text_config = absent"]);
+    let with = |key: &str, value: Value| load(changed("embedding_gemma2_text", &[], json!({ key: value })).path());
+    says(with("hidden_size_per_layer_input", json!(4)), &["ple.per_layer_model_projection.weight", "[12, 16]"]);
+    says(with("hidden_size_per_layer_input", json!(0)), &["hidden_size_per_layer_input = 0"]);
+    says(with("embedding_dim", json!(3)), &["embedding_projection.weight", "[3, 16]"]);
 }
