@@ -386,6 +386,7 @@ impl AttentionConfig {
             num_key_value_heads: self.resolved_num_key_value_heads(),
             // Of a latent layer the rotated elements are a head of their own.
             head_dim: self.latent.map_or_else(|| self.resolved_head_dim(), |latent| latent.qk_rope_head_dim),
+            value_head_dim: self.resolved_value_head_dim(),
         }
     }
 

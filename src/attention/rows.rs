@@ -192,9 +192,9 @@ impl MultiHeadAttention {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
                 self.step_in_place(team, qkv, group)?;
-                let width = self.qkv.packed()?.out_features();
-                for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
-                    token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
+                if let Some(bias) = &query_bias {
+                    let tokens = qkv.chunks_exact_mut(self.qkv.packed()?.out_features());
+                    tokens.for_each(|token| token.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias));
                 }
                 Ok(())
             };

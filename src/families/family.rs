@@ -279,11 +279,13 @@ pub(crate) enum LayerPositions {
     RelativeSinusoids,
     /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
     Conformer(&'static str),
-    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a block
-    /// (Granite Speech).
+    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a
+    /// block (Granite Speech).
     RelativeKeyBlocks(&'static str),
     /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
     RelativeKey2d,
+    /// Embeddings of distances within `window_size` tokens, of keys and values (VITS).
+    RelativeKeyValue,
     /// Gated biases of buckets (WavLM).
     GatedBias,
 }

@@ -13,7 +13,7 @@ use crate::families::table::layer_family;
 use crate::io::number;
 use crate::position::{
     Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
-    RelativeSinusoids, T5RelativeBias,
+    RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
 };
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
@@ -301,6 +301,7 @@ impl<'a> Layer<'a> {
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
             LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::RelativeKeyValue => self.relative_key_value()?,
             LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
@@ -373,6 +374,14 @@ impl Layer<'_> {
             Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
             None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
         }
+    }
+
+    /// Without a `window_size`, or with 0, there are no positions.
+    fn relative_key_value(&self) -> Result<Position> {
+        Ok(match self.number("window_size")? {
+            None | Some(0) => Position::None,
+            Some(window) => Position::RelativeKeyValue(RelativeKeyValue::new(window)),
+        })
     }
 
     fn gated_bias(&self) -> Result<Position> {

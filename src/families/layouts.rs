@@ -80,6 +80,7 @@ const OWN_POSITION: &[PositionName] = {
     let [projection, u, v] = RELATIVE_SINUSOIDS;
     let [table, gate, gate_bias, factor] = GATED;
     let [rows, columns] = PATCH_POSITION;
+    let [of_keys, of_values] = KEYS_AND_VALUES;
     &[
         bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
         bias_table(PATCH_BIAS, PATCH_BIAS),
@@ -91,6 +92,8 @@ const OWN_POSITION: &[PositionName] = {
         v,
         SHAW,
         SHAW_REVERSED,
+        of_keys,
+        of_values,
         rows,
         columns,
         table,
@@ -116,6 +119,11 @@ const GATED: [PositionName; 4] = [
     relative("gru_rel_pos_linear.bias"),
     relative("gru_rel_pos_const"),
 ];
+const KEYS_AND_VALUES: [PositionName; 2] = [relative("emb_rel_k"), relative("emb_rel_v")];
+const BART_POSITION: &[PositionName] = {
+    let ([table, gate, gate_bias, factor], [keys, values]) = (GATED, KEYS_AND_VALUES);
+    &[table, gate, gate_bias, factor, keys, values]
+};
 const CONFORMER_POSITION: &[PositionName] = {
     let [projection, u, v] = RELATIVE_SINUSOIDS;
     &[
@@ -205,7 +213,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        position: &GATED, context_norm: Some("inner_attn_ln"), ..BASE },
+        position: BART_POSITION, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",

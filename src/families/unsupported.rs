@@ -46,7 +46,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     ),
     unsupported(&["cpmant"], "a bias of segments and distances"),
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
-    unsupported(&["vits"], "relative positions added to keys"),
     unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),

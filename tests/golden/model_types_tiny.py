@@ -456,7 +456,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
-           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
+           "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
