@@ -460,7 +460,12 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
-    Family { model_types: &["gradium_phonon_tts"], layouts: &["gradium", "candle-attention"], ..LLAMA },
+    Family {
+        model_types: &["gradium_phonon_tts"],
+        layouts: &["gradium"],
+        qk_norm: None,
+        ..rotary(RotaryRow { interleaved: true, ..ROTARY })
+    },
     // Tokens that it generates see the prompt and a window.
     Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },

@@ -328,8 +328,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
     Layout { name: "ling", families: "Ling 3", qkv: QkvNames::Latent(&DEEPSEEK_LITE), o: linear!("dense"), biases: &[],
         gate: GateNames::Required(linear!("g_proj")), requires: &["g_proj.weight"], ..BASE },
-    Layout { name: "timm-eva", families: "timm EVA with split projections, vision of Kimi K2.5 and Muse",
-        o: linear!("proj"), biases: &[NO_KEY, ALL],
+    Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];
 

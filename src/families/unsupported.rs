@@ -26,6 +26,8 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["idefics_perciever"], "keys of the context and of the queries together"),
     unsupported(&["slanet"], "the attention of a recurrent cell"),
     unsupported(&["perceiver"], "norms of its inputs inside attention"),
+    unsupported(&["kimi_k25_vision"], "rotation by column and row in turn, pair by pair"),
+    unsupported(&["muse_glimmer_vision", "muse_spark_vision"], "windows of patches in an order of their own"),
     unsupported(&["minimax_m3_vl_vision"], "rotation by time, row and column of patches"),
     unsupported(&["informer"], "attention of a part of the queries, or halved sequences"),
     unsupported(&["autoformer"], "correlation of whole sequences in place of attention"),

@@ -336,25 +336,10 @@ pub(crate) const VISION: &[Family] = &[
             style: RotaryStyle::Interleaved,
             columns_first: true,
             prefix_tokens: 1,
+            block: Some(("spatial_merge_size", 2)),
+            first: 1,
             ..PATCH_ROTARY
         }),
-        ..PLAIN
-    },
-    // Half of the width of a head is that of columns, pair by pair.
-    Family {
-        model_types: &["kimi_k25_vision"],
-        layouts: &["timm-eva"],
-        positions: LayerPositions::PatchRotary(PatchRotaryRow {
-            frequencies: GridFrequencies::Alternating,
-            columns_first: true,
-            ..PATCH_ROTARY
-        }),
-        ..PLAIN
-    },
-    Family {
-        model_types: &["muse_glimmer_vision", "muse_spark_vision"],
-        layouts: &["timm-eva"],
-        positions: patch_rotary(GridFrequencies::Same, None),
         ..PLAIN
     },
     Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },
