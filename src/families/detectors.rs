@@ -86,6 +86,25 @@ pub(crate) const DETECTORS: &[Family] = &[
         ..DETR
     },
     Family { model_types: &["sam3_mask_decoder", "sam3_lite_text_mask_decoder"], requires: &[], ..DETR },
+    // The queries of the first layer are position vectors themselves.
+    Family {
+        model_types: &[
+            "sam_mask_decoder",
+            "sam_hq_mask_decoder",
+            "sam2_mask_decoder",
+            "edgetam_mask_decoder",
+            "edgetam_video_mask_decoder",
+            "sam3_tracker_mask_decoder",
+            "sam3_tracker_video_mask_decoder",
+        ],
+        requires: &[
+            Required { from_layer: 1, ..Required::below("self_attn", CallInput::PositionVectors) },
+            Required::below("cross_attn_token_to_image", CallInput::PositionVectors),
+            Required::below("cross_attn_image_to_token", CallInput::PositionVectors),
+            Required::below("final_attn_token_to_image", CallInput::PositionVectors),
+        ],
+        ..DETR
+    },
     Family {
         model_types: &["omdet-turbo"],
         layouts: &["grounding-dino"],

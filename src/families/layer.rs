@@ -183,6 +183,7 @@ impl<'a> Layer<'a> {
         let prefix = format!(".{}.", self.prefix);
         let applies = |required: &&Required| {
             let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            let below = below && self.index >= required.from_layer;
             below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
         };
         self.family.requires.iter().filter(applies).map(|required| required.input).collect()

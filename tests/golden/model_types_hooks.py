@@ -11,6 +11,7 @@ LAYOUTS = [
     (["self.query", "self.key", "self.value"], "output.dense"),
     (["self.query_proj", "self.key_proj", "self.value_proj"], "output.dense"),
     (["self.in_proj"], "output.dense"),
+    (["self.qkv_linear"], "output.dense"),
     (["q_lin", "k_lin", "v_lin"], "out_lin"),
     (["query", "key", "value"], "dense"),
     (["attn.q", "attn.k", "attn.v"], "attn.o"),

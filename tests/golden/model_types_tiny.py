@@ -245,7 +245,23 @@ CHANGES |= {
                     {"d_model": 32, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
                      "backbone_config.embed_dim": 8, "encoder_layers": 2, "decoder_layers": 2}),
     "layoutlmv3": {"coordinate_size": 3, "shape_size": 2, "visual_embed": False, "num_attention_heads": 2},
-    "layoutlmv2": {"coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "layoutlmv2": {"max_2d_position_embeddings": 1024, "coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "layoutxlm": {"max_2d_position_embeddings": 1024, "coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2, "fast_qkv": False},
+    **dict.fromkeys(["sam", "sam_hq"],
+                    {"prompt_encoder_config.image_embedding_size": 4, "mask_decoder_config.num_attention_heads": 2,
+                     "vision_config.num_pos_feats": 8, "vision_config.output_channels": 16,
+                     "mask_decoder_config.vit_dim": 16, "vision_config.global_attn_indexes": [1]}),
+    **dict.fromkeys(["sam3_tracker", "sam3_tracker_video"],
+                    {"vision_config.fpn_hidden_size": 16, "prompt_encoder_config.hidden_size": 16,
+                     "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}),
+    "sam2": {"vision_config.fpn_hidden_size": 16, "vision_config.backbone_channel_list": [32, 16, 8, 8],
+             "vision_config.backbone_config.embed_dim_per_stage": [8, 8, 16, 32], "image_size": 64,
+             "vision_config.backbone_config.blocks_per_stage": [1, 2, 1, 1], "vision_config.backbone_config.hidden_size": 8,
+             "vision_config.backbone_config.num_attention_heads_per_stage": [1, 1, 2, 2],
+             "vision_config.backbone_config.global_attention_blocks": [2],
+             "vision_config.backbone_config.image_size": [64, 64], "prompt_encoder_config.image_size": 64,
+             "prompt_encoder_config.patch_size": 16,
+             "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
     "mlcd_vision_model": {"num_attention_heads": 2},
     "llama4_vision_model": {"num_attention_heads": 2},
@@ -280,7 +296,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"blip_text_model": "BlipTextModel"}
+CLASSES = {"blip_text_model": "BlipTextModel", "layoutlmv2": "LayoutLMv2Model", "layoutxlm": "LayoutLMv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Texts that are called with a padding mask, which makes them causal.
@@ -320,6 +336,8 @@ def given(name, model, cfg):
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
+    if name == "image" and cfg.model_type in ("layoutlmv2", "layoutxlm"):
+        return torch.randn(1, *cfg.image_feature_pool_shape)  # as the stand-in of its backbone has it
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
         if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
             return torch.randn(1, 16, flat)
@@ -371,7 +389,7 @@ def given(name, model, cfg):
     return None
 
 
-MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+MAIN = ("input_ids", "pixel_values", "image", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
         "image_attention_mask")
 
