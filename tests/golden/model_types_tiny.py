@@ -254,14 +254,6 @@ CHANGES |= {
     **dict.fromkeys(["sam3_tracker", "sam3_tracker_video"],
                     {"vision_config.fpn_hidden_size": 16, "prompt_encoder_config.hidden_size": 16,
                      "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}),
-    "sam2": {"vision_config.fpn_hidden_size": 16, "vision_config.backbone_channel_list": [32, 16, 8, 8],
-             "vision_config.backbone_config.embed_dim_per_stage": [8, 8, 16, 32], "image_size": 64,
-             "vision_config.backbone_config.blocks_per_stage": [1, 2, 1, 1], "vision_config.backbone_config.hidden_size": 8,
-             "vision_config.backbone_config.num_attention_heads_per_stage": [1, 1, 2, 2],
-             "vision_config.backbone_config.global_attention_blocks": [2],
-             "vision_config.backbone_config.image_size": [64, 64], "prompt_encoder_config.image_size": 64,
-             "prompt_encoder_config.patch_size": 16,
-             "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
     "mlcd_vision_model": {"num_attention_heads": 2},
     "llama4_vision_model": {"num_attention_heads": 2},
@@ -299,6 +291,8 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
 CLASSES = {"blip_text_model": "BlipTextModel", "layoutlmv2": "LayoutLMv2Model", "layoutxlm": "LayoutLMv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
+# Parts that hide keys by Booleans, which their eager attention would add as numbers.
+BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone"}
 # Texts that are called with a padding mask, which makes them causal.
 PADDED = {"aimv2_text_model", "videoprism_text_model"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
