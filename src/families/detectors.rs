@@ -1,4 +1,4 @@
-//! Families of detectors and segmenters, whose object queries and positions are added to the inputs of queries and keys.
+//! Families of detectors and segmenters, whose object queries and positions are added to inputs of queries and keys.
 
 use crate::config::CallInput;
 use crate::families::family::{BASE, Family, Required};

@@ -181,6 +181,8 @@ pub(crate) enum LayerPositions {
     Rotary(RotaryRow),
     /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
     Given,
+    /// Rotation by frame, row and column of patches (V-JEPA 2).
+    Video,
     /// Rotation by row and column of patches (DINOv3).
     DinoRotary,
     /// Rotation by row and column of patches, without tokens before them.

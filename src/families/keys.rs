@@ -174,7 +174,7 @@ impl Family {
             LayerPositions::FromWeights => {
                 ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
             }
-            LayerPositions::Alibi | LayerPositions::MptAlibi => false,
+            LayerPositions::Alibi | LayerPositions::MptAlibi | LayerPositions::Video => false,
         };
         let by_scale = match self.scale {
             Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",

@@ -239,6 +239,7 @@ impl<'a> Layer<'a> {
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
             LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
+            LayerPositions::Video => self.video_rotary()?,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,

@@ -47,7 +47,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
           "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
         "relative positions of rows and columns that depend on the queries",
     ),
-    unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),

@@ -15,6 +15,7 @@ mod rope_cache;
 mod rope_scaling;
 mod rotary;
 mod rotary_2d;
+mod rotary_3d;
 mod rotary_cos_sin;
 mod rotation;
 mod scheme;
@@ -30,6 +31,7 @@ pub use relative_bias_2d::RelativeBias2d;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
+pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, RaggedSupport, TokenPositions};
 pub(crate) use scheme::{LayerSizes, PositionParameter, PositionState, Presence};
@@ -97,6 +99,8 @@ schemes! {
         RelativeBias2d,
         /// Queries and keys are also compared with learned embeddings of their distance.
         Disentangled,
+        /// Queries and keys of patches of a video are rotated by frame, row and column.
+        Rotary3d,
         /// Queries and keys are rotated by angles that the call gives.
         GivenRotation,
         /// A scheme that implements only the required methods.

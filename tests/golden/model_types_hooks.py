@@ -35,6 +35,7 @@ LAYOUTS = [
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
     (["query", "key", "value"], "projection"),
+    (["query", "key", "value"], "proj"),
     (["q", "k", "v"], "proj"),
     (["q", "k", "v"], "out"),
     (["q_proj", "k_proj", "v_proj"], "output"),
