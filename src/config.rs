@@ -1,8 +1,15 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
 mod call_input;
+mod latent;
+mod output_stage;
+mod steps;
 
 pub use call_input::CallInput;
+pub use latent::LatentAttention;
+pub use output_stage::{GateActivation, GateOver, OutputGate};
+pub(crate) use steps::SIDES;
+pub use steps::{Factor, HeadNorm, Step, Steps};
 
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -22,7 +29,7 @@ pub enum Scoring {
     Additive,
 }
 
-/// The formula of a norm of queries or keys.
+/// The formula of a norm of queries, keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NormKind {
@@ -34,7 +41,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// The elements over which a norm of queries or keys takes its mean and variance.
+/// The elements over which a norm of queries, keys or values takes its mean and variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NormOver {
@@ -44,23 +51,22 @@ pub enum NormOver {
     AllHeads,
 }
 
-/// Norms of queries and keys, applied between projection and positions.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Where a layer has its keys and values from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct QkNorm {
-    /// The formula: RMS norm, RMS norm with offset, or layer norm.
-    pub kind: NormKind,
-    /// Whether each head is normalized by itself, or all heads of a token together.
-    pub over: NormOver,
-    /// Added to the mean square or the variance before the square root; finite, at least 0.
-    pub eps: f64,
-}
-
-impl QkNorm {
-    /// A norm of queries and one of keys with the same formula.
-    pub fn new(kind: NormKind, over: NormOver, eps: f64) -> Self {
-        Self { kind, over, eps }
-    }
+pub enum KeyValueSource {
+    /// A projection of its own for each.
+    #[default]
+    Projections,
+    /// One projection for both (`attention_k_eq_v` in Gemma 4): values are the keys as they are projected, before any
+    /// step, and have steps of their own.
+    KeysAsValues,
+    /// Another layer (`num_kv_shared_layers` in Gemma 3n): the layer projects queries alone, and each call gives it the
+    /// [`KeyValues`](crate::KeyValues) of the other one.
+    Shared {
+        /// The number of the other layer in its model, if it is known: for people and error messages.
+        layer: Option<usize>,
+    },
 }
 
 /// Which projections of a new layer have a bias: [`ALL`](Self::ALL), [`NONE`](Self::NONE), or one of them with a
@@ -144,19 +150,30 @@ pub struct AttentionConfig {
     pub scoring: Scoring,
     /// The position scheme; default none.
     pub position: Position,
-    /// The mask of every call of the layer, besides the one that the call gives: full, causal or a window; default
-    /// full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
+    /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window or chunks;
+    /// default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
     /// the last query is aligned with the last key: a layer that is used for both leaves it to the calls. A copy
     /// of the layer can have [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15
     /// to 1e15; default no.
     pub softcap: Option<f64>,
-    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any norm or rotation (MPT, OLMo), from
-    /// 1e-15 to 1e15; default no.
+    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any step (MPT, OLMo), from 1e-15 to
+    /// 1e15; default no.
     pub clip_qkv: Option<f64>,
-    /// Norms of queries and keys; default none.
-    pub qk_norm: Option<QkNorm>,
+    /// Norms, rotation and factors between projection and scores; default a rotation, if the position scheme has one.
+    pub steps: Steps,
+    /// Where keys and values come from; default projections of their own.
+    pub key_value_source: KeyValueSource,
+    /// The norm of the context, between the heads and the gate (BitNet); default none.
+    pub context_norm: Option<HeadNorm>,
+    /// The gate of the context, before the output projection; default none.
+    pub output_gate: Option<OutputGate>,
+    /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
+    /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
+    pub max_keys: Option<usize>,
+    /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
+    pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
     /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
@@ -190,7 +207,12 @@ impl PartialEq for AttentionConfig {
             mask,
             softcap,
             clip_qkv,
-            qk_norm,
+            steps,
+            key_value_source,
+            context_norm,
+            output_gate,
+            max_keys,
+            latent,
             dropout,
             add_bias_kv,
             add_zero_attn,
@@ -212,7 +234,11 @@ impl PartialEq for AttentionConfig {
             && self.resolved_scale() == other.resolved_scale()
             && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
-            && (softcap, clip_qkv, qk_norm) == (&other.softcap, &other.clip_qkv, &other.qk_norm)
+            && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
+            && *key_value_source == other.key_value_source
+            && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
+            && *max_keys == other.max_keys
+            && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -248,7 +274,12 @@ impl AttentionConfig {
             mask: AttentionMask::full(),
             softcap: None,
             clip_qkv: None,
-            qk_norm: None,
+            steps: Steps::default(),
+            key_value_source: KeyValueSource::default(),
+            context_norm: None,
+            output_gate: None,
+            max_keys: None,
+            latent: None,
             dropout: 0.0,
             add_bias_kv: false,
             add_zero_attn: false,
@@ -280,14 +311,24 @@ impl AttentionConfig {
         with_scoring, scoring: Scoring = scoring;
         /// Sets the position scheme.
         with_position, position: impl Into<Position> = position.into();
-        /// Sets the mask of every call: full, causal or a window.
+        /// Sets the mask of every call: full, causal, a window or chunks.
         with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);
         /// Sets the limit to which queries, keys and values are clamped.
         with_clip_qkv, clip_qkv: f64 = Some(clip_qkv);
-        /// Sets the norms of queries and keys.
-        with_qk_norm, qk_norm: QkNorm = Some(qk_norm);
+        /// Sets the steps between projection and scores.
+        with_steps, steps: Steps = steps;
+        /// Sets where keys and values come from.
+        with_key_value_source, key_value_source: KeyValueSource = key_value_source;
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: HeadNorm = Some(context_norm);
+        /// Sets the gate of the context.
+        with_output_gate, output_gate: OutputGate = Some(output_gate);
+        /// Sets the most keys of a call.
+        with_max_keys, max_keys: usize = Some(max_keys);
+        /// Sets the sizes of latent attention.
+        with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
         /// Sets whether a new layer learns an extra key and value.
@@ -298,19 +339,36 @@ impl AttentionConfig {
         with_requires, requires: &[CallInput] = requires.to_vec();
     }
 
+    /// Sets a norm of queries and one of keys with the same formula, before the rotation (Qwen 3): short for
+    /// [`with_steps`](Self::with_steps).
+    #[must_use]
+    pub fn with_qk_norm(mut self, norm: HeadNorm) -> Self {
+        self.steps.queries = vec![Step::Norm(norm), Step::Rotate];
+        self.steps.keys.clone_from(&self.steps.queries);
+        self
+    }
+
     getters! {
         /// Number of key-value heads, after defaults.
         resolved_num_key_value_heads, num_key_value_heads, |c| c.num_attention_heads;
         /// Size of each query and key head, after defaults.
-        resolved_head_dim, head_dim, |c| c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0);
+        resolved_head_dim, head_dim, |c| match &c.latent {
+            Some(latent) => latent.head_dim(),
+            None => c.hidden_size.checked_div(c.num_attention_heads).unwrap_or(0),
+        };
         /// Size of each value head, after defaults.
-        resolved_value_head_dim, value_head_dim, |c| c.resolved_head_dim();
+        resolved_value_head_dim, value_head_dim, |c| {
+            c.latent.map_or_else(|| c.resolved_head_dim(), |latent| latent.v_head_dim)
+        };
         /// Size of the query input, after defaults.
         resolved_query_size, query_size, |c| c.hidden_size;
         /// Size of the key input, after defaults.
         resolved_key_size, key_size, |c| c.hidden_size;
         /// Size of the value input, after defaults.
-        resolved_value_size, value_size, |c| c.hidden_size;
+        resolved_value_size, value_size, |c| match c.latent {
+            Some(_) => c.resolved_key_size(),
+            None => c.hidden_size,
+        };
         /// Size of the output, after defaults.
         resolved_output_size, output_size, |c| c.hidden_size;
     }
@@ -334,7 +392,9 @@ impl AttentionConfig {
             key_size: self.resolved_key_size(),
             num_attention_heads: self.num_attention_heads,
             num_key_value_heads: self.resolved_num_key_value_heads(),
-            head_dim: self.resolved_head_dim(),
+            // Of a latent layer the rotated elements are a head of their own.
+            head_dim: self.latent.map_or_else(|| self.resolved_head_dim(), |latent| latent.qk_rope_head_dim),
+            value_head_dim: self.resolved_value_head_dim(),
         }
     }
 
@@ -365,7 +425,9 @@ impl AttentionConfig {
             }
         }
         let heads = self.num_attention_heads;
-        if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
+        if let Some(latent) = &self.latent {
+            latent.validate(self)?;
+        } else if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(heads) {
             let allowed = format!("a divisor of hidden_size = {}, or head_dim set", self.hidden_size);
             return Err(Error::config("num_attention_heads", heads, allowed));
         }
@@ -374,6 +436,9 @@ impl AttentionConfig {
         {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
+        }
+        if self.max_keys == Some(0) {
+            return Err(Error::config("max_keys", 0, "at least 1"));
         }
         let numbers = [
             ("scale", self.scale, self.scale.and_then(expected_factor)),
@@ -387,8 +452,8 @@ impl AttentionConfig {
             }
         }
         self.position.scheme().validate(&self.sizes())?;
-        if !self.mask.is_windowed() {
-            let allowed = "full, causal or a window; a mask of other kinds belongs to a call";
+        if !self.mask.is_rule() {
+            let allowed = "full, causal, a window or chunks; a mask of other kinds belongs to a call";
             return Err(Error::config("mask", &self.mask, allowed));
         }
         let d = [self.resolved_head_dim(), self.resolved_value_head_dim()];
@@ -398,8 +463,33 @@ impl AttentionConfig {
                 return Err(Error::config(field, d, allowed));
             }
         }
-        if let Some(norm) = self.qk_norm.filter(|norm| !((norm.eps as f32).is_finite() && norm.eps >= 0.0)) {
-            return Err(Error::config("qk_norm eps", norm.eps, "a finite number from 0"));
+        self.steps.validate(self.position.scheme().rotates())?;
+        self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
+        self.check_key_value_source()
+    }
+
+    /// Checks that the rest of the configuration leaves keys and values to their source.
+    fn check_key_value_source(&self) -> Result<()> {
+        let what = match self.key_value_source {
+            KeyValueSource::Projections => return Ok(()),
+            KeyValueSource::KeysAsValues => {
+                let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
+                if d != d_v {
+                    return Err(Error::config("value_head_dim", d_v, format!("{d}: values are the keys")));
+                }
+                "a layer whose values are its keys"
+            }
+            KeyValueSource::Shared { .. } => {
+                if (1..3).any(|side| self.steps.weighted_norm(side).is_some() || self.steps.has_learned_factor(side)) {
+                    let expected = "without weights: another layer makes the keys and values";
+                    return Err(Error::value("the steps of keys and values", "with learned weights", expected));
+                }
+                "a layer with the keys and values of another one"
+            }
+        };
+        if self.add_bias_kv || self.position.scheme().distance_embedding_count(1) != [0; 2] {
+            let found = if self.add_bias_kv { "add_bias_kv".to_string() } else { self.position.to_string() };
+            return Err(Error::value(what, found, "none of it: it has no projections for that"));
         }
         Ok(())
     }

@@ -44,8 +44,8 @@
 //!
 //! | Module | Contents |
 //! |---|---|
-//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`KvCache`], [`CrossCache`], [`Plan`], [`Error`]; [`metal_device`] |
-//! | [`position`] | rotary embeddings, ALiBi, relative biases, disentangled attention |
+//! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`Steps`], [`KvCache`], [`CrossCache`], [`KeyValues`], [`Plan`], [`Error`]; [`metal_device`] |
+//! | [`position`] | rotary embeddings, ALiBi, relative biases and keys, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
@@ -105,9 +105,13 @@ pub use candle_core;
 pub use candle_nn;
 
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KvCache, MultiHeadAttention, ObserveOptions, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
+    ObserveOptions, TopKeys,
 };
-pub use config::{AttentionConfig, CallInput, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
+pub use config::{
+    AttentionConfig, CallInput, Factor, GateActivation, GateOver, HeadNorm, KeyValueSource, LatentAttention, NormKind,
+    NormOver, OutputGate, ProjectionBias, Scoring, Step, Steps,
+};
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
 pub use position::Position;

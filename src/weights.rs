@@ -5,12 +5,15 @@
 //! checkpoint here, as data ([`FusedOrder`]): reordering them while reading would detach variables from the layer that
 //! learns from them, and would copy matrices that are already in order.
 
+mod latent;
+
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::setters;
+pub use latent::LatentWeights;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -69,12 +72,48 @@ impl LinearWeights {
             return Self::concat(&[q, k, v]);
         }
         let parts = if order == FusedOrder::FourBlocks { [q, v, k] } else { [q, k, v] };
-        let weight = interleave(parts.map(|part| &part.weight), groups)?;
-        let bias = match parts.map(|part| part.bias.as_ref()) {
-            [Some(a), Some(b), Some(c)] => Some(interleave([a, b, c], groups)?),
-            _ => None,
+        Self::interleave(&parts, groups)
+    }
+
+    /// Layers of the same input as one, cut into `groups` each: the first group of outputs of each layer, then the
+    /// second group. The bias is dropped unless all have one.
+    fn interleave(parts: &[&Self], groups: usize) -> Result<Self> {
+        let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
+        let biases: Option<Vec<&Tensor>> = parts.iter().map(|part| part.bias.as_ref()).collect();
+        Ok(Self {
+            weight: interleave(&weights, groups)?,
+            bias: biases.map(|biases| interleave(&biases, groups)).transpose()?,
+        })
+    }
+
+    /// Queries and the gate as one: per head the outputs of its query, then those of its gate.
+    pub fn with_gate(&self, gate: &Self, heads: usize) -> Result<Self> {
+        if self.weight.elem_count() == 0 { Ok(self.clone()) } else { Self::interleave(&[self, gate], heads) }
+    }
+
+    /// The inverse of [`with_gate`](Self::with_gate): the queries, which have `query_rows` outputs, and the gate.
+    /// Differentiable.
+    fn query_and_gate(&self, heads: usize, query_rows: usize) -> Result<[Self; 2]> {
+        let rows = self.weight.dim(0)?;
+        if rows == 0 && query_rows == 0 {
+            return Ok([self.clone(), self.clone()]);
+        }
+        if heads == 0 || !rows.is_multiple_of(heads) || !query_rows.is_multiple_of(heads) || rows <= query_rows {
+            let expected = format!("{heads} blocks of equal size, with {query_rows} rows of queries in all");
+            return Err(Error::shape("the weight of queries and gate", self.weight.dims(), expected));
+        }
+        let (both, query) = (rows / heads, query_rows / heads);
+        let of_each_head = |t: &Tensor, start: usize, len: usize| -> Result<Tensor> {
+            let rest = &t.dims()[1..];
+            let by_head = t.reshape([&[heads, both], rest].concat())?; // (heads, rows per head, …)
+            let part = by_head.narrow(1, start, len)?.contiguous()?;
+            Ok(part.reshape([&[heads * len], rest].concat())?)
         };
-        Ok(Self { weight, bias })
+        let part = |start: usize, len: usize| -> Result<Self> {
+            let bias = self.bias.as_ref().map(|bias| of_each_head(bias, start, len)).transpose()?;
+            Ok(Self { weight: of_each_head(&self.weight, start, len)?, bias })
+        };
+        Ok([part(0, query)?, part(query, both - query)?])
     }
 
     /// All queries, then all keys, then all values, of a fused matrix whose outputs are in `order`. Differentiable.
@@ -96,10 +135,10 @@ impl LinearWeights {
 }
 
 /// Tensors `(rows_i, …)` cut into `groups` each → `(rows, …)`: the first group of each tensor, then the second group.
-fn interleave(tensors: [&Tensor; 3], groups: usize) -> Result<Tensor> {
+fn interleave(tensors: &[&Tensor], groups: usize) -> Result<Tensor> {
     let rest = &tensors[0].dims()[1..];
-    let group = |t: &Tensor| t.reshape([&[groups, t.dims()[0] / groups], rest].concat()); // (groups, rows per group, …)
-    let all = Tensor::cat(&[group(tensors[0])?, group(tensors[1])?, group(tensors[2])?], 1)?;
+    let group = |t: &&Tensor| t.reshape([&[groups, t.dims()[0] / groups], rest].concat()); // (groups, rows per group, …)
+    let all = Tensor::cat(&tensors.iter().map(group).collect::<candle_core::Result<Vec<_>>>()?, 1)?;
     Ok(all.reshape([&[all.dims()[0] * all.dims()[1]], rest].concat())?)
 }
 
@@ -157,32 +196,57 @@ pub enum QkvWeights {
         /// The order of the rows of `weight`.
         order: FusedOrder,
     },
+    /// Three layers, of which the first has the queries and the gate of the output: per head the rows of its query,
+    /// then those of its gate (Qwen3-Next).
+    GatedQuery {
+        /// Query and gate, key, value.
+        parts: Box<[LinearWeights; 3]>,
+        /// The number of query heads.
+        heads: usize,
+    },
+    /// Two layers: query, and key. The keys are the values, too
+    /// ([`KeyValueSource::KeysAsValues`](crate::KeyValueSource)).
+    KeysAsValues(Box<[LinearWeights; 2]>),
+    /// The query alone, of a layer with the keys and values of another one
+    /// ([`KeyValueSource::Shared`](crate::KeyValueSource)).
+    Query(LinearWeights),
+    /// The projections of latent attention.
+    Latent(Box<LatentWeights>),
 }
 
 impl QkvWeights {
     /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
         match self {
-            Self::Split(parts) => parts.iter().any(LinearWeights::tracks_gradient),
+            Self::Split(parts) | Self::GatedQuery { parts, .. } => parts.iter().any(LinearWeights::tracks_gradient),
             Self::Packed(all) | Self::Ordered(all, _) => all.tracks_gradient(),
             Self::OrderedSplitBias { weight, biases, .. } => {
                 weight.track_op() || biases.iter().flatten().any(Tensor::track_op)
             }
+            Self::KeysAsValues(parts) => parts.iter().any(LinearWeights::tracks_gradient),
+            Self::Query(q) => q.tracks_gradient(),
+            Self::Latent(weights) => weights.tracks_gradient(),
         }
     }
 
-    /// Whether query, key and value have a bias.
+    /// Whether query, key and value have a bias; of latent attention, the first projections.
     pub fn has_biases(&self) -> [bool; 3] {
         match self {
-            Self::Split(parts) => [0, 1, 2].map(|i| parts[i].bias.is_some()),
+            Self::Split(parts) | Self::GatedQuery { parts, .. } => [0, 1, 2].map(|i| parts[i].bias.is_some()),
             Self::Packed(all) | Self::Ordered(all, _) => [all.bias.is_some(); 3],
             Self::OrderedSplitBias { biases, .. } => [0, 1, 2].map(|i| biases[i].is_some()),
+            Self::KeysAsValues(parts) => [0, 1, 1].map(|i| parts[i].bias.is_some()),
+            Self::Query(q) => [q.bias.is_some(), false, false],
+            Self::Latent(weights) => {
+                let [q, kv] = weights.has_biases();
+                [q, kv, kv]
+            }
         }
     }
 
     /// Whether the rows have to be reordered before use.
     pub fn needs_reordering(&self) -> bool {
-        matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. })
+        matches!(self, Self::Ordered(..) | Self::OrderedSplitBias { .. } | Self::GatedQuery { .. })
     }
 
     /// The single layer of queries, keys and values with its rows in block order; `None` if they are stored apart.
@@ -190,7 +254,12 @@ impl QkvWeights {
     /// `rows` are the numbers of outputs of queries, keys and values, `h_kv` is the number of key-value heads.
     pub fn packed(&self, rows: [usize; 3], h_kv: usize) -> Result<Option<LinearWeights>> {
         match self {
-            Self::Split(_) | Self::OrderedSplitBias { .. } => Ok(None),
+            Self::Split(_)
+            | Self::OrderedSplitBias { .. }
+            | Self::GatedQuery { .. }
+            | Self::KeysAsValues(_)
+            | Self::Query(_)
+            | Self::Latent(_) => Ok(None),
             Self::Packed(all) => Ok(Some(all.clone())),
             Self::Ordered(all, order) => all.in_block_order(*order, rows, h_kv).map(Some),
         }
@@ -199,6 +268,9 @@ impl QkvWeights {
     /// Query, key and value as three layers: views where the rows are in block order. Differentiable.
     ///
     /// `rows` and `h_kv` as for [`packed`](Self::packed).
+    ///
+    /// # Errors
+    /// They are those of latent attention, which has no such layers.
     pub fn split(&self, rows: [usize; 3], h_kv: usize) -> Result<[LinearWeights; 3]> {
         match self {
             Self::Split(parts) => Ok(*parts.clone()),
@@ -212,12 +284,37 @@ impl QkvWeights {
                 }
                 Ok(parts)
             }
+            Self::Latent(_) => {
+                let expected = "projections of queries, keys and values";
+                Err(Error::value("the weights of a layer", "those of latent attention", expected))
+            }
+            Self::GatedQuery { parts, heads } => {
+                let [both, k, v] = *parts.clone();
+                let [q, _] = both.query_and_gate(*heads, rows[0])?;
+                Ok([q, k, v])
+            }
+            Self::KeysAsValues(parts) => {
+                let [q, k] = &**parts;
+                Ok([q.clone(), k.clone(), k.clone()])
+            }
+            Self::Query(q) => {
+                let none = LinearWeights { weight: q.weight.narrow(0, 0, 0)?, bias: None };
+                Ok([q.clone(), none.clone(), none])
+            }
         }
+    }
+
+    /// The gate of the output, if it is stored with the queries. Differentiable. `query_rows` is the number of outputs
+    /// of queries.
+    pub fn gate(&self, query_rows: usize) -> Result<Option<LinearWeights>> {
+        let Self::GatedQuery { parts, heads } = self else { return Ok(None) };
+        let [_, gate] = parts[0].query_and_gate(*heads, query_rows)?;
+        Ok(Some(gate))
     }
 }
 
-/// The parameters of the norm of queries or keys: `(d)`, shared by all heads; `(heads, d)`, one per head; or
-/// `(heads · d)`, over all heads together.
+/// The parameters of the norm of queries, keys, values or the context: `(d)`, shared by all heads; `(heads, d)`, one
+/// per head, but not of the context; or `(heads · d)`, over all heads together.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NormWeights {
@@ -231,6 +328,31 @@ impl NormWeights {
     /// Parameters of `weight` and `bias`, of the same shape.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { weight, bias }
+    }
+}
+
+/// The weights of the steps of queries, keys or values between projection and scores.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct StepWeights {
+    /// Those of the norm that has weights.
+    pub norm: Option<NormWeights>,
+    /// The learned factor, `(d)`.
+    pub factor: Option<Tensor>,
+}
+
+impl StepWeights {
+    setters! {
+        /// Sets the weights of the norm.
+        with_norm, norm: NormWeights = Some(norm);
+        /// Sets the learned factor.
+        with_factor, factor: Tensor = Some(factor);
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let norm = self.norm.iter().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
+        norm.chain(&self.factor)
     }
 }
 
@@ -278,12 +400,16 @@ pub struct AttentionWeights {
     pub qkv: QkvWeights,
     /// The output projection, `(output_size, h · d_v)`.
     pub o: LinearWeights,
+    /// The projection of the gate, `(h · d_v, query_size)` or `(h, query_size)`, if it is not stored with the queries.
+    pub gate: Option<LinearWeights>,
+    /// The norm of the context, if it has a weight: `(h · d_v)` or `(d_v)`.
+    pub context_norm: Option<NormWeights>,
     /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
     pub bias_kv: Option<[Tensor; 2]>,
     /// The vector of additive scoring, `(h, d)`.
     pub score: Option<Tensor>,
-    /// The norms of queries and keys.
-    pub qk_norm: Option<[NormWeights; 2]>,
+    /// The steps of queries, keys and values.
+    pub steps: [StepWeights; 3],
     /// One score per head that takes part in the softmax without a value, `(h)`.
     pub sinks: Option<Tensor>,
     /// The weights of the position scheme.
@@ -293,16 +419,28 @@ pub struct AttentionWeights {
 impl AttentionWeights {
     /// The weights of a layer that has nothing beside its four projections.
     pub fn new(qkv: QkvWeights, o: LinearWeights) -> Self {
-        Self { qkv, o, bias_kv: None, score: None, qk_norm: None, sinks: None, position: PositionWeights::default() }
+        let (steps, position) = Default::default();
+        Self { qkv, o, gate: None, context_norm: None, bias_kv: None, score: None, steps, sinks: None, position }
+    }
+
+    /// Sets the norms of queries and keys.
+    #[must_use]
+    pub fn with_qk_norm(mut self, [q, k]: [NormWeights; 2]) -> Self {
+        (self.steps[0].norm, self.steps[1].norm) = (Some(q), Some(k));
+        self
     }
 
     setters! {
+        /// Sets the projection of the gate.
+        with_gate, gate: LinearWeights = Some(gate);
+        /// Sets the norm of the context.
+        with_context_norm, context_norm: NormWeights = Some(context_norm);
         /// Sets one more key and value that every query sees.
         with_bias_kv, bias_kv: [Tensor; 2] = Some(bias_kv);
         /// Sets the vector of additive scoring.
         with_score, score: Tensor = Some(score);
-        /// Sets the norms of queries and keys.
-        with_qk_norm, qk_norm: [NormWeights; 2] = Some(qk_norm);
+        /// Sets the weights of the steps of queries, keys and values.
+        with_steps, steps: [StepWeights; 3] = steps;
         /// Sets the sinks.
         with_sinks, sinks: Tensor = Some(sinks);
         /// Sets the weights of the position scheme.

@@ -7,18 +7,27 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
-use crate::attention::transform::norm_shape;
-use crate::config::{AttentionConfig, NormKind, NormOver, ProjectionBias, QkNorm, Scoring};
+use crate::attention::steps::{FACTOR_NAMES, NORM_NAMES, StepState};
+use crate::config::{
+    AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGate, ProjectionBias, Scoring,
+};
 use crate::error::{Error, Result};
-use crate::ops::{Linear, Qkv};
+use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::{PositionState, Presence};
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
-use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::weights::{
+    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
+
+/// The names of the gate and of the norm of the context in this crate's own layout.
+const GATE: &str = "gate_proj";
+const CONTEXT_NORM: &str = "attn_sub_norm";
 
 impl MultiHeadAttention {
     /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
     /// `(out, in)` and, if `config.bias` has it, a `bias`; `bias_k` and `bias_v` `(1, 1, ·)` for `add_bias_kv`;
-    /// `score.weight` `(h, head_dim)` for additive scoring.
+    /// `score.weight` `(h, head_dim)` for additive scoring; `gate_proj` for a gate, `attn_sub_norm` for a norm of the
+    /// context. Latent attention has `q_a_proj`, `q_a_layernorm`, `q_b_proj` (or `q_proj`), `kv_a_proj_with_mqa`, `kv_a_layernorm` and `kv_b_proj` instead of the first three; `config.bias.q` and `k` are then the biases of the projections of the layer's input.
     ///
     /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases
     /// to zero, as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme
@@ -30,11 +39,15 @@ impl MultiHeadAttention {
         config.validate()?;
         let (rows, inputs) = qkv_sizes(config);
         let bias = config.bias;
-        let qkv = QkvWeights::Split(Box::new([
-            init_linear(&vb.pp("q_proj"), rows[0], inputs[0], bias.q)?,
-            init_linear(&vb.pp("k_proj"), rows[1], inputs[1], bias.k)?,
-            init_linear(&vb.pp("v_proj"), rows[2], inputs[2], bias.v)?,
-        ]));
+        let q = || init_linear(&vb.pp("q_proj"), rows[0], inputs[0], bias.q);
+        let k = || init_linear(&vb.pp("k_proj"), rows[1], inputs[1], bias.k);
+        let v = || init_linear(&vb.pp("v_proj"), rows[2], inputs[2], bias.v);
+        let qkv = match (&config.latent, config.key_value_source) {
+            (Some(latent), _) => QkvWeights::Latent(Box::new(init_latent(&vb, &latent.sizes(config), bias)?)),
+            (None, KeyValueSource::Projections) => QkvWeights::Split(Box::new([q()?, k()?, v()?])),
+            (None, KeyValueSource::KeysAsValues) => QkvWeights::KeysAsValues(Box::new([q()?, k()?])),
+            (None, KeyValueSource::Shared { .. }) => QkvWeights::Query(q()?),
+        };
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
         let extra = |name: &str, rows: usize| {
@@ -53,22 +66,18 @@ impl MultiHeadAttention {
                 Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
             }
         };
-        let qk_norm = match config.qk_norm {
-            Some(norm) => {
-                let norm_of =
-                    |name: &str, heads: usize| init_norm(&vb.pp(name), &norm, heads, config.resolved_head_dim());
-                Some([
-                    norm_of("q_norm", config.num_attention_heads)?,
-                    norm_of("k_norm", config.resolved_num_key_value_heads())?,
-                ])
-            }
-            None => None,
-        };
+        let steps_of = |side: usize| init_steps(config, &vb, side);
+        let steps = [steps_of(0)?, steps_of(1)?, steps_of(2)?];
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        let gate = |gate: OutputGate| init_linear(&vb.pp(GATE), gate.rows(h, d_v), inputs[0], gate.bias);
+        let context_norm = config.context_norm.filter(|norm| norm.weighted);
+        let context_norm = context_norm.map(|norm| init_norm(&vb.pp(CONTEXT_NORM), &norm, h, d_v)).transpose()?;
         let mut position = PositionWeights::default();
         for parameter in config.position.scheme().parameters(&config.sizes()) {
             position.insert(parameter.name, vb.get_with_hints(parameter.shape, parameter.name, parameter.init)?);
         }
-        let weights = AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks: None, position };
+        let gate = config.output_gate.map(gate).transpose()?;
+        let weights = AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks: None, position };
         Self::from_weights(config, weights)
     }
 
@@ -88,11 +97,32 @@ impl MultiHeadAttention {
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
+        let fits = match (config.key_value_source, &qkv) {
+            (KeyValueSource::KeysAsValues, QkvWeights::KeysAsValues(_))
+            | (KeyValueSource::Shared { .. }, QkvWeights::Query(_)) => true,
+            (source, qkv) => {
+                let partial = matches!(qkv, QkvWeights::KeysAsValues(_) | QkvWeights::Query(_));
+                source == KeyValueSource::Projections && !partial
+            }
+        };
+        if !fits {
+            let allowed = "the one that the weights have projections for";
+            return Err(Error::config("key_value_source", format!("{:?}", config.key_value_source), allowed));
+        }
         let (rows, inputs) = qkv_sizes(config);
         let [q, k, v] = qkv.has_biases();
         let bias = ProjectionBias { q, k, v, o: o.bias.is_some() };
-        let qkv = Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads())?;
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        let gate_rows = config.output_gate.map_or(0, |gate| gate.rows(h, d_v));
+        let qkv = match &config.latent {
+            Some(latent) => Qkv::of_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
+            None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?,
+        };
+        if qkv.has_gate() != config.output_gate.is_some() {
+            let found = if qkv.has_gate() { "none" } else { "set" };
+            return Err(Error::config("output_gate", found, "set if and only if the weights have a gate"));
+        }
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
         let fits = |name: &str, tensor: &Tensor, want: &[usize]| {
@@ -119,22 +149,11 @@ impl MultiHeadAttention {
         if let Some(sinks) = &sinks {
             fits("sinks", sinks, &[config.num_attention_heads])?;
         }
-        if qk_norm.is_some() != config.qk_norm.is_some() {
-            let found = if qk_norm.is_some() { "none" } else { "set" };
-            return Err(Error::config("qk_norm", found, "set if and only if the weights have norms"));
-        }
-        if let (Some(norm), Some([q, k])) = (&config.qk_norm, &qk_norm) {
-            let h_kv = config.resolved_num_key_value_heads();
-            for (name, NormWeights { weight, bias }, h) in
-                [("q_norm", q, config.num_attention_heads), ("k_norm", k, h_kv)]
-            {
-                for tensor in [Some(weight), bias.as_ref()].into_iter().flatten() {
-                    fits(name, tensor, &norm_shape(norm.over, tensor, h, config.resolved_head_dim()))?;
-                }
-            }
-        }
+        let steps = StepState::new(config, steps, qkv.like())?;
         check_position(config, &position, qkv.like())?;
-        let config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
+        let context_norm = Self::checked_context_norm(config, context_norm, qkv.like())?;
+        let mut config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
+        config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
         let identity = Identity::new(qkv.id());
         Ok(Self {
             config,
@@ -142,7 +161,8 @@ impl MultiHeadAttention {
             o_proj,
             bias_kv,
             score,
-            qk_norm,
+            steps,
+            context_norm,
             sinks,
             position: PositionState::new(position),
             identity,
@@ -158,12 +178,25 @@ impl MultiHeadAttention {
     /// # Errors
     /// The device fails to reorder weights that are stored in another order, or is out of memory.
     pub fn weights(&self) -> Result<AttentionWeights> {
+        let qkv = match (self.config.key_value_source, self.qkv.weights()?) {
+            (KeyValueSource::KeysAsValues, QkvWeights::Split(parts)) => {
+                let [q, k, _] = *parts;
+                QkvWeights::KeysAsValues(Box::new([q, k]))
+            }
+            (KeyValueSource::Shared { .. }, QkvWeights::Split(parts)) => {
+                let [q, ..] = *parts;
+                QkvWeights::Query(q)
+            }
+            (_, qkv) => qkv,
+        };
         Ok(AttentionWeights {
-            qkv: self.qkv.weights()?,
+            qkv,
             o: self.o_proj.weights()?,
+            gate: self.qkv.gate_weights()?,
+            context_norm: self.context_norm.clone().filter(|_| self.config.context_norm.is_some_and(|n| n.weighted)),
             bias_kv: self.bias_kv.clone(),
             score: self.score.clone(),
-            qk_norm: self.qk_norm.clone(),
+            steps: self.steps.weights().clone(),
             sinks: self.sinks.clone(),
             position: self.position.weights().clone(),
         })
@@ -225,10 +258,45 @@ pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
         h_kv * config.resolved_head_dim(),
         h_kv * config.resolved_value_head_dim(),
     ];
+    let rows = match config.key_value_source {
+        KeyValueSource::Projections | KeyValueSource::KeysAsValues => rows,
+        KeyValueSource::Shared { .. } => [rows[0], 0, 0],
+    };
     (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
 }
 
-fn init_norm(vb: &VarBuilder, norm: &QkNorm, heads: usize, d: usize) -> Result<NormWeights> {
+/// The projections of latent attention.
+fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Result<LatentWeights> {
+    let &LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
+    let norm = |name: &str, size: usize| -> Result<NormWeights> {
+        Ok(NormWeights::new(vb.pp(name).get_with_hints(size, "weight", Init::Const(1.0))?, None))
+    };
+    let linear = |name: &str, out: usize, input: usize, bias: bool| init_linear(&vb.pp(name), out, input, bias);
+    let (q_a, q) = match q_rank {
+        Some(q_rank) => {
+            let q_a = (linear("q_a_proj", q_rank, q_in, bias.q)?, norm("q_a_layernorm", q_rank)?);
+            (Some(q_a), linear("q_b_proj", heads * (nope + rope), q_rank, false)?)
+        }
+        None => (None, linear("q_proj", heads * (nope + rope), q_in, bias.q)?),
+    };
+    let kv_a = linear("kv_a_proj_with_mqa", rank + rope, kv_in, bias.k)?;
+    let kv_b = linear("kv_b_proj", heads * (nope + value), rank, false)?;
+    Ok(LatentWeights::new(q_a, q, kv_a, norm("kv_a_layernorm", rank)?, kv_b))
+}
+
+/// The weights of the steps of queries (0), keys (1) or values (2): `q_norm`, `k_norm`, `v_norm`, each a `weight` and,
+/// for a layer norm, a `bias`; `scaling`, `k_scaling`, `v_scaling`.
+fn init_steps(config: &AttentionConfig, vb: &VarBuilder, side: usize) -> Result<StepWeights> {
+    let h = if side == 0 { config.num_attention_heads } else { config.resolved_num_key_value_heads() };
+    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
+    let norm = config.steps.weighted_norm(side);
+    let norm = norm.map(|norm| init_norm(&vb.pp(NORM_NAMES[side]), norm, h, d)).transpose()?;
+    let factor = config.steps.has_learned_factor(side);
+    let factor = factor.then(|| vb.get_with_hints(d, FACTOR_NAMES[side], Init::Const(0.0))).transpose()?;
+    Ok(StepWeights { norm, factor })
+}
+
+fn init_norm(vb: &VarBuilder, norm: &HeadNorm, heads: usize, d: usize) -> Result<NormWeights> {
     let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
     // Either way the norm starts with a factor of 1.
     let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::{CrossCache, KvCache, NewTokens, TokenShape};
+use crate::attention::cache::{CrossCache, KeyValues, KvCache, NewTokens, TokenShape};
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
 use crate::error::{Error, Result};
@@ -26,11 +26,29 @@ pub(super) struct PreparedCall<'a> {
     pub options: SdpaOptions<'a>,
     pub route: Route,
     /// The positions that the call gives.
-    explicit: Option<ExplicitPositions>,
+    pub explicit: Option<ExplicitPositions>,
     /// The length of each sequence of a padded batch, if the mask has it.
-    lengths: Option<Vec<usize>>,
+    pub lengths: Option<Vec<usize>>,
     /// Those of a call with a cache, with their positions.
     pub new_tokens: Option<NewTokens>,
+    /// The call in the absorbed form of latent attention, if it runs so, and its backend.
+    pub absorbed: Option<(Call, Backend)>,
+    /// What the cache adds to the mask, in a call that shares its keys and values.
+    pub shared_mask: Option<AttentionMask>,
+}
+
+/// What a call returns: its output, whose last bias may be left to the next operation; the attention weights, if the
+/// options ask for them; keys and values, if it shares them.
+pub(super) struct Ran {
+    pub output: PendingBias,
+    pub attention_weights: Option<Tensor>,
+    pub key_values: Option<KeyValues>,
+}
+
+impl Ran {
+    fn of(output: PendingBias, attention_weights: Option<Tensor>) -> Self {
+        Self { output, attention_weights, key_values: None }
+    }
 }
 
 /// How a call runs.
@@ -87,45 +105,63 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(PendingBias, Option<Tensor>)> {
+        let Ran { output, attention_weights, .. } = self.attended_in(inputs, options, false)?;
+        Ok((output, attention_weights))
+    }
+
+    /// [`attended_as_given`](Self::attended_as_given), and the keys and values of a call that `shares` them.
+    pub(super) fn attended_in(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+        shares: bool,
+    ) -> Result<Ran> {
         self.check(inputs, options)?;
         if self.config.num_attention_heads == 0 {
-            return Ok((self.without_heads(inputs.query)?.into(), None));
+            return Ok(Ran::of(self.without_heads(inputs.query)?.into(), None));
         }
         let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
         let inputs = &inputs.with_sums(&sums);
-        let prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let mut prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        if shares {
+            prepared.share(cache.as_deref().map(|cache| &**cache))?;
+        }
         match cache.as_deref_mut() {
-            Some(cache) => cache.or_unchanged(|cache| self.run(inputs, options, prepared, Some(cache))),
-            None => self.run(inputs, options, prepared, None),
+            Some(cache) => cache.or_unchanged(|cache| self.run_call(inputs, options, prepared, Some(cache))),
+            None => self.run_call(inputs, options, prepared, None),
         }
     }
 
-    fn run(
+    fn run_call(
         &self,
         inputs: &AttentionInputs,
         options: &AttentionOptions,
         mut prepared: PreparedCall,
         cache: Option<&mut KvCache>,
-    ) -> Result<(PendingBias, Option<Tensor>)> {
+    ) -> Result<Ran> {
         let ragged = if let Tokens::Ragged(lengths) = inputs.tokens { Some(lengths) } else { None };
         let backend = match prepared.route {
             Route::Rows { lengths, mask } => {
-                return Ok((self.attend_sequences(inputs.query, lengths, &mask)?.into(), None));
+                return Ok(Ran::of(self.attend_sequences(inputs.query, lengths, &mask)?.into(), None));
             }
             Route::Buckets => {
                 let lengths = ragged.unwrap_or(&[]);
                 let padded = self.attend_buckets(inputs, lengths, options)?;
-                return Ok((padded.output.into(), padded.attention_weights));
+                return Ok(Ran::of(padded.output.into(), padded.attention_weights));
             }
             Route::Tensors(backend) => backend,
         };
         let dtype = prepared.call.dtype;
         let [q, k, v] = self.transformed(inputs, &mut prepared, dtype, options, cache)?;
         let offsets = ragged.map(offsets);
-        let attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &prepared.call, &prepared.options)?;
+        let (call, backend) = prepared.absorbed.unwrap_or((prepared.call, backend));
+        let mut attended = sdpa::attend_call(backend, [&q, &k, &v], offsets.as_deref(), &call, &prepared.options)?;
+        if let (Some(latent), Some(_)) = (self.qkv.latent(), prepared.absorbed) {
+            attended.output = latent.values(&attended.output)?;
+        }
         let (output, attention_weights) = self.finish(attended, inputs, options)?;
         let output = if ragged.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
-        Ok((output, attention_weights))
+        Ok(Ran { key_values: prepared.key_values([k, v], inputs), ..Ran::of(output, attention_weights) })
     }
 
     /// Checks inputs and options against the configuration and each other.
@@ -134,6 +170,7 @@ impl MultiHeadAttention {
         if inputs.cache.is_some() && !matches!(inputs.tokens, Tokens::Padded) {
             return Err(Error::value("inputs with a key-value cache", "ragged or cross-cached", "new tokens, padded"));
         }
+        self.check_source(inputs)?;
         let b = match &inputs.tokens {
             Tokens::Ragged(lengths) => {
                 self.check_ragged(query, lengths, &inputs.mask)?;
@@ -145,6 +182,7 @@ impl MultiHeadAttention {
         match &inputs.tokens {
             Tokens::Ragged(_) => {}
             Tokens::Memory(memory) => self.check_cross(query, memory)?,
+            Tokens::Shared(shared) => self.check_shared(query, shared, options)?,
             Tokens::Padded => {
                 self.check_input("query", query, self.config.resolved_query_size())?;
                 self.check_input("key", key, self.config.resolved_key_size())?;
@@ -191,7 +229,7 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    fn check_input(&self, name: &str, tensor: &Tensor, size: usize) -> Result<()> {
+    pub(super) fn check_input(&self, name: &str, tensor: &Tensor, size: usize) -> Result<()> {
         if tensor.rank() != 3 || tensor.dims()[2] != size {
             let s = if name == "query" { "s_q" } else { "s_kv" };
             return Err(Error::shape(name, tensor.dims(), format!("(b, {s}, {size})")));
@@ -251,6 +289,11 @@ impl MultiHeadAttention {
                 (lengths.len(), longest, longest)
             }
             (Tokens::Memory(memory), _) => (query.dim(0)?, query.dim(1)?, memory.len()),
+            (Tokens::Shared(shared), _) => {
+                mask = Cow::Owned(mask.into_owned().and(shared.mask.clone()));
+                (explicit, new_tokens) = (shared.explicit.clone(), shared.new_tokens.clone());
+                (query.dim(0)?, query.dim(1)?, shared.len())
+            }
             (Tokens::Padded, None) => {
                 let (b, s_kv) = (query.dim(0)?, inputs.key.dim(1)?);
                 explicit = self.explicit_positions(options, b, s_kv)?;
@@ -265,6 +308,8 @@ impl MultiHeadAttention {
         };
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
         mask = self.with_score_bias(mask, shape, options)?;
+        self.check_latent(inputs, s_kv)?;
+        self.check_key_count(s_kv)?;
         mask.check(shape)?;
         if query.rank() == 3 {
             element_count("the output of attention", &[b, s_q, shape.h, config.resolved_value_head_dim()])?;
@@ -274,10 +319,12 @@ impl MultiHeadAttention {
             explicit.as_ref().map_or(tokens, |positions| positions.end(sequence, tokens))
         };
         let lengths = mask.padded_lengths().filter(|_| is_padded).map(|all| all.iter().enumerate().map(end).collect());
+        let lengths = if let Tokens::Shared(shared) = inputs.tokens { shared.lengths.clone() } else { lengths };
 
-        let mut sdpa_options = self.sdpa_options(mask, options);
+        let mut sdpa_options = self.sdpa_options(mask, options)?;
         let from_cache = match &inputs.tokens {
             Tokens::Memory(memory) => Some(memory.tracks_gradient()),
+            Tokens::Shared(shared) => Some(shared.tracks_gradient()),
             _ => cache.map(KvCache::tracks_gradient),
         };
         let tracked = [query, inputs.key, inputs.value].into_iter().any(Tensor::track_op)
@@ -290,9 +337,13 @@ impl MultiHeadAttention {
             d: config.resolved_head_dim(),
             d_v: config.resolved_value_head_dim(),
             // A cache holds keys and values in the dtype of the layer.
-            dtype: if from_cache.is_some() { self.dtype() } else { accumulate_dtype(self.qkv.like()) },
+            dtype: match inputs.tokens {
+                Tokens::Shared(shared) => shared.keys.dtype(),
+                _ if from_cache.is_some() => self.dtype(),
+                _ => accumulate_dtype(self.qkv.like()),
+            },
             device: DeviceKind::of(device),
-            distance_embeddings: config.position.scheme().distance_embedding_count(),
+            distance_embeddings: config.position.scheme().distance_embedding_count(s_kv),
             tracks_gradient: tracked,
         };
         let on_cpu_kernel = from_cache.is_none() && sdpa::runs_on_cpu_kernel(&call, &sdpa_options);
@@ -328,12 +379,15 @@ impl MultiHeadAttention {
             None if !is_ragged => Route::Tensors(Plan::choose(&call, &sdpa_options)?),
             None => {
                 let on_tensors = config.position.scheme().ragged_support().on_tensors();
+                let on_tensors = on_tensors && sdpa_options.mask.is_windowed();
                 let whole = needs_padding || query.dim(0)? == 0 || sdpa_options.appended_keys > 0 || !on_tensors;
                 let backend = if whole { None } else { sdpa::ragged_backend(&call, &sdpa_options)? };
                 backend.map_or(Route::Buckets, Route::Tensors)
             }
         };
-        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens })
+        let absorbed = if new_tokens.is_some() { self.absorbed_call(&call, &sdpa_options) } else { None };
+        let shared_mask = None;
+        Ok(PreparedCall { call, options: sdpa_options, route, explicit, lengths, new_tokens, absorbed, shared_mask })
     }
 
     /// Checks everything about a call with a cache that can be checked before it runs, under the mask of the call and
@@ -359,13 +413,13 @@ impl MultiHeadAttention {
             let found = format!("{s} queries and {} keys", inputs.key.dim(1)?);
             return Err(Error::value("a cached call", found, "as many new keys as new queries"));
         }
-        let of = TokenShape {
-            b,
-            h_kv: config.resolved_num_key_value_heads(),
-            d: config.resolved_head_dim(),
-            d_v: config.resolved_value_head_dim(),
-            dtype: self.dtype(),
+        let (h_kv, d, d_v) = match &config.latent {
+            Some(latent) => (1, latent.cached_size(), 0),
+            None => {
+                (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim())
+            }
         };
+        let of = TokenShape { b, h_kv, d, d_v, dtype: self.dtype() };
         let counts = cache.check_chunk(of, self.device(), s, inputs.new_lengths)?;
         cache.check_window(mask)?;
         let layer = Some(self.present_id()?);
@@ -401,6 +455,17 @@ impl MultiHeadAttention {
         Ok((NewTokens { layer, counts, unequal, starts, rotated_for, explicit }, s_kv))
     }
 
+    /// Checks that a sequence has no more keys than the layer takes.
+    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
+        match self.config.max_keys.filter(|most| keys > *most) {
+            None => Ok(()),
+            Some(most) => {
+                let beyond = "beyond it an indexer chooses the keys, which this version does not run";
+                Err(Error::value("the number of keys", keys, format!("at most `max_keys` = {most}: {beyond}")))
+            }
+        }
+    }
+
     /// The positions that a call gives its `b` sequences of `s_kv` keys, if it does.
     fn explicit_positions(
         &self,
@@ -426,9 +491,11 @@ impl MultiHeadAttention {
     /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
     /// the choice of a backend.
     pub(super) fn tracks_gradient(&self) -> bool {
-        let norms = self.qk_norm.iter().flatten().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        let others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks).chain(norms);
-        self.position.tracks_gradient() || self.qkv.tracks_gradient() || others.into_iter().any(Tensor::track_op)
+        let mut others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks);
+        self.position.tracks_gradient()
+            || self.qkv.tracks_gradient()
+            || self.steps.tracks_gradient()
+            || others.any(Tensor::track_op)
     }
 
     /// The mask of a call and that of the configuration.
@@ -454,22 +521,23 @@ impl MultiHeadAttention {
     }
 
     /// The options of the layer and of the call for `sdpa`.
-    fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> SdpaOptions<'a> {
-        SdpaOptions {
+    fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> Result<SdpaOptions<'a>> {
+        Ok(SdpaOptions {
             scale: Some(self.config.resolved_scale()),
             appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
             softcap: self.config.softcap,
             sinks: self.sinks.as_ref(),
             additive: self.score.as_ref(),
+            value_distances: self.config.position.scheme().value_distances(&self.position)?,
             dropout: if options.train { self.config.dropout } else { 0.0 },
             dropout_seed: options.dropout_seed,
             return_attention_weights: options.return_attention_weights,
             backend: options.backend,
             ..SdpaOptions::new(mask)
-        }
+        })
     }
 
-    /// Applies the head mask and the output projection to the result of `sdpa`.
+    /// Applies the head mask, the norm and the gate of the context and the output projection to the result of `sdpa`.
     pub(super) fn finish(
         &self,
         attended: AttentionOutput,
@@ -487,8 +555,12 @@ impl MultiHeadAttention {
             None => attended.output,
         };
         let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, NewPlaces::of(inputs));
+        let query =
+            if let Tokens::Ragged(_) = inputs.tokens { inputs.query.unsqueeze(0)? } else { inputs.query.clone() };
         if let Some(places) = &places {
-            context = places.pack(&context)?;
+            context = self.gated(places.pack(&context)?, &places.pack(&query)?)?;
+        } else {
+            context = self.gated(context, &query)?;
         }
         let mut output = if context.dtype() == dtype {
             self.o_proj.forward_pending_bias(&context)?

@@ -6,7 +6,7 @@ use crate::attention::MultiHeadAttention;
 use crate::error::Result;
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
-use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights, StepWeights};
 
 impl MultiHeadAttention {
     /// The layer as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they
@@ -72,7 +72,7 @@ impl MapTensors for MultiHeadAttention {
 
 impl MapTensors for AttentionWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let Self { qkv, o, bias_kv, score, qk_norm, sinks, position } = self;
+        let Self { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = self;
         let mut mapped = PositionWeights::default();
         for (name, tensor) in position.iter() {
             mapped.insert(name, f(tensor)?);
@@ -80,9 +80,11 @@ impl MapTensors for AttentionWeights {
         Ok(Self {
             qkv: qkv.map_tensors(f)?,
             o: o.map_tensors(f)?,
+            gate: gate.map_tensors(f)?,
+            context_norm: context_norm.map_tensors(f)?,
             bias_kv: bias_kv.map_tensors(f)?,
             score: score.map_tensors(f)?,
-            qk_norm: qk_norm.map_tensors(f)?,
+            steps: [steps[0].map_tensors(f)?, steps[1].map_tensors(f)?, steps[2].map_tensors(f)?],
             sinks: sinks.map_tensors(f)?,
             position: mapped,
         })
@@ -96,6 +98,11 @@ impl MapTensors for QkvWeights {
                 let [q, k, v] = &**parts;
                 Self::Split(Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]))
             }
+            Self::GatedQuery { parts, heads } => {
+                let [q, k, v] = &**parts;
+                let parts = Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]);
+                Self::GatedQuery { parts, heads: *heads }
+            }
             Self::Packed(all) => Self::Packed(all.map_tensors(f)?),
             Self::Ordered(all, order) => Self::Ordered(all.map_tensors(f)?, *order),
             Self::OrderedSplitBias { weight, biases: [q, k, v], order } => {
@@ -106,6 +113,9 @@ impl MapTensors for QkvWeights {
                     order: *order,
                 }
             }
+            Self::KeysAsValues(parts) => Self::KeysAsValues(Box::new(parts.map_tensors(f)?)),
+            Self::Query(q) => Self::Query(q.map_tensors(f)?),
+            Self::Latent(weights) => Self::Latent(Box::new(weights.map_tensors(f)?)),
         })
     }
 }
@@ -113,6 +123,12 @@ impl MapTensors for QkvWeights {
 impl MapTensors for NormWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self::new(f(&self.weight)?, self.bias.map_tensors(f)?))
+    }
+}
+
+impl MapTensors for StepWeights {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self { norm: self.norm.map_tensors(f)?, factor: self.factor.map_tensors(f)? })
     }
 }
 

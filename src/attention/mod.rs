@@ -15,14 +15,17 @@ mod build;
 mod cache;
 mod call;
 mod freeze;
+mod latent;
 mod observe;
 mod options;
+mod output_stage;
 mod padded;
 mod required;
 mod rows;
+mod steps;
 mod transform;
 
-pub use cache::{CrossCache, KvCache};
+pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
@@ -30,6 +33,7 @@ use cache::Identity;
 use call::{PreparedCall, Route};
 use candle_core::{DType, Device, Module, Tensor};
 use options::Tokens;
+use steps::StepState;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -46,7 +50,8 @@ use crate::weights::NormWeights;
 /// `scale` is `head_dim^-0.5` unless set, `M` is the mask ([Vaswani 2017](https://arxiv.org/abs/1706.03762)). There may
 /// be fewer key-value heads than query heads ([Ainslie 2023](https://arxiv.org/abs/2305.13245)). Scoring may be
 /// additive instead of a dot product ([`Scoring`](crate::Scoring)). Positions are a choice of
-/// [`Position`](crate::Position).
+/// [`Position`](crate::Position). Between the heads and `W_O` there may be a [norm](crate::HeadNorm) and a
+/// [gate](crate::OutputGate).
 ///
 /// # Shapes
 /// Queries `(b, s_q, query_size)`, keys `(b, s_kv, key_size)`, values `(b, s_kv, value_size)` →
@@ -102,7 +107,9 @@ pub struct MultiHeadAttention {
     o_proj: Linear,
     bias_kv: Option<[Tensor; 2]>,
     score: Option<Tensor>,
-    qk_norm: Option<[NormWeights; 2]>,
+    steps: StepState,
+    /// Of ones, if the norm of the context has no weight.
+    context_norm: Option<NormWeights>,
     sinks: Option<Tensor>,
     position: PositionState,
     /// What caches know the layer by.
@@ -126,7 +133,7 @@ impl MultiHeadAttention {
         self.qkv.like().dtype()
     }
 
-    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]): full, causal or a window. It
+    /// A copy of the layer with another mask of its own ([`AttentionConfig::mask`]). It
     /// shares the weights, packed ones included, and the caches of one are caches of the other.
     ///
     /// The mask of a call hides keys besides the layer's own. Where a call has to show more keys than that, give the
@@ -149,7 +156,7 @@ impl MultiHeadAttention {
     /// ```
     ///
     /// # Errors
-    /// The mask is not full, causal or a window.
+    /// The mask is not full, causal, a window or chunks.
     pub fn with_mask(&self, mask: AttentionMask) -> Result<Self> {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;
@@ -218,6 +225,22 @@ impl MultiHeadAttention {
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
     }
 
+    /// [`attend_with`](Self::attend_with), and the keys and values that the queries attended to, for later layers that
+    /// have none of their own ([`KeyValueSource::Shared`](crate::KeyValueSource)): with a cache, those in it before the
+    /// call and the new ones. Differentiable.
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The inputs are ragged or a cross-cached memory, or the layer
+    /// has no heads, has extra keys (`add_bias_kv`, `add_zero_attn`), or has no keys of its own either.
+    pub fn attend_sharing(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(AttentionOutput, KeyValues)> {
+        let (output, attention_weights, key_values) = self.attended_sharing(inputs, options)?;
+        Ok((AttentionOutput { output: output.apply()?, attention_weights }, key_values))
+    }
+
     /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in
     /// the same kernel, where a GPU has one.
     ///
@@ -238,8 +261,9 @@ impl MultiHeadAttention {
         self.check(inputs, options)?;
         let (cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
         let inputs = &inputs.with_sums(&sums);
-        let PreparedCall { call, options, route, .. } =
+        let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let call = absorbed.map_or(call, |(call, _)| call);
         match (route, &inputs.tokens) {
             (Route::Buckets, Tokens::Ragged(lengths)) => {
                 let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));

@@ -159,17 +159,23 @@ impl MultiHeadAttention {
 
         if h == 0 {
             let output = self.without_heads(inputs.query)?;
-            let s_kv = if let Tokens::Memory(memory) = inputs.tokens { memory.len() } else { inputs.key.dim(1)? };
+            let s_kv = match inputs.tokens {
+                Tokens::Memory(memory) => memory.len(),
+                Tokens::Shared(shared) => shared.len(),
+                _ => inputs.key.dim(1)?,
+            };
             let empty = [b, 0, queries.len()];
             return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
         }
         let mut prepared = self.prepare(inputs, options, cache.as_deref())?;
+        // The statistics are of queries and keys, which the absorbed form does not have.
+        prepared.absorbed = None;
         if what.mean_distance && prepared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some()) {
             let allowed = "false for sequences of unequal length in a cache";
             return Err(Error::config("mean_distance", true, allowed));
         }
         // The dtype in which the eager backend computes; a cache has its own.
-        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_));
+        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_) | Tokens::Shared(_));
         let wide = if is_cached { prepared.call.dtype } else { accumulate_dtype(self.qkv.like()) };
         let qkv = self.transformed(inputs, &mut prepared, wide, options, cache)?;
         let PreparedCall { call, options: sdpa, .. } = prepared;
@@ -217,6 +223,7 @@ impl MultiHeadAttention {
                 mask: Cow::Owned(mask),
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),
+                value_distances: None,
                 return_attention_weights: true,
                 backend: Some(Backend::Eager),
                 dropout: 0.0,

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::Tensor;
 
-use crate::attention::cache::{CrossCache, KvCache};
+use crate::attention::cache::{CrossCache, KeyValues, KvCache};
 use crate::mask::AttentionMask;
 use crate::ragged::Buffers;
 use crate::sdpa::Backend;
@@ -19,6 +19,7 @@ use crate::setters;
 /// - the next tokens of sequences in a [`KvCache`]: [`with_cache`](Self::with_cache),
 ///   [`with_cache_lengths`](Self::with_cache_lengths)
 /// - queries over a memory in a [`CrossCache`]: [`cross_cached`](Self::cross_cached)
+/// - queries over the [`KeyValues`] of another layer: [`shared`](Self::shared)
 ///
 /// ```
 /// use candle_attention::{
@@ -72,6 +73,8 @@ pub(super) enum Tokens<'a> {
     Ragged(&'a [usize]),
     /// The queries are `(b, s_q, width)`, keys and values are projected already.
     Memory(&'a CrossCache),
+    /// The queries are `(b, s_q, width)`, keys and values are those of another layer.
+    Shared(&'a KeyValues),
 }
 
 impl<'a> AttentionInputs<'a> {
@@ -118,6 +121,14 @@ impl<'a> AttentionInputs<'a> {
     /// of the memory.
     pub fn cross_cached(queries: &'a Tensor, memory: &'a CrossCache, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
         Self { tokens: Tokens::Memory(memory), ..Self::self_attention(queries, mask) }
+    }
+
+    /// Self-attention of a layer with the keys and values of another one: every token of `xs` `(b, s, query_size)`
+    /// attends to `key_values`, which the other layer returned for the same tokens
+    /// ([`MultiHeadAttention::attend_sharing`](crate::MultiHeadAttention::attend_sharing)), with and without a cache.
+    /// `xs` may be the last of these tokens alone. Positions are those of that call. `mask` has one column per key.
+    pub fn shared(xs: &'a Tensor, key_values: &'a KeyValues, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+        Self { tokens: Tokens::Shared(key_values), ..Self::self_attention(xs, mask) }
     }
 
     /// These inputs as the next tokens of the sequences in `cache`: a call adds their keys and values to the cache, and

@@ -13,12 +13,11 @@ use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
-use crate::config::NormKind;
+use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::NormParameters;
 use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
-use crate::tensor::{check_allocation, element_count, for_cpu_element, with_slice, zeros};
+use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -26,14 +25,18 @@ const GROUP_BYTES: usize = 1 << 21;
 
 impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
-    /// of the kernels, and nothing happens between projection and kernel but norms and a rotation.
+    /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps), and after it but a
+    /// norm and a gate.
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         config.requires.is_empty()
             && self.score.is_none()
             && self.bias_kv.is_none()
             && !config.add_zero_attn
-            && self.norms_run_on_buffers()
+            && self.steps.run_on_buffers()
+            && config.mask.is_windowed()
+            && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
+            && self.output_stage_runs_on_buffers()
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
             && self.sinks.is_none()
@@ -79,6 +82,7 @@ impl MultiHeadAttention {
         if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
             return Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"));
         }
+        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         let sizes = [
             ("xs", xs.len(), self.config.resolved_query_size()),
             ("output", output.len(), self.config.resolved_output_size()),
@@ -136,9 +140,11 @@ impl MultiHeadAttention {
             }
         })?;
         let ys = self.rows_on_all_threads(&real, &offsets, mask)?;
-        // A fully masked query gives zeros before the output projection, and so its bias after it.
-        let mut masked = Vec::<T>::new();
-        packed.multiply(Team::ALONE, &vec![0f32; packed.in_features()], 1, Activation::Identity, &mut masked)?;
+        // A fully masked query gives zeros before the output projection, and so its bias after it. A norm of zeros is
+        // its bias, and whatever gate multiplies it, zeros stay zeros.
+        let (mut context, mut masked) = (vec![0f32; packed.in_features()], Vec::<T>::new());
+        self.normalize_context(Team::ALONE, &mut context)?;
+        packed.multiply(Team::ALONE, &context, 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(lengths.len() * s * size);
         for (&length, &start) in lengths.iter().zip(&offsets) {
             output.extend_from_slice(&ys[start * size..][..length * size]);
@@ -181,49 +187,34 @@ impl MultiHeadAttention {
         }
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
-        if scheme.rotates() || self.qk_norm.is_some() {
-            let heads = config.num_attention_heads + config.resolved_num_key_value_heads();
-            let rotate = |qkv: &mut [f32], group: RaggedBatch| {
-                self.normalize_in_place(team, qkv)?;
-                scheme.rotate_in_place(qkv, heads, config.resolved_head_dim(), group)
+        let query_bias = scheme.query_bias(&self.position)?;
+        let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
+        if scheme.rotates() || has_steps || self.has_output_stage() {
+            let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
+            let steps = |qkv: &mut [f32], group: RaggedBatch| {
+                self.step_in_place(team, qkv, group)?;
+                if let Some(bias) = &query_bias {
+                    let tokens = qkv.chunks_exact_mut(self.qkv.packed()?.out_features());
+                    tokens.for_each(|token| token.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias));
+                }
+                Ok(())
             };
-            return self.attend_elements(team, xs, batch, mask, rotate, &buffers.scratch, output);
+            let gate = |projected: &[f32], context: &mut [f32]| self.gate_rows(team, context, projected);
+            return self.attend_elements(team, xs, batch, mask, (steps, gate), &buffers.scratch, output);
         }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         if self.qkv.rounds_to_bf16()? {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [bf16], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [bf16], _: RaggedBatch| Ok(()), |_: &[bf16], _: &mut [bf16]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         } else {
-            self.attend_elements(team, xs, batch, mask, |_: &mut [f32], _| Ok(()), &buffers.scratch, output)
+            let steps = (|_: &mut [f32], _: RaggedBatch| Ok(()), |_: &[f32], _: &mut [f32]| Ok(()));
+            self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)
         }
     }
 
-    /// Whether norms of queries and keys, if there are any, have one fixed weight for all heads.
-    fn norms_run_on_buffers(&self) -> bool {
-        let norms = || self.qk_norm.iter().flatten();
-        let parameters = norms().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        norms().all(|norm| norm.weight.rank() == 1) && parameters.into_iter().all(|tensor| !tensor.track_op())
-    }
-
-    /// Normalizes the queries and keys of `qkv` `(tokens, q k v)`.
-    fn normalize_in_place(&self, team: Team, qkv: &mut [f32]) -> Result<()> {
-        let (Some(norm), Some(weights)) = (&self.config.qk_norm, &self.qk_norm) else { return Ok(()) };
-        let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
-        let (d, width) = (self.config.resolved_head_dim(), self.qkv.packed()?.out_features());
-        for (part, weights) in [0..h * d, h * d..(h + h_kv) * d].into_iter().zip(weights) {
-            let norm = NormParameters {
-                weight: &weights.weight,
-                bias: weights.bias.as_ref(),
-                eps: norm.eps,
-                rms: norm.kind != NormKind::Layer,
-                offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-            };
-            norm.normalize_parts(Isa::detect()?, team, qkv, width, part)?;
-        }
-        Ok(())
-    }
-
-    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `rotate`
-    /// applies norms and positions to the queries and keys of `(tokens, q k v)` in place.
+    /// [`rows_under`](Self::rows_under) with queries, keys and values as elements of type `T`. `steps`
+    /// applies norms, positions and factors to `(tokens, q k v)` in place, `gate` applies the gates of these rows and a
+    /// norm to the context.
     #[allow(clippy::too_many_arguments, reason = "one call, split by element type")]
     fn attend_elements<A: Element, T: Element, O: Element>(
         &self,
@@ -231,7 +222,7 @@ impl MultiHeadAttention {
         xs: &[A],
         batch: RaggedBatch,
         mask: &AttentionMask,
-        rotate: impl Fn(&mut [T], RaggedBatch) -> Result<()>,
+        (steps, gate): (impl Fn(&mut [T], RaggedBatch) -> Result<()>, impl Fn(&[T], &mut [T]) -> Result<()>),
         scratch: &ScratchPool,
         output: &mut [O],
     ) -> Result<()> {
@@ -246,7 +237,9 @@ impl MultiHeadAttention {
         let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
         let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
         let mut mask = mask.lower(shape, &Device::Cpu)?;
-        mask.embeddings = self.distance_embeddings(longest, longest)?;
+        if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
+            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
+        }
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {
@@ -261,13 +254,14 @@ impl MultiHeadAttention {
             let xs = &xs[tokens.start * input..tokens.end * input];
             projection.multiply_into(team, xs, tokens.len(), Activation::Identity, qkv)?;
             let starts: Vec<usize> = offsets[first..=last].iter().map(|start| start - tokens.start).collect();
-            rotate(qkv, RaggedBatch { offsets: &starts, ..batch })?;
+            steps(qkv, RaggedBatch { offsets: &starts, ..batch })?;
 
             let mut memory = scratch.take(floats::<T>(tokens.len() * h * d_v))?;
             let context = &mut bytemuck::cast_slice_mut(&mut memory)[..tokens.len() * h * d_v];
             let batch = Batch::Part { offsets, first, last };
             let problem = self.ragged_problem(qkv, width, batch, mask.kernel_mask(), projection.rounds_to_bf16());
             kernels::attend_into(Isa::detect()?, team, &problem, context)?;
+            gate(qkv, context)?;
             let output = &mut output[tokens.start * out..tokens.end * out];
             output_projection.multiply_into(team, context, tokens.len(), Activation::Identity, output)?;
         }

@@ -1,4 +1,4 @@
-//! From inputs to what attention compares: projection, clipping, norms, rotation and extra keys.
+//! From inputs to what attention compares: projection, clipping, steps and extra keys.
 
 use std::borrow::Cow;
 
@@ -9,13 +9,11 @@ use crate::attention::cache::KvCache;
 use crate::attention::call::PreparedCall;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::padded::NewPlaces;
-use crate::config::{NormKind, NormOver, QkNorm};
 use crate::error::Result;
-use crate::mask::{AttentionMask, Disentangled, DistanceEmbeddings};
-use crate::ops::{Norm, accumulate_dtype};
-use crate::position::{EmbeddingCall, TokenPositions};
+use crate::mask::{AttentionMask, DistanceEmbeddings, DistanceProducts};
+use crate::ops::accumulate_dtype;
+use crate::position::{EmbeddingCall, QueryCall, TokenPositions};
 use crate::ragged::{BatchCache, RaggedBatch, offsets};
-use crate::weights::NormWeights;
 
 impl MultiHeadAttention {
     /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer,
@@ -29,13 +27,20 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         cache: Option<&mut KvCache>,
     ) -> Result<[Tensor; 3]> {
+        if let Some(latent) = self.qkv.latent() {
+            return self.transformed_latent(latent, inputs, prepared, dtype, options, cache);
+        }
         let PreparedCall { call, new_tokens, .. } = &*prepared;
         let xs = [inputs.query, inputs.key, inputs.value];
         let tokens = TokenPositions { cos_sin: options.cos_sin, ..prepared.positions(options.grid, None) };
         let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
             (Tokens::Memory(memory), ..) => {
-                let q = self.project_queries(inputs.query, dtype)?;
+                let q = self.project_queries(inputs.query, memory.len(), dtype, &tokens)?;
                 return Ok([q, memory.keys.clone(), memory.values.clone()]);
+            }
+            (Tokens::Shared(shared), ..) => {
+                let q = self.project_queries(inputs.query, shared.tokens, dtype, &tokens)?;
+                return Ok([q, shared.keys.clone(), shared.values.clone()]);
             }
             (Tokens::Ragged(lengths), ..) => {
                 let own_batch = BatchCache::default();
@@ -51,21 +56,27 @@ impl MultiHeadAttention {
             }
             (Tokens::Padded, ..) => self.project(xs, None, dtype, &tokens)?,
         };
-        if let Some(embeddings) = self.distance_embeddings(call.shape.s_q, call.shape.s_kv)? {
+        let (s_q, s_kv) = (call.shape.s_q, call.shape.s_kv);
+        if let Some(embeddings) = self.distance_embeddings(s_q, s_kv)? {
             let scale = self.config.resolved_scale();
-            let products = AttentionMask::of_term(Disentangled { q: q.clone(), k: k.clone(), embeddings, scale });
+            let products = AttentionMask::of_term(DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale });
             prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(products));
+        }
+        let queries = QueryCall { xs: inputs.query, q: &q, s_kv, grid: options.grid, state: &self.position };
+        if let Some(term) = self.config.position.scheme().query_term(&queries)? {
+            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(term));
         }
         Ok([q, self.append(k, 0)?, self.append(v, 1)?])
     }
 
     /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
     pub(super) fn distance_embeddings(&self, s_q: usize, s_kv: usize) -> Result<Option<DistanceEmbeddings>> {
-        let call = EmbeddingCall { s_q, s_kv, qkv: &self.qkv, state: &self.position };
+        let heads = self.config.num_attention_heads;
+        let call = EmbeddingCall { s_q, s_kv, heads, qkv: &self.qkv, state: &self.position };
         self.config.position.scheme().distance_embeddings(&call)
     }
 
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped, normalized and rotated. Of padded
+    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped and stepped. Of padded
     /// tokens only those at `places` are projected.
     fn project(
         &self,
@@ -76,14 +87,18 @@ impl MultiHeadAttention {
     ) -> Result<[Tensor; 3]> {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
-        if self.qk_norm.is_none() && config.clip_qkv.is_none() && !config.position.scheme().rotates() {
+        let query_bias = config.position.scheme().query_bias(&self.position)?;
+        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation() && query_bias.is_none();
+        if unchanged && !config.position.scheme().rotates() {
             return self.project_at(xs, places, sizes, dtype);
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let (q, k) = (self.normalized(&self.clipped(q)?, 0)?, self.normalized(&self.clipped(k)?, 1)?);
-        let [q, k] = config.position.scheme().rotate(q, k, tokens)?;
-        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, self.clipped(v)?.to_dtype(dtype)?])
+        let [mut q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        if let Some(bias) = query_bias {
+            q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
+        }
+        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
     }
 
     /// The products of [`project`](Self::project).
@@ -100,11 +115,11 @@ impl MultiHeadAttention {
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
 
-    /// The queries alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions.
-    fn project_queries(&self, query: &Tensor, dtype: DType) -> Result<Tensor> {
+    /// The queries alone in `dtype`, as [`project`](Self::project) makes them, over `s_kv` keys that are there already.
+    fn project_queries(&self, query: &Tensor, s_kv: usize, dtype: DType, tokens: &TokenPositions) -> Result<Tensor> {
         let wide = accumulate_dtype(self.qkv.like());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
-        Ok(self.normalized(&self.clipped(q)?, 0)?.to_dtype(dtype)?)
+        Ok(self.stepped_queries(self.clipped(q)?, s_kv, tokens)?.to_dtype(dtype)?)
     }
 
     /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
@@ -113,9 +128,8 @@ impl MultiHeadAttention {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
         let [k, v] = self.qkv.key_value([key, value], sizes, wide)?;
-        let k = self.normalized(&self.clipped(k)?, 1)?.to_dtype(dtype)?;
-        let v = self.clipped(v)?.to_dtype(dtype)?;
-        Ok([self.append(k, 0)?, self.append(v, 1)?])
+        let [k, v] = self.stepped_memory([self.clipped(k)?, self.clipped(v)?])?;
+        Ok([self.append(k.to_dtype(dtype)?, 0)?, self.append(v.to_dtype(dtype)?, 1)?])
     }
 
     /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.
@@ -142,14 +156,6 @@ impl MultiHeadAttention {
             None => xs,
         })
     }
-
-    /// `xs` `(b, s, h, d)` normalized as queries (`which` is 0) or keys (1).
-    fn normalized(&self, xs: &Tensor, which: usize) -> Result<Tensor> {
-        match (&self.config.qk_norm, &self.qk_norm) {
-            (Some(norm), Some(weights)) => normalize(xs, norm, &weights[which]),
-            _ => Ok(xs.clone()),
-        }
-    }
 }
 
 /// What `make` makes of each tensor. One tensor stays one: then it is one product.
@@ -162,66 +168,4 @@ pub(super) fn each_once(xs: [&Tensor; 3], make: impl Fn(&Tensor) -> Result<Tenso
         _ => make(xs[2])?,
     };
     Ok([query, key, value])
-}
-
-/// The expected shape of a parameter of a norm: of rank 2 if it is per head.
-pub(super) fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
-    match (over, parameter.rank()) {
-        (NormOver::AllHeads, _) => vec![h * d],
-        (NormOver::Head, 2) => vec![h, d],
-        (NormOver::Head, _) => vec![d],
-    }
-}
-
-/// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
-fn normalize(xs: &Tensor, norm: &QkNorm, weights: &NormWeights) -> Result<Tensor> {
-    let (b, s, h, d) = xs.dims4()?;
-    let xs = match norm.over {
-        NormOver::Head => xs.clone(),
-        NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
-    };
-    let norm = Norm {
-        xs: &xs,
-        add: None,
-        add_bias: None,
-        weight: &weights.weight,
-        bias: weights.bias.as_ref(),
-        eps: norm.eps,
-        rms: norm.kind != NormKind::Layer,
-        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-        keep_sum: false,
-    };
-    let (_, ys) = norm.forward()?;
-    Ok(ys.reshape((b, s, h, d))?)
-}
-
-#[cfg(all(test, not(feature = "cuda")))]
-mod tests {
-    use super::*;
-    use crate::ops::cuda::with_mock_device;
-    use crate::tensor::random::Random;
-
-    fn worst(got: &Tensor, want: &Tensor) -> f32 {
-        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
-        differences.max(0).unwrap().to_scalar().unwrap()
-    }
-
-    #[test]
-    fn fused_norms_equal_tensor_operations() {
-        let mut random = Random(1);
-        let (b, s, h, d) = (2, 5, 3, 8);
-        // A part of a packed projection.
-        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
-        for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
-        {
-            for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
-                let norm = QkNorm { kind, over, eps: 1e-6 };
-                let weights = NormWeights { weight: random.tensor(&dims), bias: bias.then(|| random.tensor(&dims)) };
-                let want = normalize(&xs, &norm, &weights).unwrap();
-                let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
-                assert_eq!((got.dims(), steps), (want.dims(), 1));
-                assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
-            }
-        }
-    }
 }

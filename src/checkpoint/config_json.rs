@@ -7,10 +7,10 @@ use crate::checkpoint::infer::{biases, infer_config};
 use crate::checkpoint::section::{Section, section};
 use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
-use crate::families::layer::{Layer, LayerContents};
-use crate::families::layout::QK_NORMS;
+use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
+use crate::families::layout::{GateNames, Layout, PATCH_KEYS, QK_NORMS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -54,10 +54,18 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
-    let config = infer_config(source, heads.saturating_sub(pruned))?;
+    let mut config = infer_config(source, heads.saturating_sub(pruned))?;
+    if let KeyValueSource::Shared { .. } = config.key_value_source {
+        // The layer has no keys whose shape would show it.
+        config.num_key_value_heads = layer.head_size("num_key_value_heads")?.or(config.num_key_value_heads);
+    }
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
-    let width =
-        if section.get("embed_dim").is_some_and(serde_json::Value::is_number) { "embed_dim" } else { "hidden_size" };
+    // MobileBERT's attention has the width of its bottlenecks.
+    let width = match section {
+        keys if keys.get("embed_dim").is_some_and(Value::is_number) => "embed_dim",
+        keys if keys.get("use_bottleneck") == Some(&Value::Bool(true)) => "intra_bottleneck_size",
+        _ => "hidden_size",
+    };
     let stated = [
         (width, config.hidden_size),
         ("d_model", config.hidden_size),
@@ -66,17 +74,29 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         ("head_dim", config.resolved_head_dim()),
         ("num_key_value_heads", config.resolved_num_key_value_heads()),
     ];
+    // Families with latent attention have keys of their own for the sizes of heads, and `head_dim` for something else.
+    let stated =
+        stated.into_iter().filter(|(key, _)| config.latent.is_none() || *key != "head_dim").collect::<Vec<_>>();
+    let of_layer = |key: &str| match key {
+        "head_dim" | "num_key_value_heads" => layer.head_size(key),
+        _ => number(section, key),
+    };
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
-    let stated = &stated[..if pruned == 0 { stated.len() } else { 4 }];
+    let of_cross = layer.cross && section.get(CROSS_HEADS).is_some();
+    let stated = &stated[..if pruned == 0 && !of_cross { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {
-        if let Some(stated) = number(section, key)?.filter(|stated| *stated != found) {
+        if let Some(stated) = of_layer(key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
     let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
     let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
     let has_table = layout.patch_table_in(source).is_some() || shared.is_some();
-    if layout.may_be_eva && !has_table && section.get("use_rot_pos_emb").is_none() {
+    if layout.may_be_eva
+        && layer.family.positions_from_weights()
+        && !has_table
+        && section.get("use_rot_pos_emb").is_none()
+    {
         let why = format!("no tensor of layout `{}` shows which it is", layout.name);
         let allowed = format!("true for timm's Eva that rotates, false for its Beit and other Eva: {why}");
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
@@ -97,10 +117,41 @@ pub fn configure_layer(
     configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned, None)
 }
 
+/// The `head_dim` and `num_key_value_heads` that this section of a `config.json` states for the layer that `source`
+/// points at: in some models they differ between layers (Gemma 4).
+pub fn head_sizes(section: &serde_json::Value, source: &dyn WeightSource) -> Result<[Option<usize>; 2]> {
+    let prefix = source.full_name("");
+    let model_type = section.get("model_type").and_then(|name| name.as_str());
+    let layer = Layer::new(section, model_type, &prefix)?;
+    Ok([layer.head_size("head_dim")?, layer.head_size("num_key_value_heads")?])
+}
+
 /// The rows of a table of biases.
 fn rows(source: &dyn WeightSource, table: Option<&str>) -> Result<Option<usize>> {
     let shape = table.map(|table| source.shape(table)).transpose()?.flatten();
     Ok(shape.and_then(|shape| shape.first().copied()))
+}
+
+/// The rows of the tables of rows and columns between patches, if the layer holds them.
+fn patch_keys(source: &dyn WeightSource, layout: &Layout) -> Result<Option<[usize; 2]>> {
+    let mut found = [None; 2];
+    for (found, name) in found.iter_mut().zip(PATCH_KEYS) {
+        let Some(name) = layout.position_name(name).filter(|name| source.contains(name)) else { continue };
+        let unknown =
+            || Error::value(format!("the source of `{name}`"), "without shapes", "one that lists its tensors");
+        *found = Some(rows(source, Some(&name))?.ok_or_else(unknown)?);
+    }
+    let [height, width] = found;
+    Ok(height.zip(width).map(<[usize; 2]>::from))
+}
+
+/// The rows of the gate of the output, if there is one.
+fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfig) -> Result<Option<usize>> {
+    if matches!(layout.gate, GateNames::InQuery | GateNames::BeforeQuery) {
+        return Ok(Some(config.num_attention_heads * config.resolved_value_head_dim()));
+    }
+    let gate = layout.gate_projection().filter(|names| source.contains(names.weight));
+    rows(source, gate.map(|names| names.weight))
 }
 
 /// `shared_rows`: of the table of biases that all layers share.
@@ -117,7 +168,16 @@ fn configure(
     let norm =
         |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
-    let contents = LayerContents { norms: QK_NORMS.iter().flatten().any(norm), bias_rows, pruned };
+    let contents = LayerContents {
+        norms: QK_NORMS.iter().flatten().any(norm),
+        gate: gate_rows(source, layout, &config)?,
+        indexer: layout.holds_indexer(source),
+        context_norm: layout.context_norm.is_some_and(|name| norm(&name)),
+        bias_rows,
+        patch_keys: patch_keys(source, layout)?,
+        layout: layout.name(),
+        pruned,
+    };
     let config = layer.configure(config, &contents)?;
     config.validate()?;
     Ok((config, layer.mask()?))

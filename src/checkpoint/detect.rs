@@ -10,20 +10,33 @@ use std::collections::{BTreeMap, HashSet};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, DISTANCE_EMBEDDINGS, Layout, Orientation, QK_NORMS, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
+};
 use crate::families::layouts::LAYOUTS;
 
-/// Components of names below an attention prefix that are not part of attention: the norm after BERT's, buffers.
-const IGNORED: &[&str] =
-    &["LayerNorm", "ln", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias", "relative_position_index"];
+/// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
+const IGNORED: &[&str] = &[
+    "LayerNorm",
+    "ln",
+    "pre_norm",
+    "self_attn_layer_norm",
+    "inv_freq",
+    "latent",
+    "masked_bias",
+    "relative_position_index",
+];
 
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name
 /// because some sources cannot list what they hold.
 const NOT_APPLIED: &[(&str, &str)] = &[
+    ("A_log", "it belongs to delta attention, which is recurrent"),
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
-    ("query_layernorm.weight", "it normalizes queries"),
-    ("key_layernorm.weight", "it normalizes keys"),
+    ("gate_proj.weight", "it is the gate of the output"),
+    ("g_proj.weight", "it is the gate of the output"),
+    ("attn_sub_norm.weight", "it normalizes the context"),
+    ("inner_attn_ln.weight", "it normalizes the context"),
     ("q_proj.weight_scale", "it belongs to quantized weights"),
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
@@ -34,7 +47,36 @@ const NOT_APPLIED: &[(&str, &str)] = &[
 
 impl Layout {
     fn fits(&self, source: &dyn WeightSource) -> bool {
-        self.required().iter().all(|name| source.contains(name)) && self.orientation_matches(source)
+        self.required().iter().all(|name| source.contains(name))
+            && !self.excludes.iter().any(|name| source.contains(name))
+            && self.orientation_matches(source)
+            && self.gate_matches(source)
+    }
+
+    /// Whether the gate is where the layout has it, among layouts with the same names. A source that only confirms
+    /// shapes does not show a gate in the query projection.
+    fn gate_matches(&self, source: &dyn WeightSource) -> bool {
+        match self.gate {
+            GateNames::None | GateNames::Required(_) | GateNames::BeforeQuery => true,
+            GateNames::InQuery => self.query_holds_gate(source),
+            GateNames::Optional(_) => !self.query_holds_gate(source),
+        }
+    }
+
+    /// Whether there is an indexer, which chooses the keys of a call with many, beside projections in this layout.
+    pub(crate) fn holds_indexer(&self, source: &dyn WeightSource) -> bool {
+        self.indexer.is_some_and(|names| names.iter().any(|name| source.contains(name)))
+    }
+
+    /// Whether the query projection has as many rows of a gate as of queries: twice as many as the output projection
+    /// has inputs, while keys and values have heads of one size.
+    fn query_holds_gate(&self, source: &dyn WeightSource) -> bool {
+        let QkvNames::Split([q, k, v]) = self.qkv else { return false };
+        let size = |name: &str, dim: usize| Some(*source.shape(name).ok()??.get(dim)?);
+        match (size(q.weight, 0), size(k.weight, 0), size(v.weight, 0), size(self.o.weight, 1)) {
+            (Some(q), Some(k), Some(v), Some(o)) => q > 0 && k == v && q % 2 == 0 && q / 2 == o,
+            _ => false,
+        }
     }
 
     /// Whether the weight has the layout's orientation, where another layout has the same names in the other one:
@@ -80,6 +122,11 @@ impl Layout {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
         let mut read = self.required();
+        let norm = self.context_norm.map(|norm| [join(norm, "weight"), join(norm, "bias")]);
+        if let Some(gate) = self.gate_projection() {
+            read.extend([gate.weight, gate.bias]);
+        }
+        read.extend(norm.iter().flatten().map(String::as_str));
         let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();
         let applied = |name: &str| read.contains(&name) || position.contains(&name);
         if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
@@ -87,19 +134,28 @@ impl Layout {
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);
-        read.extend([SCORE, SINKS]);
+        read.push(SCORE);
+        read.extend(SINKS);
         read.extend(&position);
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
-        let norm = |name: &str| QK_NORMS.iter().flatten().any(|norm| below(norm, name).is_some());
-        let ignored = |name: &str| norm(name) || name.split('.').any(|part| IGNORED.contains(&part));
+        let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
+        let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
+        let ignored = |name: &str| {
+            step(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
+        };
+        // Whether it is needed depends on the call.
+        let indexer = |name: &str| {
+            let indexed = matches!(self.qkv, QkvNames::Latent(_)) || self.holds_indexer(source);
+            indexed && below(INDEXER, name).is_some()
+        };
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
-        match names
-            .iter()
-            .find(|name| !read.contains(&name.as_str()) && !ignored(name) && !of_position(name) && !causal(name))
-        {
+        match names.iter().find(|name| {
+            let known = ignored(name) || of_position(name) || causal(name) || indexer(name);
+            !read.contains(&name.as_str()) && !known
+        }) {
             Some(name) => unsupported(name, "it is not part of the layout, and may change what the layer computes"),
             None => Ok(()),
         }
@@ -166,7 +222,8 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
             if claimed.contains(name) || found.contains_key(prefix) {
                 continue;
             }
-            if required.iter().all(|name| all.contains(join(prefix, name).as_str())) {
+            let holds = |name: &&str| all.contains(join(prefix, name).as_str());
+            if required.iter().all(&holds) && !layout.excludes.iter().any(holds) {
                 claimed.insert(name);
                 found.insert(prefix.to_string(), row);
             }

@@ -1,13 +1,16 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
 use crate::checkpoint::detect::detect;
+use crate::checkpoint::read::holds_bias_kv;
 use crate::checkpoint::source::{WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, ProjectionBias, Scoring};
+use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
+///
+/// A layer that projects queries alone is taken to have as many key-value heads as query heads.
 ///
 /// In a fused layout, there are taken to be as many query rows as the output projection has inputs; keys and values
 /// share the rest equally.
@@ -19,23 +22,39 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
     let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
     let [q, k, v] = match layout.qkv {
+        QkvNames::Latent(names) => return infer_latent(source, layout, names, o, num_attention_heads),
+        QkvNames::Split(names) if layout.gate == GateNames::InQuery => {
+            let (rows, input) = into(names[0])?;
+            [(rows / 2, input), into(names[1])?, into(names[2])?]
+        }
         QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
         QkvNames::SplitFusedBias(names, _) => {
             let into = |name: &str| out_in(source, name, Orientation::OutIn, true);
             [into(names[0])?, into(names[1])?, into(names[2])?]
         }
         QkvNames::Fused(LinearNames { weight, orientation, .. }, _) => {
-            fused(source, weight, orientation, o.1, num_attention_heads)?
+            let gate = if layout.gate == GateNames::BeforeQuery { o.1 } else { 0 };
+            fused(source, weight, orientation, [o.1, gate], num_attention_heads)?
         }
-        QkvNames::FusedSplitBias(weight, ..) => fused(source, weight, Orientation::OutIn, o.1, num_attention_heads)?,
+        QkvNames::FusedSplitBias(weight, ..) => {
+            fused(source, weight, Orientation::OutIn, [o.1, 0], num_attention_heads)?
+        }
         QkvNames::Pair(q, kv) => {
             let (rows, input) = into(kv)?;
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
+        QkvNames::KeysAsValues([q, k]) => [into(q)?, into(k)?, into(k)?],
+        // No shape shows how many key-value heads the other layer has.
+        QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
-    let config = config.with_add_bias_kv(BIAS_KV.iter().any(|name| source.contains(name)));
+    let config = config.with_add_bias_kv(holds_bias_kv(source));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+    let config = config.with_key_value_source(match layout.qkv {
+        QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,
+        QkvNames::Query(_) => KeyValueSource::Shared { layer: None },
+        _ => KeyValueSource::Projections,
+    });
     if num_attention_heads == 0 && q.0 == 0 {
         // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any rotation.
         return Ok(config.with_head_dim(256));
@@ -60,22 +79,68 @@ pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Re
     Ok(config)
 }
 
+/// The configuration of latent attention, whose output projection is `(rows, inputs)`.
+fn infer_latent(
+    source: &dyn WeightSource,
+    layout: &Layout,
+    names: &LatentNames,
+    (output, context): (usize, usize),
+    heads: usize,
+) -> Result<AttentionConfig> {
+    let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
+    let [q, kv_a, kv_b] = [into(names.q)?, into(names.kv_a)?, into(names.kv_b)?];
+    let q_a = names.q_a.map(|(linear, _)| into(linear)).transpose()?;
+    let per_head = |total: usize, name: &str| match total.checked_div(heads) {
+        Some(size) if size * heads == total => Ok(size),
+        // Without heads no shape shows their sizes, and nothing needs them.
+        None if total == 0 => Ok(1),
+        _ => {
+            let allowed = format!("a divisor of {total}, the rows of `{name}`");
+            Err(Error::config("num_attention_heads", heads, allowed))
+        }
+    };
+    let value = per_head(context, "o_proj")?;
+    let less = |from: usize, of: usize, name: &str, shape: (usize, usize)| {
+        let expected = format!("more than {of} rows");
+        let found = || Error::shape(source.full_name(name), &[shape.0, shape.1], expected.clone());
+        from.checked_sub(of).ok_or_else(found)
+    };
+    let rope = less(kv_a.0, kv_b.1, names.kv_a.weight, kv_a)?;
+    let [nope, all] = [per_head(kv_b.0, names.kv_b.weight)?, per_head(q.0, names.q.weight)?];
+    let nope = if heads == 0 { 1 } else { less(nope, value, names.kv_b.weight, kv_b)? };
+    if heads > 0 && nope + rope != all {
+        let expected = format!("({heads} · ({nope} + {rope}), {})", q.1);
+        return Err(Error::shape(source.full_name(names.q.weight), &[q.0, q.1], expected));
+    }
+    let mut latent = LatentAttention::new(kv_b.1, nope, rope, value);
+    latent.q_lora_rank = q_a.map(|(rank, _)| rank);
+    let config = AttentionConfig::new(output, heads).with_bias(biases(source, layout)).with_latent(latent);
+    let mut config = config.with_query_size(q_a.map_or(q.1, |(_, input)| input)).with_key_size(kv_a.1);
+    if heads == 0 {
+        config = config.with_head_dim(nope + rope);
+    }
+    config.validate()?;
+    Ok(config)
+}
+
 /// The biases that the layer has.
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
-    ProjectionBias { q, k: k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..)), v, o }
+    let k = k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..) | QkvNames::Query(_));
+    ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 
-/// `(rows, inputs)` of query, key and value in one weight.
+/// `(rows, inputs)` of query, key and value in one weight, which has rows of a gate beside them.
 fn fused(
     source: &dyn WeightSource,
     name: &str,
     orientation: Orientation,
-    query_rows: usize,
+    [query_rows, gate_rows]: [usize; 2],
     heads: usize,
 ) -> Result<[(usize, usize); 3]> {
     let (rows, input) = out_in(source, name, orientation, true)?;
-    let rest = rows.checked_sub(query_rows).filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
+    let rest = rows.checked_sub(query_rows.saturating_add(gate_rows));
+    let rest = rest.filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || heads == 0));
     let rest = rest
         .ok_or_else(|| wrong_shape(source.full_name(name), &[rows, input], &[query_rows.saturating_mul(3), input]))?;
     Ok([(query_rows, input), (rest / 2, input), (rest / 2, input)])

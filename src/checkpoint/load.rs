@@ -34,6 +34,10 @@ impl MultiHeadAttention {
 ///
 /// It is a [`Module`]: `forward` is self-attention over positions 0, 1, … under the layer's own mask.
 ///
+/// A layer with the keys and values of another one (Gemma 3n, Gemma 4) says which in
+/// [`key_value_source`](AttentionConfig::key_value_source), and takes them by
+/// [`AttentionInputs::shared`](crate::AttentionInputs::shared); a call without them is an error.
+///
 /// What a model does with its inputs and a layer cannot know, a call has to say; without it, the layer is right for
 /// text alone. Tokens of images have positions of their own in models with M-RoPE
 /// ([`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions)). In Gemma 3, ShieldGemma 2 and GIT

@@ -4,14 +4,17 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{WeightSource, join};
-use crate::config::{AttentionConfig, NormOver, Scoring};
+use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, Layout, LinearNames, Orientation, PATCH_BIAS, PositionRole, QK_NORMS, QkvNames,
-    ROTARY_FREQUENCIES, SCORE, SINKS,
+    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames,
+    Orientation, PATCH_BIAS, PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
 };
+use crate::ops::LatentSizes;
 use crate::position::Presence;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::weights::{
+    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
 
 impl AttentionWeights {
     /// Reads the layer that `source` points at, in any known layout, and returns that layout.
@@ -23,18 +26,33 @@ impl AttentionWeights {
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let reader = Reader { source, layout, sizes: Sizes::new(config) };
-        let qkv = reader.qkv()?;
+        let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+        let latent_is_set = config.latent.is_some();
+        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
+        let (qkv, gate) = match (layout.gate, layout.qkv) {
+            (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
+            (_, QkvNames::Latent(names)) => {
+                (QkvWeights::Latent(Box::new(reader.latent(names, config)?)), reader.gate(config)?)
+            }
+            (_, names) => (reader.qkv(names)?, reader.gate(config)?),
+        };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
+        if layout.holds_indexer(source) && config.max_keys.is_none() {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
+            return Err(Error::config("max_keys", "none", allowed));
+        }
         let heads = config.num_attention_heads;
+        let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {
             qkv,
             o,
+            gate,
+            context_norm: read_context_norm(source, config, layout)?,
             bias_kv: reader.bias_kv()?,
             score: read_score(source, config)?,
-            qk_norm: read_norms(source, config)?,
-            sinks: source.contains(SINKS).then(|| source.get(SINKS, &[heads])).transpose()?,
+            steps: read_steps(source, config)?,
+            sinks: sinks.map(|name| source.get(name, &[heads])).transpose()?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -84,17 +102,31 @@ struct Reader<'a> {
     source: &'a dyn WeightSource,
     layout: &'static Layout,
     sizes: Sizes,
+    /// Whether keys and values are those of another layer.
+    is_shared: bool,
+    latent_is_set: bool,
 }
 
 impl Reader<'_> {
-    fn qkv(&self) -> Result<QkvWeights> {
+    fn qkv(&self, names: QkvNames) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
+        if self.latent_is_set {
+            return Err(self.no_latents("none"));
+        }
         let rows = self.sizes.rows();
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };
-        Ok(match self.layout.qkv {
+        Ok(match names {
+            QkvNames::Latent(_) => return Err(self.no_latents("set")),
+            // Gemma 3n's files hold keys and values for all layers, which its model does not read.
+            QkvNames::Split([q, ..]) if self.is_shared => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::Split(names) => {
                 let read = |i: usize| self.linear(names[i], qkv[i], inputs[i], true);
+                if self.layout.gate == GateNames::InQuery {
+                    let Rows { heads, dim } = qkv[0];
+                    let both = self.linear(names[0], Rows { heads, dim: 2 * dim }, inputs[0], true)?;
+                    return Ok(QkvWeights::GatedQuery { parts: Box::new([both, read(1)?, read(2)?]), heads });
+                }
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
             QkvNames::Fused(names, order) => {
@@ -131,6 +163,11 @@ impl Reader<'_> {
                 let kv = self.linear(kv, Rows { heads: rows[1] + rows[2], dim: 1 }, k_size, true)?;
                 QkvWeights::Split(Box::new([q, part_of(&kv, 0, rows[1])?, part_of(&kv, rows[1], rows[2])?]))
             }
+            QkvNames::KeysAsValues([q, k]) => QkvWeights::KeysAsValues(Box::new([
+                self.linear(q, qkv[0], inputs[0], true)?,
+                self.linear(k, qkv[1], inputs[1], true)?,
+            ])),
+            QkvNames::Query(q) => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::SplitFusedBias(weights, bias) => {
                 let fused = self.source.contains(bias).then(|| self.source.get(bias, &[all.len()])).transpose()?;
                 let read = |i: usize| -> Result<LinearWeights> {
@@ -141,6 +178,41 @@ impl Reader<'_> {
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
         })
+    }
+
+    /// The error for a configuration of latent attention beside other projections, or the other way round.
+    fn no_latents(&self, allowed: &str) -> Error {
+        let found = if allowed == "set" { "none" } else { "set" };
+        let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+        Error::config("latent", found, allowed)
+    }
+
+    /// The projections of latent attention.
+    fn latent(&self, names: &LatentNames, config: &AttentionConfig) -> Result<LatentWeights> {
+        let latent = config.latent.as_ref().ok_or_else(|| self.no_latents("set"))?;
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = latent.sizes(config);
+        let rows = |dim: usize| Rows { heads: 1, dim };
+        let norm = |name: &str, size: usize| Ok::<_, Error>(NormWeights::new(self.source.get(name, &[size])?, None));
+        let q_a = match (names.q_a, q_rank) {
+            (Some((linear, name)), Some(rank)) => {
+                Some((self.linear(linear, rows(rank), q_in, true)?, norm(name, rank)?))
+            }
+            (None, None) => None,
+            (stored, _) => {
+                let [found, allowed] = if stored.is_some() { ["none", "set"] } else { ["set", "none"] };
+                let allowed = format!("{allowed}: the checkpoint's layout is `{}`", self.layout.name);
+                return Err(Error::config("q_lora_rank", found, allowed));
+            }
+        };
+        let of_indexer = format!("{INDEXER}.wk.weight");
+        if latent.index_topk.is_none() && self.source.contains(&of_indexer) {
+            let allowed = format!("set: the checkpoint holds `{}`", self.source.full_name(&of_indexer));
+            return Err(Error::config("index_topk", "none", allowed));
+        }
+        let q = self.linear(names.q, Rows { heads, dim: nope + rope }, q_rank.unwrap_or(q_in), true)?;
+        let kv_a = self.linear(names.kv_a, rows(rank + rope), kv_in, true)?;
+        let kv_b = self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true)?;
+        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, rank)?, kv_b))
     }
 
     /// The width of the one input of a fused projection.
@@ -185,14 +257,74 @@ impl Reader<'_> {
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
     }
 
+    /// Reads a fused projection with the gate before the queries, keys and values.
+    fn gate_and_qkv(
+        &self,
+        config: &AttentionConfig,
+        names: LinearNames,
+    ) -> Result<(QkvWeights, Option<LinearWeights>)> {
+        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+            let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+        }
+        let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
+        let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
+        Ok((QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?)))
+    }
+
+    /// Reads the projection of the gate if there is one, whose formula comes from the configuration.
+    fn gate(&self, config: &AttentionConfig) -> Result<Option<LinearWeights>> {
+        let in_query = self.layout.gate == GateNames::InQuery;
+        let names = self.layout.gate_projection();
+        let held = names.filter(|names| self.source.contains(names.weight));
+        let Rows { heads, dim } = self.sizes.heads_of_output;
+        match (config.output_gate, held) {
+            (None, None) if !in_query => Ok(None),
+            (None, _) => {
+                let name = held.map_or(self.layout.required()[0], |names| names.weight);
+                let allowed = format!("set: `{}` holds a gate", self.source.full_name(name));
+                Err(Error::config("output_gate", "none", allowed))
+            }
+            (Some(gate), None) if in_query && gate.over != GateOver::Element => {
+                Err(Error::config("output_gate.over", "a head", "an element: the query projection holds the gate"))
+            }
+            (Some(_), None) if in_query => Ok(None),
+            (Some(_), None) => {
+                let name = self.source.full_name(names.map_or("gate_proj.weight", |names| names.weight));
+                Err(Error::MissingTensor { name, why: "the configuration sets output_gate".to_string() })
+            }
+            (Some(gate), Some(names)) => {
+                let width = self.sizes.inputs[0];
+                let rows = gate.rows(heads, dim);
+                if !names.bias_apart() {
+                    return self.linear(names, Rows { heads: rows, dim: 1 }, width, true).map(Some);
+                }
+                let bias = self.source.get(names.bias, &[heads])?;
+                if bias.track_op() {
+                    let expected = "a fixed tensor: one bias for all gates of a head cannot be trained yet".to_string();
+                    let (name, found) = (self.source.full_name(names.bias), "is a variable".to_string());
+                    return Err(Error::Tensor { name, found, expected });
+                }
+                let bias = bias.reshape((heads, 1))?.broadcast_as((heads, rows / heads.max(1)))?.reshape(rows)?;
+                Ok(Some(LinearWeights { weight: self.source.get(names.weight, &[rows, width])?, bias: Some(bias) }))
+            }
+        }
+    }
+
     fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
-        if !BIAS_KV.iter().any(|name| self.source.contains(name)) {
+        if !holds_bias_kv(self.source) {
             return Ok(None);
         }
         let [_, k_rows, v_rows] = self.sizes.rows();
         let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
         Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
     }
+}
+
+/// Whether there is a learned key and value that every query sees. A Conformer has another `bias_v`, beside a `bias_u`.
+pub(super) fn holds_bias_kv(source: &dyn WeightSource) -> bool {
+    let [key, value] = BIAS_KV;
+    source.contains(key) || source.contains(value) && !source.contains(CONTENT_BIAS)
 }
 
 /// `len` rows of a projection, as views.
@@ -222,56 +354,107 @@ fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Opt
     }
 }
 
-/// Reads the norms if there are any. Their formula comes from the configuration, which must have one then.
-pub(crate) fn read_norms(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<[NormWeights; 2]>> {
-    let present = |name: &str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
-    let found = QK_NORMS.iter().find(|names| names.iter().any(|name| present(name)));
-    let norm = match (&config.qk_norm, found) {
+/// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
+/// have one for each norm and factor that there is.
+pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
+    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+    let read = |side: usize| -> Result<StepWeights> {
+        if is_shared && side > 0 {
+            return Ok(StepWeights::default());
+        }
+        Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
+    };
+    Ok([read(0)?, read(1)?, read(2)?])
+}
+
+fn read_factor(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<Tensor>> {
+    let name = FACTORS[side];
+    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
+    match config.steps.has_learned_factor(side) {
+        true => Ok(Some(source.get(name, &[d])?)),
+        false if source.contains(name) => {
+            let expected = format!("a learned one: the checkpoint holds `{}`", source.full_name(name));
+            Err(Error::value("the factor of the steps", "none", expected))
+        }
+        false => Ok(None),
+    }
+}
+
+/// The norm of queries (0), keys (1) or values (2) that has weights.
+fn read_norm(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<NormWeights>> {
+    let (names, field) = (norm_names(side), if side == 2 { "v_norm" } else { "qk_norm" });
+    let present = |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
+    let (norm, name) = match (config.steps.weighted_norm(side), names.iter().find(|name| present(name))) {
         (None, None) => return Ok(None),
-        (Some(norm), Some(_)) => norm,
-        (None, Some([q, _])) => {
-            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(q));
-            return Err(Error::config("qk_norm", "none", allowed));
+        (Some(norm), Some(name)) => (norm, *name),
+        (None, Some(name)) => {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(name));
+            return Err(Error::config(field, "none", allowed));
         }
         (Some(_), None) => {
-            let name = source.full_name(&format!("{}.weight", QK_NORMS[0][0]));
-            return Err(Error::MissingTensor { name, why: "the configuration sets qk_norm".to_string() });
+            let name = source.full_name(&format!("{}.weight", names[0]));
+            return Err(Error::MissingTensor { name, why: format!("the configuration sets {field}") });
         }
     };
-    let [q, k] = *found.unwrap_or(&QK_NORMS[0]);
-    let read = |name: &str, heads: usize| {
-        let d = config.resolved_head_dim();
-        let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
-            (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
-                let allowed =
-                    format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
-                Err(Error::config("qk_norm.over", "one head", allowed))
-            }
-            (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
-                let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
-                Err(Error::config("qk_norm.over", "all heads", allowed))
-            }
-            (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
-            (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
-            (NormOver::Head, _) => source.get(name, &[d]),
-        };
-        if source.contains(&per_head(name, 0)) {
-            let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
-            if weights.iter().any(Tensor::track_op) {
-                let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
-                return Err(Error::Tensor {
-                    name: source.full_name(&per_head(name, 0)),
-                    found: "is a variable".into(),
-                    expected,
-                });
-            }
-            return Ok(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None });
+    let h_kv = config.resolved_num_key_value_heads();
+    let heads = if side == 0 { config.num_attention_heads } else { h_kv };
+    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
+    let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
+        (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
+            let allowed = format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
+            Err(Error::config("qk_norm.over", "one head", allowed))
         }
-        let bias = format!("{name}.bias");
-        let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
-        Ok::<_, Error>(NormWeights { weight: one(&format!("{name}.weight"))?, bias })
+        (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
+            let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
+            Err(Error::config("qk_norm.over", "all heads", allowed))
+        }
+        (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
+        (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
+        (NormOver::Head, _) => source.get(name, &[d]),
     };
-    Ok(Some([read(q, config.num_attention_heads)?, read(k, config.resolved_num_key_value_heads())?]))
+    if source.contains(&per_head(name, 0)) {
+        let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
+        if weights.iter().any(Tensor::track_op) {
+            let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
+            return Err(Error::Tensor {
+                name: source.full_name(&per_head(name, 0)),
+                found: "is a variable".into(),
+                expected,
+            });
+        }
+        return Ok(Some(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None }));
+    }
+    let bias = format!("{name}.bias");
+    let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
+    Ok(Some(NormWeights { weight: one(&format!("{name}.weight"))?, bias }))
+}
+
+/// Reads the norm of the context if there is one. Its formula comes from the configuration, which must have one then.
+fn read_context_norm(
+    source: &dyn WeightSource,
+    config: &AttentionConfig,
+    layout: &Layout,
+) -> Result<Option<NormWeights>> {
+    let weighted = config.context_norm.filter(|norm| norm.weighted);
+    let held = layout.context_norm.filter(|name| source.contains(&join(name, "weight")));
+    match (weighted, held) {
+        (None, None) => Ok(None),
+        (None, Some(name)) => {
+            let allowed = format!("set, and weighted: the checkpoint holds `{}`", source.full_name(name));
+            Err(Error::config("context_norm", "none, or without a weight", allowed))
+        }
+        (Some(_), None) => {
+            let name = source.full_name(&join(layout.context_norm.unwrap_or("attn_sub_norm"), "weight"));
+            Err(Error::MissingTensor { name, why: "the configuration sets context_norm".to_string() })
+        }
+        (Some(norm), Some(name)) => {
+            let (heads, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+            let size = if norm.over == NormOver::AllHeads { heads * d_v } else { d_v };
+            let bias = join(name, "bias");
+            let bias = source.contains(&bias).then(|| source.get(&bias, &[size])).transpose()?;
+            Ok(Some(NormWeights::new(source.get(&join(name, "weight"), &[size])?, bias)))
+        }
+    }
 }
 
 /// The weight of one head, in StableLM's modules of a norm per head.
@@ -309,16 +492,20 @@ pub(crate) fn read_position(
         }
     }
     // A weight that the configured scheme has no use for means that the configuration is wrong.
-    let used = |role: PositionRole| {
-        let mut names = layout.position.iter().filter(|name| name.role == role);
+    let used = |of: &PositionName| {
+        let alone = of.role == PositionRole::Relative;
+        let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
-    for name in layout.position.iter().filter(|name| name.scheme != DISTANCE_EMBEDDINGS) {
+    // The name of Transformer-XL's second vector may be that of a value that every query sees.
+    let telling = |name: &&PositionName| name.scheme != DISTANCE_EMBEDDINGS && !BIAS_KV.contains(&name.stored);
+    for name in layout.position.iter().filter(telling) {
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
+            PositionRole::Relative => ("relative positions", name.stored.to_string()),
         };
-        if !used(name.role) && source.contains(&tensor) {
+        if !used(name) && source.contains(&tensor) {
             let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
             return Err(Error::config("position", &config.position, allowed));
         }

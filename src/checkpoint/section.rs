@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::layer::states_heads;
+use crate::families::layer::{CROSS, states_heads};
 use crate::families::table::{is_listed, resolved_model_type};
 
 /// First words of names that mean the same part of a model.
@@ -66,9 +66,7 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
 }
 
 fn model_type(section: &Value) -> Option<String> {
-    let text = |key: &str| section.get(key).and_then(Value::as_str);
-    let stated = text("model_type").filter(|name| !name.is_empty())?;
-    Some(resolved_model_type(stated, text("position_embedding_type")).to_string())
+    resolved_model_type(section.as_object()?).map(str::to_string)
 }
 
 /// The keys of sections that describe models.
@@ -109,6 +107,10 @@ fn part_of(name: &str) -> Option<usize> {
 /// else with a first word that means the same part (`visual` and `vision_config`), the shortest name of all. More than
 /// one section is none.
 fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
+    // Cross-attention to an encoder is a layer of the decoder.
+    if CROSS.contains(&part) {
+        return Vec::new();
+    }
     let words = |name: &str| name.split('_').count();
     let holds = |key: &&&str| format!("_{part}_").contains(&format!("_{}_", name(key)));
     let named: Vec<&str> = children.iter().filter(holds).copied().collect();

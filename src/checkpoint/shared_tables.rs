@@ -7,7 +7,7 @@ use crate::checkpoint::detect::check_prefix;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::layout::{DISTANCE_EMBEDDINGS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
+use crate::families::layout::{DISTANCE_EMBEDDINGS, GATED_BIAS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
 use crate::position::{LayerSizes, PositionParameter, Presence};
 use crate::tensor::select;
 use crate::weights::{AttentionWeights, PositionWeights};
@@ -97,6 +97,7 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
     let stack = stack_prefix(&prefix);
     match weight {
         RELATIVE_BIAS => shared_table(&prefix),
+        GATED_BIAS => in_first_layer(&prefix, weight),
         PATCH_BIAS => shared_patch_table(source).unwrap_or_else(|| join(&stack, SHARED_PATCH_BIAS[0])),
         _ => {
             // DeBERTa's norm is next to the embeddings, not below them.
@@ -110,12 +111,18 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
 fn shared_table(prefix: &str) -> String {
     let parts: Vec<&str> = prefix.split('.').collect();
     match index_of_number(&parts) {
-        Some(number) if parts.contains(&"SelfAttention") => {
-            let rest = parts[number + 1..].join(".");
-            join(&format!("{}.0.{rest}", parts[..number].join(".")), RELATIVE_BIAS)
-        }
+        Some(_) if parts.contains(&"SelfAttention") => in_first_layer(prefix, RELATIVE_BIAS),
         _ => join(&stack_prefix(prefix), RELATIVE_BIAS),
     }
+}
+
+/// The name of a tensor of the attention of the first layer, from the prefix of that of any.
+fn in_first_layer(prefix: &str, name: &str) -> String {
+    let mut parts: Vec<&str> = prefix.split('.').collect();
+    if let Some(number) = index_of_number(&parts) {
+        parts[number] = "0";
+    }
+    join(&parts.join("."), name)
 }
 
 /// The prefix of tensors next to a stack of layers: `encoder` for `encoder.layer.3.attention`.

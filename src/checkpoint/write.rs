@@ -8,10 +8,13 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{BIAS_KV, Layout, LinearNames, Orientation, QkvNames, SCORE, SINKS};
+use crate::families::layout::{
+    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
+};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
-use crate::weights::{AttentionWeights, FusedOrder, LinearWeights};
+use crate::tensor::same_elements;
+use crate::weights::{AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -22,20 +25,56 @@ impl AttentionWeights {
     /// sizes that its families do not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
         let writer = Writer { config, layout };
-        let [q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
+        if let (QkvWeights::Latent(latent), QkvNames::Latent(names)) = (&self.qkv, layout.qkv) {
+            return writer.latent(self, latent, names);
+        }
+        if matches!(self.qkv, QkvWeights::Latent(_)) {
+            return Err(writer.cannot("latent attention", "deepseek or deepseek-lite, whose families have it"));
+        }
+        let [mut q, k, v] = self.qkv.split(writer.rows(), config.resolved_num_key_value_heads())?;
         writer.check(self, [&q, &k, &v])?;
         let mut tensors = BTreeMap::new();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        let gate = writer.gate(self, &q)?;
+        if let Some(gate) = &gate {
+            match layout.gate {
+                GateNames::Optional(names) | GateNames::Required(names) => {
+                    writer.put(&mut tensors, names, gate, None)?;
+                }
+                GateNames::InQuery => q = q.with_gate(gate, h)?,
+                GateNames::BeforeQuery | GateNames::None => {}
+            }
+        }
         match layout.qkv {
+            QkvNames::Latent(_) => {
+                return Err(writer.cannot("separate keys and values", "one whose families have them"));
+            }
             QkvNames::Split(names) => {
-                let parts = [(&q, [h, d]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
-                for (names, (dense, heads)) in names.into_iter().zip(parts) {
+                let query_rows = q.weight.dim(0)?.checked_div(h).unwrap_or(d);
+                let parts = [(&q, [h, query_rows]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
+                let stored = match self.qkv {
+                    QkvWeights::KeysAsValues(_) => 2,
+                    QkvWeights::Query(_) => 1,
+                    _ => 3,
+                };
+                for (names, (dense, heads)) in names.into_iter().zip(parts).take(stored) {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
+            QkvNames::KeysAsValues(names) => {
+                for (names, (dense, heads)) in names.into_iter().zip([(&q, [h, d]), (&k, [h_kv, d])]) {
+                    writer.put(&mut tensors, names, dense, Some(heads))?;
+                }
+            }
+            QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
-                writer.put(&mut tensors, names, &LinearWeights::fuse([&q, &k, &v], order, h_kv)?, None)?;
+                let fused = LinearWeights::fuse([&q, &k, &v], order, h_kv)?;
+                let fused = match &gate {
+                    Some(gate) => LinearWeights::concat(&[gate, &fused])?,
+                    None => fused,
+                };
+                writer.put(&mut tensors, names, &fused, None)?;
             }
             QkvNames::FusedSplitBias(weight, biases, order) => {
                 tensors.insert(weight.to_string(), LinearWeights::fuse([&q, &k, &v], order, h_kv)?.weight);
@@ -60,7 +99,10 @@ impl AttentionWeights {
         }
         writer.put_output(&mut tensors, &self.o)?;
         self.put_rest(layout, &mut tensors)?;
-        Ok(tensors)
+        match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
+            Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
+            None => Ok(tensors),
+        }
     }
 
     /// Adds the tensors other than projections.
@@ -74,20 +116,28 @@ impl AttentionWeights {
         if let Some(score) = &self.score {
             put(SCORE, score.clone());
         }
-        if let Some(sinks) = &self.sinks {
-            put(SINKS, sinks.clone());
+        if let (Some(sinks), Some(name)) = (&self.sinks, layout.sinks) {
+            put(name, sinks.clone());
         }
         for (name, tensor) in self.position.iter() {
             if let Some(name) = layout.position_name(name) {
                 put(&name, tensor.clone());
             }
         }
-        if let (Some(norms), Some(names)) = (&self.qk_norm, layout.qk_norms) {
-            for (name, norm) in names.into_iter().zip(norms) {
+        if let (Some(norm), Some(name)) = (&self.context_norm, layout.context_norm) {
+            put(&join(name, "weight"), norm.weight.clone());
+            norm.bias.iter().for_each(|bias| put(&join(name, "bias"), bias.clone()));
+        }
+        let [q, k] = layout.qk_norms.unwrap_or(QK_NORMS[0]);
+        for (side, (weights, name)) in self.steps.iter().zip([q, k, V_NORM]).enumerate() {
+            if let Some(norm) = &weights.norm {
                 put(&format!("{name}.weight"), norm.weight.clone());
                 if let Some(bias) = &norm.bias {
                     put(&format!("{name}.bias"), bias.clone());
                 }
+            }
+            if let Some(factor) = &weights.factor {
+                put(FACTORS[side], factor.clone());
             }
         }
         Ok(())
@@ -126,6 +176,42 @@ impl Writer<'_> {
         Error::value(format!("the layout for {what}"), found, why)
     }
 
+    /// The tensors of latent attention.
+    fn latent(
+        &self,
+        weights: &AttentionWeights,
+        latent: &LatentWeights,
+        names: &LatentNames,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let mut tensors = BTreeMap::new();
+        let norm =
+            |to: &mut BTreeMap<_, _>, name: &str, norm: &NormWeights| to.insert(name.to_string(), norm.weight.clone());
+        match (&latent.q_a, names.q_a) {
+            (Some((q_a, weights)), Some((names, of_norm))) => {
+                self.put(&mut tensors, names, q_a, None)?;
+                norm(&mut tensors, of_norm, weights);
+            }
+            (None, None) => {}
+            (Some(_), None) => {
+                return Err(self.cannot("two projections of queries", "deepseek, whose families have them"));
+            }
+            (None, Some(_)) => {
+                return Err(self.cannot("one projection of queries", "deepseek-lite, whose families have it"));
+            }
+        }
+        self.put(&mut tensors, names.q, &latent.q, None)?;
+        self.put(&mut tensors, names.kv_a, &latent.kv_a, None)?;
+        norm(&mut tensors, names.kv_a_norm, &latent.kv_a_norm);
+        self.put(&mut tensors, names.kv_b, &latent.kv_b, None)?;
+        if let (Some(gate), Some(names)) = (self.gate(weights, &latent.q)?, self.layout.gate_projection()) {
+            self.put(&mut tensors, names, &gate, None)?;
+        }
+        self.put_output(&mut tensors, &weights.o)?;
+        self.check_rest(weights)?;
+        weights.put_rest(self.layout, &mut tensors)?;
+        Ok(tensors)
+    }
+
     fn rows(&self) -> [usize; 3] {
         let (h, h_kv) = (self.config.num_attention_heads, self.config.resolved_num_key_value_heads());
         [
@@ -133,6 +219,34 @@ impl Writer<'_> {
             h_kv * self.config.resolved_head_dim(),
             h_kv * self.config.resolved_value_head_dim(),
         ]
+    }
+
+    /// The gate of a layer with the query projection `q`, which the layout can hold.
+    fn gate(&self, weights: &AttentionWeights, q: &LinearWeights) -> Result<Option<LinearWeights>> {
+        let stored = weights.qkv.gate(self.rows()[0])?;
+        let gate = weights.gate.clone().or(stored);
+        match (self.layout.gate, &gate) {
+            (GateNames::None, Some(_)) => Err(self.cannot("a gate of the output", "one whose families have it")),
+            (GateNames::Required(_) | GateNames::InQuery | GateNames::BeforeQuery, None) => {
+                Err(self.cannot("a layer without a gate", "one whose families have none"))
+            }
+            (GateNames::InQuery | GateNames::BeforeQuery, Some(gate))
+                if gate.weight.dims() != q.weight.dims() || gate.bias.is_some() != q.bias.is_some() =>
+            {
+                let why = "one that keeps it apart: here it has the shape of the query projection, and a bias if that has one";
+                Err(self.cannot("a gate of the output", why))
+            }
+            (GateNames::Required(names), Some(LinearWeights { weight, bias })) if names.bias_apart() => {
+                let unfit = || self.cannot("the bias of a gate", "one number per head");
+                let by_head = bias.as_ref().ok_or_else(unfit)?.reshape((self.config.num_attention_heads, ()))?;
+                let bias = by_head.narrow(1, 0, 1)?;
+                if !same_elements(&by_head.contiguous()?, &bias.broadcast_as(by_head.shape())?.contiguous()?)? {
+                    return Err(unfit());
+                }
+                Ok(Some(LinearWeights { weight: weight.clone(), bias: Some(bias.flatten_all()?) }))
+            }
+            _ => Ok(gate),
+        }
     }
 
     fn check(&self, weights: &AttentionWeights, [q, k, v]: [&LinearWeights; 3]) -> Result<()> {
@@ -165,11 +279,38 @@ impl Writer<'_> {
             }
             _ => {}
         }
-        if weights.qk_norm.is_some() && layout.qk_norms.is_none() {
+        self.check_rest(weights)
+    }
+
+    /// Checks what is beside the projections.
+    fn check_rest(&self, weights: &AttentionWeights) -> Result<()> {
+        let (layout, config) = (self.layout, self.config);
+        let [of_q, of_k, of_v] = &weights.steps;
+        let own = layout.name == LAYOUTS[0].name;
+        if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {
             return Err(self.cannot("norms of queries and keys", "one whose families have them"));
         }
-        if weights.sinks.is_some() && !layout.sinks {
+        if weights.context_norm.is_some() && layout.context_norm.is_none() {
+            return Err(self.cannot("a norm of the context", "one whose families have it"));
+        }
+        if (of_v.norm.is_some() || weights.steps.iter().any(|of| of.factor.is_some())) && !own {
+            return Err(self.cannot("a norm of values or a learned factor", "candle-attention"));
+        }
+        let (holds, what) = match (&weights.qkv, layout.qkv) {
+            (QkvWeights::KeysAsValues(_), qkv) => (matches!(qkv, QkvNames::KeysAsValues(_)) || own, "keys as values"),
+            (QkvWeights::Query(_), qkv) => (matches!(qkv, QkvNames::Query(_)) || own, "queries alone"),
+            (_, qkv) => (!matches!(qkv, QkvNames::KeysAsValues(_) | QkvNames::Query(_)), "queries, keys and values"),
+        };
+        if !holds {
+            return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
+        }
+        if weights.sinks.is_some() && layout.sinks.is_none() {
             return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
+        }
+        let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
+        if weights.bias_kv.is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
+            let why = "one that names a key and value that every query sees otherwise than its positions";
+            return Err(self.cannot(&format!("{} positions", config.position), why));
         }
         if weights.position.iter().any(|(name, _)| layout.position_name(name).is_none()) {
             let why = "one whose families have them, such as candle-attention";

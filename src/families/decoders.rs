@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LayerPositions, Mrope, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
-    Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, QueryFactor, ROTARY,
+    Required, RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -18,6 +18,14 @@ const OLMO2: Family =
 /// Granite, whose configuration states the factor on the scores.
 const GRANITE: Family =
     Family { scale: Scale::AttentionMultiplier, defaults: &[("attention_multiplier", 1.0)], ..LLAMA };
+/// LFM2: the same as Qwen 3 with other names.
+const LFM2: Family = Family {
+    model_types: &["lfm2", "lfm2_moe"],
+    layouts: BART,
+    positions: theta(1_000_000.0),
+    defaults: &[("norm_eps", 1e-5)],
+    ..QWEN3
+};
 
 /// A decoder with rotary positions.
 const fn rotary(row: RotaryRow) -> Family {
@@ -92,6 +100,57 @@ const GEMMA3: Family = Family {
     ..LLAMA
 };
 
+/// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
+const GEMMA3N: Family = Family {
+    layouts: &["candle-attention", "shared-keys"],
+    // Which its files state and its model does not use.
+    reads: &["query_pre_attn_scalar"],
+    window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
+    positions: LayerPositions::Rotary(RotaryRow {
+        theta: 1_000_000.0,
+        window_theta: Some(10_000.0),
+        scales_windowed: false,
+        ..ROTARY
+    }),
+    scale: Scale::One,
+    steps: StepsRow { value_norm: true, ..BASE.steps },
+    shares_keys: true,
+    defaults: &[
+        ("sliding_window", 512.0),
+        ("num_kv_shared_layers", 15.0),
+        ("num_hidden_layers", 35.0),
+        ("num_key_value_heads", 2.0),
+    ],
+    ..QWEN3
+};
+const GEMMA4_DEFAULTS: &[(&str, f64)] =
+    &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
+const GEMMA4: Family = Family {
+    layouts: &["candle-attention", "keys-as-values", "shared-keys"],
+    reads: &["proportional"],
+    causal: Causal::UnlessAllBidirectional,
+    window: windows(WindowLayers::AllButLastOf6AndLast),
+    positions: LayerPositions::Rotary(RotaryRow {
+        theta: 1_000_000.0,
+        window_theta: Some(10_000.0),
+        required_in_config: true,
+        ..ROTARY
+    }),
+    keys_as_values: Some("attention_k_eq_v"),
+    head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
+    defaults: GEMMA4_DEFAULTS,
+    note: Some(IMAGES),
+    ..GEMMA3N
+};
+/// HunYuan: norms after the rotation, whose base its files multiply by a power of `alpha`.
+const HUNYUAN: Family = Family {
+    layouts: &["hunyuan"],
+    reads: &["alpha"],
+    steps: StepsRow { norm_after_rotation: true, ..BASE.steps },
+    defaults: &[("rms_norm_eps", 1e-5)],
+    ..QWEN3
+};
+
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
@@ -100,6 +159,13 @@ pub(crate) const DECODERS: &[Family] = &[
     // The text of a model with images, which is causal whatever its section states.
     Family { model_types: &["gemma3"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
+    // Its encoder is a Gemma 3 that sees both ways.
+    Family {
+        model_types: &["t5gemma2_text"],
+        causal: Causal::Never,
+        window: Window { sides: Sides::Around, ..GEMMA3.window },
+        ..GEMMA3
+    },
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },
     Family {
@@ -112,6 +178,8 @@ pub(crate) const DECODERS: &[Family] = &[
             "internlm3",
             "iquestcoder",
             "deepseek_ocr2_text",
+            "idefics",
+            "pocket_tts",
         ],
         ..LLAMA
     },
@@ -126,6 +194,12 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["paddleocr_vl_text"], positions: mrope(500_000.0, Mrope::Blocks), ..LLAMA },
+    Family {
+        model_types: &["cosmos3_edge_text"],
+        layouts: &["candle-attention", "cosmos"],
+        positions: mrope(100_000_000.0, Mrope::Alternating),
+        ..LLAMA
+    },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
@@ -237,11 +311,31 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: EXAONE_DEFAULTS,
         ..QWEN3
     },
+    LFM2,
+    Family { model_types: &["lfm2_bidirectional"], causal: Causal::Never, ..LFM2 },
+    // As pplx-embed's own code has it.
     Family {
-        model_types: &["lfm2", "lfm2_moe"],
-        layouts: BART,
-        positions: theta(1_000_000.0),
-        defaults: &[("norm_eps", 1e-5)],
+        model_types: &["bidirectional_pplx_qwen3"],
+        causal: Causal::Never,
+        reads: &["use_bidirectional_attention"],
+        window: UPPER,
+        defaults: QWEN2_DEFAULTS,
+        ..QWEN3
+    },
+    Family {
+        model_types: &["minimax_m3_vl_text"],
+        max_keys: Some(MaxKeys::Blocks("index_topk_blocks", "index_block_size")),
+        // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
+        reads: &["rotary_dim"],
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),
+        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+        ..LLAMA
+    },
+    Family {
+        model_types: &["kolibri1", "flint"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+        defaults: &[("sliding_window", 513.0)],
         ..QWEN3
     },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
@@ -334,7 +428,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
     },
     Family {
-        model_types: &["cohere2"],
+        model_types: &["cohere2", "cohere2_moe"],
         window: PATTERN,
         defaults: &[("sliding_window", 4096.0)],
         ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
@@ -348,6 +442,42 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { interleaved: true, share: Some(1.0), mrope: Some(Mrope::Blocks), ..ROTARY })
     },
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
+    Family {
+        model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
+        window: EVERYWHERE,
+        qk_norm: None,
+        ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
+    },
+    Family {
+        model_types: &["cohere_compass_text"],
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::IfKindStated,
+            window_theta: Some(10_000.0),
+            mrope: Some(Mrope::Alternating),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 4096.0)],
+        ..LLAMA
+    },
+    Family { model_types: &["gradium_phonon_tts"], layouts: &["gradium", "candle-attention"], ..LLAMA },
+    // Tokens that it generates see the prompt and a window.
+    Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
+    Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
+    Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
+    Family { model_types: &["molmo2_text"], layouts: &["molmo"], positions: theta(1_000_000.0), ..QWEN3 },
+    Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..DECODER },
+    // transformers masks without a window, which its cache alone has.
+    Family {
+        model_types: &["kyutai_speech_to_text"],
+        layouts: &["inner-linear"],
+        reads: &["sliding_window"],
+        note: Some(
+            "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
+        ),
+        ..LLAMA
+    },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
         model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],
@@ -374,7 +504,7 @@ pub(crate) const DECODERS: &[Family] = &[
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
-            both_sides: true,
+            sides: Sides::Both,
         },
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
@@ -393,7 +523,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["gpt_neo"],
         layouts: BART,
         causal: Causal::Fixed,
-        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", both_sides: false },
+        window: Window { layers: WindowLayers::ListedLocal, key: "window_size", sides: Sides::Each },
         scale: Scale::One,
         defaults: &[("window_size", 256.0)],
         ..DECODER
@@ -410,5 +540,93 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["opt", "biogpt", "xglm"], layouts: BART, ..DECODER },
     Family { model_types: &["ctrl"], layouts: &["ctrl"], ..DECODER },
     Family { model_types: &["jamba", "nemotron_h"], ..DECODER },
+    Family { model_types: &["gemma3n_text"], ..GEMMA3N },
+    Family { model_types: &["gemma4_text"], ..GEMMA4 },
+    Family {
+        model_types: &["gemma4_unified_text"],
+        defaults: &[
+            ("sliding_window", 1024.0),
+            ("num_hidden_layers", 30.0),
+            ("global_head_dim", 512.0),
+            ("num_key_value_heads", 4.0),
+        ],
+        ..GEMMA4
+    },
+    // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.
+    Family {
+        model_types: &["diffusion_gemma_text"],
+        layouts: &["candle-attention", "keys-as-values"],
+        shares_keys: false,
+        keys_as_values: Some(""),
+        head_sizes: HeadSizes::Global { switch: None },
+        unsupported_parts: &[("decoder", "keys of the encoder's cache before their own")],
+        ..GEMMA4
+    },
+    // An encoder, whose window is a radius.
+    Family {
+        model_types: &["embedding_gemma2_text"],
+        layouts: OWN,
+        reads: &[],
+        causal: Causal::Never,
+        shares_keys: false,
+        keys_as_values: None,
+        head_sizes: HeadSizes::Global { switch: None },
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, window_theta: Some(10_000.0), ..ROTARY }),
+        defaults: &[
+            ("sliding_window", 512.0),
+            ("num_hidden_layers", 24.0),
+            ("global_head_dim", 512.0),
+            ("num_global_key_value_heads", 1.0),
+        ],
+        note: None,
+        ..GEMMA4
+    },
+    Family { model_types: &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"], ..HUNYUAN },
+    Family {
+        model_types: &["nanochat"],
+        steps: StepsRow { norm_after_rotation: true, weightless_norm: WeightlessNorm::Always, ..BASE.steps },
+        ..rotary(RotaryRow { reversed: true, ..ROTARY })
+    },
+    Family {
+        model_types: &["llama4_text"],
+        steps: StepsRow {
+            norm_after_rotation: true,
+            weightless_norm: WeightlessNorm::IfRotated,
+            query_factor: QueryFactor::Llama4,
+            ..BASE.steps
+        },
+        chunks: Some("attention_chunk_size"),
+        defaults: &[
+            ("rms_norm_eps", 1e-5),
+            ("no_rope_layer_interval", 4.0),
+            ("attention_chunk_size", 8192.0),
+            ("attn_scale", 0.1),
+            ("floor_scale", 8192.0),
+        ],
+        ..rotary(RotaryRow { layers: RotaryLayers::NoRopeLayers, interleaved: true, theta: 500_000.0, ..ROTARY })
+    },
+    Family {
+        model_types: &["ministral3"],
+        window: EVERYWHERE,
+        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        ..rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY })
+    },
+    Family {
+        model_types: &["mimo_v2_flash"],
+        layouts: &["candle-attention", "mimo"],
+        reads: &["sliding_window_size"],
+        window: windows(WindowLayers::AllButFirstAndLastOf6),
+        steps: StepsRow { value_factor: Some("attention_value_scale"), ..BASE.steps },
+        head_sizes: HeadSizes::WindowsDoubleKeys,
+        defaults: &[("sliding_window", 129.0), ("attention_value_scale", 0.707)],
+        ..rotary(RotaryRow { share: Some(0.334), theta: 5_000_000.0, window_theta: Some(10_000.0), ..ROTARY })
+    },
+    // Patches of a series in time, which see those before them.
+    Family {
+        model_types: &["timesfm2_5"],
+        scale: Scale::One,
+        steps: StepsRow { norm_after_rotation: true, query_factor: QueryFactor::Softplus, ..BASE.steps },
+        ..QWEN3
+    },
     Family { model_types: &["openai-gpt"], layouts: GPT2, causal: Causal::Fixed, ..DECODER },
 ];

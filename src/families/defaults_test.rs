@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, KeyValueSource};
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
+use crate::families::gated::GATED;
 use crate::families::heads::default_heads;
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
@@ -25,9 +26,9 @@ fn held() -> BTreeMap<String, Value> {
 fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
-    for family in DECODERS.iter().chain(SPEECH) {
+    for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
-            if let Some(values) = held.get(*model_type) {
+            if let Some(values) = held.get(*model_type).filter(|_| family.states.is_empty()) {
                 check(family, model_type, values);
                 checked += 1;
             }
@@ -62,9 +63,24 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         if windowed {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
-        let contents = LayerContents { norms: family.qk_norm.is_some(), bias_rows: None, pruned: &[] };
-        let config = layer.configure(AttentionConfig::new(512, 4), &contents).unwrap();
-        if let Some(norm) = config.qk_norm {
+        let contents = LayerContents {
+            norms: family.qk_norm.is_some(),
+            gate: family.gate.map(|_| 512),
+            indexer: false,
+            context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
+            bias_rows: None,
+            patch_keys: None,
+            layout: family.layouts[0],
+            pruned: &[],
+        };
+        // Whose values are keys whatever the configuration states.
+        let source = match family.keys_as_values {
+            Some("") if !windowed => KeyValueSource::KeysAsValues,
+            _ => KeyValueSource::Projections,
+        };
+        let sizes = AttentionConfig::new(512, 4).with_key_value_source(source);
+        let config = layer.configure(sizes, &contents).unwrap();
+        if let Some(norm) = config.steps.norms(0).next() {
             let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);
             assert_eq!(norm.eps, eps.unwrap(), "{what}");
         }
@@ -92,5 +108,7 @@ fn check_rotary(what: &str, rotary: &Rotary, values: &Value, kind: &str) {
     let set = all.get(kind).unwrap_or(all);
     assert_eq!(Some(rotary.theta), set["rope_theta"].as_f64(), "{what}");
     let share = set.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0);
+    // There it is a share of the pairs of the whole head.
+    let share = if set["rope_type"] == "proportional" { 1.0 } else { share };
     assert_eq!(rotary.dim, Some((128.0 * share) as usize), "{what}");
 }

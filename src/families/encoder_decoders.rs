@@ -6,10 +6,24 @@ const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias,
 /// Causal in the decoder.
 const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE };
 
+/// The encoder of speech is a Conformer.
+const SEAMLESS: Family = Family {
+    model_types: &["seamless_m4t"],
+    layouts: &["bart", "conformer"],
+    positions: LayerPositions::Conformer("relative"),
+    defaults: &[
+        ("speech_encoder_attention_heads", 16.0),
+        ("t2u_encoder_attention_heads", 16.0),
+        ("t2u_decoder_attention_heads", 16.0),
+    ],
+    ..DECODER
+};
+
 /// Attention of an encoder over parts of its sequence.
 const SPARSE: &str = "attention to a part of the tokens";
 
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
+    Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
     // Each layer of UMT5 has a table of its own.
     Family { model_types: &["t5", "mt5", "umt5", "switch_transformers"], ..T5 },
     Family {
@@ -32,6 +46,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "trocr",
             "whisper",
             "speech_to_text",
+            "time_series_transformer",
         ],
         ..DECODER
     },
@@ -48,12 +63,14 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         unsupported_parts: &[("encoder", "relative positions of their own")],
         ..DECODER
     },
+    SEAMLESS,
     Family {
-        model_types: &["seamless_m4t", "seamless_m4t_v2"],
-        unsupported_parts: &[
-            ("speech_encoder", "relative positions of their own"),
-            ("t2u_model", "no check against transformers"),
-        ],
-        ..DECODER
+        model_types: &["seamless_m4t_v2"],
+        positions: LayerPositions::Conformer("relative_key"),
+        unsupported_parts: &[("t2u_model", "no check against transformers")],
+        note: Some(
+            "in the speech encoder, a token sees its chunk of `speech_encoder_chunk_size` tokens and those before",
+        ),
+        ..SEAMLESS
     },
 ];

@@ -2,7 +2,7 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Window,
+    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Sides, Window,
     WindowLayers,
 };
 
@@ -37,7 +37,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",
-            both_sides: true,
+            sides: Sides::Both,
         },
         defaults: &[("local_attention", 128.0)],
         positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY }),
@@ -70,17 +70,63 @@ pub(crate) const ENCODERS: &[Family] = &[
         ..GTE
     },
     Family {
-        model_types: &["esm"],
+        // The second is the name for the encoder of proteins in Evolla, whose section states none.
+        model_types: &["esm", "evolla_protein_encoder"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rotary"), ..ROTARY }),
         causal: Causal::IfDecoder,
         ..BASE
     },
-    Family { positions: LayerPositions::Disentangled { v2: false }, ..DEBERTA },
+    // EuroBERT with windows, whose key states one side of them.
+    Family {
+        model_types: &["ultrabert"],
+        layouts: OWN,
+        window: Window { layers: WindowLayers::Listed, ..BASE.window },
+        positions: LayerPositions::Rotary(RotaryRow {
+            theta: 2_560_000.0,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        qk_norm: None,
+        ..BASE
+    },
+    // GPT-OSS that sees both ways, within a window.
+    Family {
+        model_types: &["openai_privacy_filter"],
+        layouts: OWN,
+        window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
+        defaults: &[("sliding_window", 128.0)],
+        positions: LayerPositions::Rotary(RotaryRow {
+            interleaved: true,
+            theta: 150_000.0,
+            required_in_config: true,
+            ..ROTARY
+        }),
+        qk_norm: None,
+        ..BASE
+    },
+    Family {
+        model_types: &["esmc"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(ROTARY),
+        qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
+        qk_norm_eps: Some(1e-5),
+        ..BASE
+    },
+    Family { positions: LayerPositions::Disentangled { v2: false, silent: false }, ..DEBERTA },
     // Also its third version.
     Family {
         model_types: &["deberta-v2"],
         layouts: &["deberta-v2"],
-        positions: LayerPositions::Disentangled { v2: true },
+        positions: LayerPositions::Disentangled { v2: true, silent: false },
+        ..DEBERTA
+    },
+    // Of sounds.
+    Family {
+        model_types: &["sew-d"],
+        layouts: &["deberta-v2"],
+        positions: LayerPositions::Disentangled { v2: true, silent: true },
+        defaults: &[("position_buckets", 256.0), ("layer_norm_eps", 1e-7)],
         ..DEBERTA
     },
 ];
@@ -104,6 +150,24 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         ..BERT_LAYER
     },
     // These see both ways whatever `is_decoder` states.
+    Family {
+        model_types: &[
+            "canine",
+            "dpr",
+            "layoutlm",
+            "markuplm",
+            "splinter",
+            "tapas",
+            "visual_bert",
+            "mobilebert",
+            "lxmert",
+            "superglue",
+            "luke",
+        ],
+        ..BASE
+    },
+    Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
+    Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
     // Biases of the distances of tokens and of their boxes on the page.
     Family {
         model_types: &["layoutlmv3"],
@@ -122,7 +186,6 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         }],
         ..BASE
     },
-    Family { model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],

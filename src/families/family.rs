@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{CallInput, NormKind, NormOver};
+use crate::config::{CallInput, GateActivation, NormKind, NormOver};
 use crate::position::{GridFrequencies, RotaryStyle};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
@@ -30,13 +30,37 @@ pub(crate) struct Family {
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
-    /// What those norms add to the variance, whatever `config.json` states; `None`: what it states.
+    /// The gate of the context, which layers have, or do not have if its key says so.
+    pub gate: Option<GateRow>,
+    /// How many keys there may be in layers with an indexer; `None`: they must not have one.
+    pub max_keys: Option<MaxKeys>,
+    /// The norm of the context, which layers have.
+    pub context_norm: Option<ContextNormRow>,
+    /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
     pub qk_norm_eps: Option<f64>,
+    /// What happens between projection and scores beside those norms and the rotation.
+    pub steps: StepsRow,
+    /// Whether the last layers, as many as the key `num_kv_shared_layers` states, have the keys and values of the last
+    /// layer of their kind before them.
+    pub shares_keys: bool,
+    /// The key that, if it is set, makes the keys of layers without a window their values; an empty one is always set.
+    pub keys_as_values: Option<&'static str>,
+    /// How the sizes of heads differ between layers.
+    pub head_sizes: HeadSizes,
+    /// The key for the size of the chunks inside which layers attend that `layer_types` lists as chunked, or, without
+    /// it, those that are rotated.
+    pub chunks: Option<&'static str>,
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
+    /// What the family does with latents, if its keys and values are made of them.
+    pub latent: Option<LatentRow>,
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
     pub stages: bool,
+    /// Keys that the configuration must state, because the config class computes what files leave out.
+    pub states: &'static [&'static str],
+    /// Keys that the configuration must not set, each with what it sets.
+    pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
     pub needs: &'static [(&'static str, &'static str, &'static str)],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
@@ -85,6 +109,13 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
+/// The note of a model whose generated tokens see the prompt and a window.
+pub(crate) const PROMPT: &str =
+    "the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window";
+/// The note of a model that masks the patches of its last layers.
+pub(crate) const PREDICTED: &str =
+    "the mask is that of a trained model: while it trains, queries see the patches of their predicted segments";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
@@ -92,15 +123,32 @@ pub(crate) const BASE: Family = Family {
     reads: &[],
     position_values: &[],
     causal: Causal::Never,
-    window: Window { layers: WindowLayers::None, key: "sliding_window", both_sides: false },
+    window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
     softcap: false,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    gate: None,
+    max_keys: None,
+    context_norm: None,
     qk_norm_eps: None,
+    steps: StepsRow {
+        norm_after_rotation: false,
+        weightless_norm: WeightlessNorm::None,
+        query_factor: QueryFactor::None,
+        value_norm: false,
+        value_factor: None,
+    },
+    shares_keys: false,
+    keys_as_values: None,
+    head_sizes: HeadSizes::Same,
+    chunks: None,
     defaults: &[],
+    latent: None,
     stages: false,
+    states: &[],
+    refuses: &[],
     needs: &[],
     unsupported_parts: &[],
     shares_of_heads: &[],
@@ -124,6 +172,8 @@ pub(crate) enum Causal {
     FixedDecoder,
     /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,
+    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma 4).
+    UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
     /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
@@ -134,16 +184,54 @@ pub(crate) enum Causal {
     TextTower,
 }
 
+/// A gate between the heads and the output projection. Its weight shows what it is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GateRow {
+    /// What makes a gate of the projection.
+    pub activation: GateActivation,
+    /// The key that is false or absent if layers have none, with its default.
+    pub switch: Option<(&'static str, bool)>,
+}
+
+/// Up to how many keys an indexer chooses all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaxKeys {
+    /// As many as these two keys have together: a number of blocks, and the size of a block.
+    Blocks(&'static str, &'static str),
+    /// As the first key has it, and the tokens after the last whole block, whose size is the second key.
+    WholeBlocks(&'static str, &'static str),
+}
+
+/// A norm between the heads and the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextNormRow {
+    pub kind: NormKind,
+    pub over: NormOver,
+    /// Whether it has a weight, which the checkpoint must hold.
+    pub weighted: bool,
+}
+
 /// Sliding windows: which layers have one, and how wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
     /// Which layers.
     pub layers: WindowLayers,
-    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, how many on each
-    /// side.
+    /// The key for the width: how many tokens a token sees, itself included; in bidirectional layers, as `sides` says.
     pub key: &'static str,
-    /// Whether the key states the width of both sides together (ModernBERT): each side has half of it.
-    pub both_sides: bool,
+    /// How the key counts tokens in bidirectional layers.
+    pub sides: Sides,
+}
+
+/// What the width of a bidirectional window counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sides {
+    /// The tokens on each side.
+    Each,
+    /// Those of both sides together, half of them on each (ModernBERT).
+    Both,
+    /// All tokens of the window, the token itself included; of an even number, one more comes after it than before it
+    /// (T5Gemma 2).
+    Around,
 }
 
 /// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
@@ -160,6 +248,11 @@ pub(crate) enum WindowLayers {
     ListedLocal,
     /// All but the last of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButLastOf { key: Option<&'static str>, default: usize },
+    /// All but the last of each group of 6 layers and the last of all, or as `layer_types` says, of which the last entry
+    /// does not count (Gemma 4).
+    AllButLastOf6AndLast,
+    /// All but the first layer and the last of each group of 6, or as `layer_types` says (MiMo-V2-Flash).
+    AllButFirstAndLastOf6,
     /// All but the first of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButFirstOf { key: Option<&'static str>, default: usize },
     /// Those from number `max_window_layers` on, or as `layer_types` says. `switch`: the key `use_sliding_window` must
@@ -195,8 +288,22 @@ pub(crate) enum LayerPositions {
     T5Bias,
     /// T5's buckets as MPNet fixes them; its configuration's number only sizes the table.
     MpnetBias,
-    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms.
-    Disentangled { v2: bool },
+    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
+    /// does not state them has, all (SEW-D) or none.
+    Disentangled { v2: bool, silent: bool },
+    /// Projected sinusoids of distances (Parakeet).
+    RelativeSinusoids,
+    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
+    Conformer(&'static str),
+    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a
+    /// block (Granite Speech).
+    RelativeKeyBlocks(&'static str),
+    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
+    RelativeKey2d,
+    /// Embeddings of distances within `window_size` tokens, of keys and values (VITS).
+    RelativeKeyValue,
+    /// Gated biases of buckets (WavLM).
+    GatedBias,
 }
 
 /// Rotary positions of a family: defaults of what the configuration may state.
@@ -206,6 +313,8 @@ pub(crate) struct RotaryRow {
     pub layers: RotaryLayers,
     /// Pairs of neighbors instead of pairs that are half a head apart.
     pub interleaved: bool,
+    /// Whether angles are negative (nanochat).
+    pub reversed: bool,
     /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
     pub share: Option<f64>,
     /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
@@ -246,10 +355,14 @@ pub(crate) enum RotaryLayers {
     NoRopeLayers,
     /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
     OwnTheta,
+    /// All but those whose entry in `layer_rope_theta` is 0 (Muse): the base of the others is `rope_theta`.
+    NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
+    /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
+    IfKindStated,
     /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
     UnlessAlibi,
 }
@@ -258,6 +371,7 @@ pub(crate) enum RotaryLayers {
 pub(crate) const ROTARY: RotaryRow = RotaryRow {
     layers: RotaryLayers::All,
     interleaved: false,
+    reversed: false,
     share: None,
     rotary_dim: false,
     theta: 10_000.0,
@@ -278,8 +392,12 @@ pub(crate) struct PatchRotaryRow {
     pub style: RotaryStyle,
     /// Whether the first half of the angles belongs to columns.
     pub columns_first: bool,
+    /// Whether each half of a head is rotated by itself.
+    pub halves: bool,
     /// The number of the first row and column.
     pub first: usize,
+    /// Tokens before the patches, which are not rotated.
+    pub prefix_tokens: usize,
     /// Tokens after the patches.
     pub suffix_tokens: usize,
     /// Windows of patches.
@@ -292,7 +410,9 @@ pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
     block: None,
     style: RotaryStyle::HalfSplit,
     columns_first: false,
+    halves: false,
     first: 0,
+    prefix_tokens: 0,
     suffix_tokens: 0,
     windows: PatchWindows::None,
 };
@@ -308,6 +428,75 @@ pub(crate) enum PatchWindows {
     /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
     /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
     Rows,
+}
+
+/// Latent attention of a family; its sizes are those of the weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct LatentRow {
+    /// What the norms of latents add to the mean square; `None`: the key `rms_norm_eps`.
+    pub eps: Option<f64>,
+    /// Whether normalized latents are multiplied by `(hidden_size / rank)^0.5` (LongCat).
+    pub scaled: bool,
+    /// Whether an indexer chooses the keys, at most as many as the key `index_topk` states (DeepSeek-V3.2).
+    pub indexed: bool,
+    /// Whether `partial_rotary_factor` states the rotated share of a whole query head (Mistral 4).
+    pub states_share: bool,
+}
+
+/// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepsRow {
+    /// Whether norms of queries and keys come after the rotation.
+    pub norm_after_rotation: bool,
+    /// RMS norms of queries and keys without weights.
+    pub weightless_norm: WeightlessNorm,
+    /// The last factor on queries.
+    pub query_factor: QueryFactor,
+    /// Whether values have an RMS norm without weights.
+    pub value_norm: bool,
+    /// The key for a factor on values.
+    pub value_factor: Option<&'static str>,
+}
+
+/// Which layers have RMS norms of queries and keys without weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightlessNorm {
+    /// None.
+    None,
+    /// All.
+    Always,
+    /// Those that are rotated, unless `use_qk_norm` is false (Llama 4).
+    IfRotated,
+}
+
+/// A factor on queries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueryFactor {
+    /// None.
+    None,
+    /// The value of this key (`qk_scale_factor` in Muse Glimmer).
+    Key(&'static str),
+    /// A learned one for each element of a head, times `log2(e) / sqrt(head_dim)` (TimesFM 2.5).
+    Softplus,
+    /// By position, with `llama_4_scaling_beta` and the original length of the rotary parameters (Ministral 3).
+    RopeBeta,
+    /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning` is
+    /// set (Llama 4).
+    Llama4,
+    /// `(1 + (position + 1) / 2048)^0.1` in layers that are not rotated (Beam).
+    Beam,
+}
+
+/// How the sizes of heads differ between layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadSizes {
+    /// Not at all.
+    Same,
+    /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config` states
+    /// the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
+    Global { switch: Option<&'static str> },
+    /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
+    WindowsDoubleKeys,
 }
 
 /// The factor on the scores.
@@ -327,6 +516,8 @@ pub(crate) enum Scale {
     Mpt,
     /// Divided by the number of terms (DeBERTa).
     Disentangled,
+    /// `head_dim^-0.5` times the square of the factor that `mscale_all_dim` of the rotation states (DeepSeek).
+    Mscale,
     /// As the keys `scale_attn_weights` and `scale_attn_by_inverse_layer_idx` have it (GPT-2).
     Gpt2,
 }

@@ -6,7 +6,9 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, Family, LayerPositions, RotaryLayers, Scale, WindowLayers};
+use crate::families::family::{
+    Causal, Family, HeadSizes, LayerPositions, QueryFactor, RotaryLayers, Scale, WeightlessNorm, WindowLayers,
+};
 
 const ROTARY: &str = "rotary positions";
 const BIAS: &str = "a relative position bias";
@@ -16,6 +18,8 @@ const QK_NORM: &str = "norms of queries and keys";
 const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
 const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
+const GATE: &str = "a gate of the output";
+const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
@@ -36,11 +40,13 @@ const KEYS: &[(&str, &str)] = &[
     ("rotary_scaling_factor", ROTARY_OF_FAMILY),
     ("rotary_emb_scale_base", ROTARY_OF_FAMILY),
     ("use_rot_pos_emb", ROTARY_OF_FAMILY),
+    ("rope_interleave", ROTARY_OF_FAMILY),
     ("alibi", "ALiBi positions"),
     ("relative_attention", BIAS),
     ("relative_attention_num_buckets", BIAS),
     ("use_relative_position_bias", BIAS),
     ("use_shared_relative_position_bias", BIAS),
+    ("position_embeddings_type", "positions inside attention"),
     ("layer_rope_theta", ROTARY_PER_LAYER),
     ("no_rope_layers", NOPE),
     ("no_rope_layer_interval", NOPE),
@@ -48,6 +54,7 @@ const KEYS: &[(&str, &str)] = &[
     ("local_attention", WINDOW),
     ("attention_window", WINDOW),
     ("attention_chunk_size", "attention inside chunks"),
+    ("index_topk", "keys that an indexer chooses"),
     ("attn_logit_softcapping", "a cap on the scores"),
     ("clip_qkv", "a limit on queries, keys and values"),
     ("query_pre_attn_scalar", SCALE),
@@ -55,9 +62,18 @@ const KEYS: &[(&str, &str)] = &[
     ("key_multiplier", SCALE),
     ("scale_attn_by_inverse_layer_idx", SCALE),
     ("attn_temperature_tuning", SCALE),
+    ("qk_scale_factor", "a factor on the queries"),
+    ("attention_value_scale", "a factor on the values"),
+    ("attention_k_eq_v", "keys as values"),
+    ("num_kv_shared_layers", "layers with the keys and values of others"),
+    ("global_head_dim", HEAD_SIZES),
+    ("num_global_key_value_heads", HEAD_SIZES),
+    ("per_layer_config", HEAD_SIZES),
     ("logn_attention_scale", SCALE),
     ("use_qk_norm", QK_NORM),
     ("qk_layernorm", QK_NORM),
+    ("use_attention_gate", GATE),
+    ("gating", GATE),
     ("use_bidirectional_attention", "attention to later tokens"),
     ("is_decoder", "causal self-attention"),
 ];
@@ -74,6 +90,12 @@ const NUMBERS: &[&str] = &[
     "rope_local_base_freq",
     "factor",
     "attention_factor",
+    "llama_4_scaling_beta",
+    "alpha",
+    "attn_scale",
+    "floor_scale",
+    "qk_scale_factor",
+    "attention_value_scale",
     "beta_fast",
     "beta_slow",
     "mscale",
@@ -91,7 +113,15 @@ const NUMBERS: &[&str] = &[
     "clip_qkv",
 ];
 /// Keys that are true or false.
-const FLAGS: &[&str] = &["is_causal", "is_decoder", "use_sliding_window", "alibi", "relative_attention"];
+const FLAGS: &[&str] = &[
+    "rope_interleave",
+    "is_causal",
+    "is_decoder",
+    "use_sliding_window",
+    "alibi",
+    "relative_attention",
+    "attention_k_eq_v",
+];
 /// Keys of sets of rotary parameters, which may be one per kind of layer.
 const SETS: &[&str] = &["rope_parameters", "rope_scaling"];
 
@@ -138,6 +168,20 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
             Some(_) => {}
         }
     }
+    for key in family.states {
+        if section.get(key).is_none_or(Value::is_null) {
+            return Err(Error::config(
+                *key,
+                "absent",
+                format!("stated: `{model_type}` has no default that is a number"),
+            ));
+        }
+    }
+    for (key, what) in family.refuses {
+        if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
+            return refused(key, value, what);
+        }
+    }
     for (key, needed, what) in family.needs {
         let value = section.get(key).unwrap_or(&Value::Null);
         if value.as_str() != Some(needed) {
@@ -162,7 +206,9 @@ impl Family {
                 Some(ROTARY) if key == "rotary_dim" => row.rotary_dim,
                 Some(ROTARY) => true,
                 Some(ROTARY_OF_WINDOWS) => row.window_theta.is_some(),
-                Some(ROTARY_PER_LAYER) => row.layers == RotaryLayers::OwnTheta,
+                Some(ROTARY_PER_LAYER) => {
+                    matches!(row.layers, RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta)
+                }
                 Some(NOPE) => row.layers == RotaryLayers::NoRopeLayers,
                 _ => key == "alibi" && row.layers == RotaryLayers::UnlessAlibi,
             },
@@ -174,24 +220,43 @@ impl Family {
             LayerPositions::FromWeights => {
                 ["use_relative_position_bias", "use_shared_relative_position_bias"].contains(&key)
             }
-            LayerPositions::Alibi | LayerPositions::MptAlibi | LayerPositions::Video => false,
+            LayerPositions::Conformer(_) => key == "position_embeddings_type",
+            LayerPositions::Alibi
+            | LayerPositions::MptAlibi
+            | LayerPositions::RelativeSinusoids
+            | LayerPositions::RelativeKeyBlocks(_)
+            | LayerPositions::RelativeKey2d
+            | LayerPositions::RelativeKeyValue
+            | LayerPositions::Video
+            | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {
             Scale::QueryPreAttnScalar => key == "query_pre_attn_scalar",
             Scale::AttentionMultiplier => key == "attention_multiplier",
             Scale::KeyMultiplier => key == "key_multiplier",
             Scale::Gpt2 => key == "scale_attn_by_inverse_layer_idx",
-            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled => false,
+            Scale::HeadDim | Scale::One | Scale::Mpt | Scale::Disentangled | Scale::Mscale => false,
         };
         by_positions
             || by_scale
             || self.reads.contains(&key)
+            || self.keys_as_values == Some(key)
+            || self.chunks == Some(key)
+            || self.steps.value_factor == Some(key)
+            || matches!(self.steps.query_factor, QueryFactor::Key(of) if of == key)
+            || (self.shares_keys && key == "num_kv_shared_layers")
+            || (self.head_sizes != HeadSizes::Same && what == Some(HEAD_SIZES))
+            || (self.steps.query_factor == QueryFactor::Llama4 && key == "attn_temperature_tuning")
+            || (self.steps.weightless_norm == WeightlessNorm::IfRotated && key == "use_qk_norm")
             || (self.window.layers != WindowLayers::None && key == self.window.key)
             || (self.softcap && key == "attn_logit_softcapping")
             || (self.clip_qkv && key == "clip_qkv")
+            || (key == "index_topk" && self.latent.is_some_and(|row| row.indexed))
             || (self.qk_norm.is_some() && what == Some(QK_NORM))
+            || (self.gate.is_some_and(|gate| gate.switch.is_some_and(|(switch, _)| switch == key)))
             || (self.causal != Causal::Never && key == "is_decoder")
-            || (self.causal == Causal::UnlessBidirectional && key == "use_bidirectional_attention")
+            || (matches!(self.causal, Causal::UnlessBidirectional | Causal::UnlessAllBidirectional)
+                && key == "use_bidirectional_attention")
     }
 
     /// Whether `position_embedding_type` decides on rotation.

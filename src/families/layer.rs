@@ -4,17 +4,21 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, CallInput, QkNorm};
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
-use crate::families::family::{Family, LayerPositions, Required, RotaryLayers, Scale};
+use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::check_keys;
 use crate::families::table::layer_family;
 use crate::io::number;
-use crate::position::{Alibi, AlibiFormula, Disentangled, GivenRotation, Position, T5RelativeBias};
+use crate::position::{
+    Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
+    RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
+};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 5] = ["num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 6] =
+    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
@@ -22,6 +26,8 @@ const MAX_HEADS: usize = 4096;
 const DECODER_HEADS: [&str; 3] =
     ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
+/// The key of a model with an encoder of speech beside one of text.
+const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -29,21 +35,43 @@ pub(crate) fn states_heads(section: &Value) -> bool {
     keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
 }
 
+/// The key for those of cross-attention, whose heads also have sizes of their own (Dia).
+pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
+
 /// Parts of the prefixes of cross-attention.
-const CROSS: [&str; 5] = ["encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention"];
+pub(crate) const CROSS: [&str; 7] = [
+    "encoder_attn",
+    "EncDecAttention",
+    "crossattention",
+    "cross_attn",
+    "cross_attention",
+    "encoder_decoder_attention",
+    "x_attn",
+];
 
 /// What a checkpoint holds for a layer and no configuration states.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
     pub norms: bool,
+    /// Rows of the gate of the output, if there is one.
+    pub gate: Option<usize>,
+    /// Whether there is an indexer.
+    pub indexer: bool,
+    /// Whether there is a norm of the context.
+    pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
     pub bias_rows: Option<usize>,
+    /// Rows of the tables of rows and columns between patches.
+    pub patch_keys: Option<[usize; 2]>,
+    /// The name of the layout.
+    pub layout: &'static str,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned: &'a [usize],
 }
 
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
+#[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
     pub section: &'a Value,
     pub model_type: &'a str,
@@ -76,7 +104,7 @@ impl<'a> Layer<'a> {
     pub(super) fn float(&self, key: &str) -> Option<f64> {
         match self.section.get(key) {
             Some(stated) => stated.as_f64(),
-            None => self.family.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default),
+            None => self.family.default(key),
         }
     }
 
@@ -108,14 +136,27 @@ impl<'a> Layer<'a> {
     }
 
     fn stated_heads(&self) -> Result<usize> {
+        if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
+            return Ok(heads);
+        }
         let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
+            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
+            prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,
             _ => &[],
         };
-        // An encoder alone needs no prefix to tell which it is.
-        let alone: &[&str] =
-            if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) { &ENCODER_HEADS } else { &[] };
+        // An encoder or a decoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = match self.family.causal {
+            _ if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) => &ENCODER_HEADS,
+            Causal::Always => &DECODER_HEADS,
+            _ => &[],
+        };
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -125,6 +166,10 @@ impl<'a> Layer<'a> {
             if let Some(heads) = self.number(key)? {
                 return Ok(heads);
             }
+        }
+        // BridgeTower's vision tower has as many heads as its width allows.
+        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
+            return Ok(width / d as usize);
         }
         let allowed = || format!("one of {}", HEADS.join(", "));
         default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
@@ -153,6 +198,9 @@ impl<'a> Layer<'a> {
     pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let mut config = config;
         let d = config.resolved_head_dim();
+        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
+            config.latent = Some(self.latent(&row, latent, &config)?);
+        }
         config.scale = self.scale(d)?;
         if self.family.softcap {
             config.softcap = self.float("attn_logit_softcapping");
@@ -161,14 +209,18 @@ impl<'a> Layer<'a> {
             let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
-        if contents.norms {
-            config.qk_norm = Some(self.qk_norm()?);
+        config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
+        if !self.cross || contents.context_norm {
+            config.context_norm = self.context_norm(contents.context_norm)?;
         }
         config.requires = self.required_inputs();
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
-            config.position = self.position(d, contents)?;
+            config.position = self.position(config.sizes().head_dim, contents)?;
         }
+        config.key_value_source = self.key_value_source(config.key_value_source)?;
+        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();
@@ -203,6 +255,7 @@ impl<'a> Layer<'a> {
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
+            Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
                 let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
                 let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
@@ -211,17 +264,22 @@ impl<'a> Layer<'a> {
         })
     }
 
-    fn qk_norm(&self) -> Result<QkNorm> {
+    pub(super) fn qk_norm(&self) -> Result<HeadNorm> {
         let Some((kind, over)) = self.family.qk_norm else {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        Ok(QkNorm { kind, over, eps: self.family.qk_norm_eps.unwrap_or_else(stated) })
+        Ok(HeadNorm::new(kind, over, self.norm_eps()))
     }
 
-    fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+    /// What norms of queries, keys and values add to the variance.
+    pub(super) fn norm_eps(&self) -> f64 {
+        let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
+        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
+        self.family.qk_norm_eps.unwrap_or_else(stated)
+    }
+
+    pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
         let stated = self.text("position_embedding_type");
         let positions = self.family.positions;
         Ok(match positions {
@@ -242,8 +300,14 @@ impl<'a> Layer<'a> {
             LayerPositions::Video => self.video_rotary()?,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
-            LayerPositions::Disentangled { v2 } => self.disentangled(v2)?,
+            LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
+            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
+            LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
+            LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
+            LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::RelativeKeyValue => self.relative_key_value()?,
+            LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
 
@@ -262,12 +326,77 @@ impl<'a> Layer<'a> {
     fn t5_bias(&self) -> Result<Position> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
-        let bidirectional = !self.prefix.contains("decoder");
+        let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
 }
 
 impl Layer<'_> {
+    fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
+        let key = "position_embeddings_type";
+        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
+            return Ok(Position::None);
+        }
+        let stated = self.section.get(key);
+        Ok(match stated.map_or(Some(default), Value::as_str) {
+            Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
+            Some("relative_key") => {
+                let side = |key: &str, default: usize| Ok::<_, Error>(self.number(key)?.unwrap_or(default));
+                let left = side("left_max_position_embeddings", 64)?;
+                Position::RelativeKey(RelativeKey::new(left, side("right_max_position_embeddings", 8)?))
+            }
+            None if stated.is_some_and(Value::is_null) => Position::None,
+            _ => {
+                return Err(Error::UnsupportedKey {
+                    key: key.to_string(),
+                    value: stated.map(Value::to_string).unwrap_or_default(),
+                    model_type: self.model_type.to_string(),
+                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
+                });
+            }
+        })
+    }
+
+    fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
+        let required = |key: &'static str| {
+            self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))
+        };
+        let most = required(key)?;
+        let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
+        Ok(Position::RelativeKey(keys))
+    }
+
+    /// `rows`: those of the tables that the checkpoint holds.
+    fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
+        for key in ["use_rel_pos", "use_relative_position_embeddings"] {
+            if let Some(stated) = self.flag(key).filter(|stated| *stated != rows.is_some()) {
+                let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
+                return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
+            }
+        }
+        let Some(rows) = rows else { return Ok(Position::None) };
+        match rows.into_iter().find(|rows| rows % 2 == 0) {
+            Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
+            None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
+        }
+    }
+
+    /// Without a `window_size`, or with 0, there are no positions.
+    fn relative_key_value(&self) -> Result<Position> {
+        Ok(match self.number("window_size")? {
+            None | Some(0) => Position::None,
+            Some(window) => Position::RelativeKeyValue(RelativeKeyValue::new(window)),
+        })
+    }
+
+    fn gated_bias(&self) -> Result<Position> {
+        let buckets = self.number("num_buckets")?.unwrap_or(320);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
+            buckets,
+            self.number("max_bucket_distance")?.unwrap_or(800),
+        )))
+    }
+
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
     pub(super) fn disentangled_scale(&self, d: usize) -> Result<f64> {
         let [c2p, p2c] = self.terms()?;
@@ -279,6 +408,9 @@ impl Layer<'_> {
         let terms = match self.section.get("pos_att_type") {
             Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
             Some(Value::Array(terms)) => terms.iter().filter_map(Value::as_str).collect(),
+            None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
+                vec!["p2c", "c2p"]
+            }
             _ => Vec::new(),
         };
         match terms.iter().find(|term| !["c2p", "p2c", ""].contains(term)) {
@@ -287,13 +419,16 @@ impl Layer<'_> {
         }
     }
 
-    pub(super) fn disentangled(&self, v2: bool) -> Result<Position> {
-        if self.flag("relative_attention") != Some(true) {
+    pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
+        // A key that is `null` is stated.
+        let is_set = |key: &str| self.section.get(key).map_or(silent, |stated| stated.as_bool() == Some(true));
+        if !is_set("relative_attention") {
             return Ok(Position::None);
         }
         let [c2p, p2c] = self.terms()?;
         // Negative or 0 means none.
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
+            None => Ok(self.float(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
             Some(None) if !self.section[key].is_null() => {
                 Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
@@ -305,8 +440,9 @@ impl Layer<'_> {
             Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
         if v2 {
             disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = self.flag("share_att_key") == Some(true);
-            let norm = self.section.get("norm_rel_ebd").and_then(Value::as_str).unwrap_or("none");
+            disentangled.share_att_key = is_set("share_att_key");
+            let unstated = if silent { "layer_norm" } else { "none" };
+            let norm = self.section.get("norm_rel_ebd").map_or(Some(unstated), Value::as_str).unwrap_or("none");
             if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
                 disentangled.norm_eps = Some(self.float("layer_norm_eps").unwrap_or(1e-7));
             }

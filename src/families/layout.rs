@@ -26,7 +26,7 @@ pub(crate) struct LinearNames {
 
 impl LinearNames {
     /// Whether the bias is not next to the weight. Only its name then tells the layout from others.
-    fn bias_apart(&self) -> bool {
+    pub(crate) fn bias_apart(&self) -> bool {
         let module = |name: &'static str| name.rsplit_once('.').map(|(module, _)| module);
         self.orientation == Orientation::OutIn && module(self.weight) != module(self.bias)
     }
@@ -45,6 +45,39 @@ pub(crate) enum QkvNames {
     SplitFusedBias([&'static str; 3], &'static str),
     /// A projection of queries, and one of keys followed by values.
     Pair(LinearNames, LinearNames),
+    /// Projections of queries and of keys, which are the values, too (Gemma 4).
+    KeysAsValues([LinearNames; 2]),
+    /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
+    Query(LinearNames),
+    /// The projections of latent attention.
+    Latent(&'static LatentNames),
+}
+
+/// The tensors of latent attention ([`LatentWeights`](crate::weights::LatentWeights)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LatentNames {
+    /// The first projection of the queries and its norm, if they have two projections.
+    pub q_a: Option<(LinearNames, &'static str)>,
+    pub q: LinearNames,
+    pub kv_a: LinearNames,
+    pub kv_a_norm: &'static str,
+    pub kv_b: LinearNames,
+}
+
+/// The tensors that hold the gate of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GateNames {
+    /// None: the families have no gate.
+    None,
+    /// A projection, which the families may have.
+    Optional(LinearNames),
+    /// A projection, which the families have. A bias that is not next to the weight is one number per head, also where
+    /// there is a gate per element (Beam).
+    Required(LinearNames),
+    /// The query projection: per head the rows of its query, then those of its gate. No name shows it, but the shape.
+    InQuery,
+    /// The fused projection, before the queries (HRM).
+    BeforeQuery,
 }
 
 /// What a weight of a position scheme is for.
@@ -54,6 +87,8 @@ pub(crate) enum PositionRole {
     BiasTable,
     /// Disentangled attention.
     Disentangled,
+    /// Relative positions that queries are compared with, or a gate on biases. The name is that of the tensor.
+    Relative,
 }
 
 /// A layout's name for a weight of a position scheme.
@@ -78,6 +113,12 @@ pub struct Layout {
     pub(crate) qkv: QkvNames,
     /// The output projection.
     pub(crate) o: LinearNames,
+    /// The gate of the output.
+    pub(crate) gate: GateNames,
+    /// Tensors of an indexer, one of which shows that there is one, in families that may have it. They are not read.
+    pub(crate) indexer: Option<&'static [&'static str]>,
+    /// The norm between the heads and the output projection that the families may have.
+    pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.
     pub(crate) biases: &'static [ProjectionBias],
     /// Whether the families may have fewer key-value heads than query heads.
@@ -90,11 +131,17 @@ pub struct Layout {
     pub(crate) qk_norms: Option<[&'static str; 2]>,
     /// Weights of position schemes that the families may have.
     pub(crate) position: &'static [PositionName],
-    /// Whether the families may have sinks (GPT-OSS).
-    pub(crate) sinks: bool,
+    /// Components of names below the prefix that belong to what follows attention: a norm, a factor of each channel.
+    pub(crate) after: &'static [&'static str],
+    /// The name of sinks, if the families may have some (GPT-OSS).
+    pub(crate) sinks: Option<&'static str>,
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
+    /// Tensors beside the projections that tell the layout from others.
+    pub(crate) requires: &'static [&'static str],
+    /// Tensors of other layouts, without which this one fits.
+    pub(crate) excludes: &'static [&'static str],
     /// Whether the family may be EVA, whose rotary positions no tensor shows.
     pub(crate) may_be_eva: bool,
 }
@@ -126,8 +173,15 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
+            QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
+            QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
+                let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
+                [q.weight, kv_a.weight, kv_a_norm, kv_b.weight].into_iter().chain(q_a).collect()
+            }
         };
         names.push(self.o.weight);
+        names.extend(self.requires);
         names
     }
 
@@ -139,8 +193,22 @@ impl Layout {
             // No key has one; the query's stands for it.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
+            QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
+            // The query's stands for those that there are not.
+            QkvNames::Query(q) => [q.bias; 3],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
+                [q_a.map_or(q.bias, |(linear, _)| linear.bias), kv_a.bias, kv_a.bias]
+            }
         };
         [q, k, v, self.o.bias]
+    }
+
+    /// The names of the gate, if it is a projection of its own.
+    pub(crate) fn gate_projection(&self) -> Option<LinearNames> {
+        match self.gate {
+            GateNames::Optional(names) | GateNames::Required(names) => Some(names),
+            GateNames::None | GateNames::InQuery | GateNames::BeforeQuery => None,
+        }
     }
 
     /// Whether the families publish this combination of biases, by the names that are present.
@@ -175,11 +243,26 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)` (GPT-OSS).
-pub(crate) const SINKS: &str = "sinks";
+/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo, Flint and HY V4.
+pub(crate) const SINKS: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
+/// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
+pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
-pub(crate) const QK_NORMS: [[&str; 2]; 3] =
-    [["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"]];
+pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
+    ["q_norm", "k_norm"],
+    ["q_layernorm", "k_layernorm"],
+    ["self.layer_norm_q", "self.layer_norm_k"],
+    ["query_layernorm", "key_layernorm"],
+];
+/// A norm of values with a weight.
+pub(crate) const V_NORM: &str = "v_norm";
+/// Learned factors on the elements of queries, keys and values, `(d)` (TimesFM 2.5 has the first).
+pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
+
+/// The names of norms of queries (0), keys (1) or values (2).
+pub(crate) fn norm_names(side: usize) -> Vec<&'static str> {
+    if side == 2 { vec![V_NORM] } else { QK_NORMS.iter().map(|names| names[side]).collect() }
+}
 /// A table of biases of distances between tokens (T5).
 pub(crate) const RELATIVE_BIAS: &str = "relative_attention_bias.weight";
 /// A table of biases of offsets between patches (BEiT).
@@ -188,6 +271,12 @@ pub(crate) const PATCH_BIAS: &str = "relative_position_bias_table";
 /// timm's and the original one.
 pub(crate) const SHARED_PATCH_BIAS: [&str; 2] =
     ["relative_position_bias.relative_position_bias_table", "rel_pos_bias.relative_position_bias_table"];
+/// The vectors of Transformer-XL that are added to queries before they are compared with keys.
+pub(crate) const CONTENT_BIAS: &str = "bias_u";
+/// A table of biases of distances that are gated, in the first layer alone (WavLM).
+pub(crate) const GATED_BIAS: &str = "rel_attn_embed.weight";
+/// Embeddings of rows and of columns between patches (SAM).
+pub(crate) const PATCH_KEYS: [&str; 2] = ["rel_pos_h", "rel_pos_w"];
 /// Embeddings of distances; their norm is below (DeBERTa).
 pub(crate) const DISTANCE_EMBEDDINGS: &str = "rel_embeddings";
 /// The frequencies of the rotation, which ESM keeps in the layer.

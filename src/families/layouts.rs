@@ -1,8 +1,12 @@
 //! The table of known layouts.
 
 use crate::config::ProjectionBias;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, PATCH_BIAS, QK_NORMS, RELATIVE_BIAS};
-use crate::families::layout::{Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames};
+use crate::families::layout::{
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINKS,
+};
+use crate::families::layout::{
+    GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
+};
 use crate::weights::FusedOrder;
 
 macro_rules! linear {
@@ -47,6 +51,17 @@ const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
+/// Latent attention with queries of low rank, too.
+const DEEPSEEK: LatentNames = LatentNames {
+    q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
+    q: linear!("q_b_proj"),
+    kv_a: linear!("kv_a_proj_with_mqa"),
+    kv_a_norm: "kv_a_layernorm.weight",
+    kv_b: linear!("kv_b_proj"),
+};
+/// The same with one projection of the queries.
+const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
+
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
 }
@@ -64,7 +79,65 @@ const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "se
 /// This crate's own layout names all weights as the schemes do.
 const OWN_POSITION: &[PositionName] = {
     let [key, query, embeddings] = distances("pos_key_proj", "pos_query_proj");
-    &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS), key, query, embeddings]
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    let [table, gate, gate_bias, factor] = GATED;
+    let [rows, columns] = PATCH_POSITION;
+    let [of_keys, of_values] = KEYS_AND_VALUES;
+    &[
+        bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
+        bias_table(PATCH_BIAS, PATCH_BIAS),
+        key,
+        query,
+        embeddings,
+        projection,
+        u,
+        v,
+        SHAW,
+        SHAW_REVERSED,
+        of_keys,
+        of_values,
+        rows,
+        columns,
+        table,
+        gate,
+        gate_bias,
+        factor,
+    ]
+};
+
+/// A tensor that the scheme and its families name alike.
+const fn relative(name: &'static str) -> PositionName {
+    PositionName { role: PositionRole::Relative, scheme: name, stored: name }
+}
+
+const SHAW: PositionName = relative("distance_embedding.weight");
+const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
+const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
+const RELATIVE_SINUSOIDS: [PositionName; 3] =
+    [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
+const GATED: [PositionName; 4] = [
+    relative(GATED_BIAS),
+    relative("gru_rel_pos_linear.weight"),
+    relative("gru_rel_pos_linear.bias"),
+    relative("gru_rel_pos_const"),
+];
+const KEYS_AND_VALUES: [PositionName; 2] = [relative("emb_rel_k"), relative("emb_rel_v")];
+const BART_POSITION: &[PositionName] = {
+    let ([table, gate, gate_bias, factor], [keys, values]) = (GATED, KEYS_AND_VALUES);
+    &[table, gate, gate_bias, factor, keys, values]
+};
+const CONFORMER_POSITION: &[PositionName] = {
+    let [projection, u, v] = RELATIVE_SINUSOIDS;
+    &[
+        PositionName { stored: "linear_pos.weight", ..projection },
+        PositionName { stored: "pos_bias_u", ..u },
+        PositionName { stored: "pos_bias_v", ..v },
+        SHAW,
+    ]
+};
+const TIMM_POSITION: &[PositionName] = {
+    let [rows, columns] = PATCH_POSITION;
+    &[bias_table(PATCH_BIAS, PATCH_BIAS), rows, columns]
 };
 
 /// The usual value of each column.
@@ -73,22 +146,44 @@ const BASE: Layout = Layout {
     families: "",
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
+    gate: GateNames::None,
+    indexer: None,
+    context_norm: None,
     biases: &[ALL],
     grouped: false,
     wide_biases: false,
     per_head_kernels: false,
     qk_norms: None,
     position: &[],
-    sinks: false,
+    after: &[],
+    sinks: None,
     check_orientation: false,
+    requires: &[],
+    excludes: &[],
     may_be_eva: false,
 };
 
 /// Every known layout, in the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
-    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3", biases: &[],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: true, ..BASE },
+    Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        indexer: Some(&["indexer.q_proj.weight"]),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
+        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
+        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
+    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
+        requires: &["query_layernorm.weight"], ..BASE },
+    Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        indexer: Some(&["indexer.index_qk_proj.weight"]),
+        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
+        requires: &["gate_proj.weight", "gate_bias"], ..BASE },
+    Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
+        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -98,10 +193,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "deberta", families: "DeBERTa",
         qkv: QkvNames::FusedSplitBias("self.in_proj.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Grouped),
         o: linear!("output.dense"), position: DEBERTA_POSITION, ..BASE },
-    Layout { name: "distilbert", families: "DistilBERT",
+    Layout { name: "distilbert", families: "DistilBERT, XLM, FlauBERT",
         qkv: split!(linear, "q_lin", "k_lin", "v_lin"), o: linear!("out_lin"), ..BASE },
-    Layout { name: "albert", families: "ALBERT",
-        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), ..BASE },
+    Layout { name: "albert", families: "ALBERT, TVP",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("dense"), after: &["layer_norm"], ..BASE },
     Layout { name: "mpnet", families: "MPNet",
         qkv: split!(linear, "attn.q", "attn.k", "attn.v"), o: linear!("attn.o"), ..BASE },
     Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
@@ -120,11 +215,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
-        qk_norms: Some(QK_NORMS[0]), position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], ..BASE },
+        qk_norms: Some(QK_NORMS[0]), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        ..BASE },
+        position: BART_POSITION, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -146,15 +241,37 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
+    Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
+        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
         ..BASE },
     Layout { name: "ctrl", families: "CTRL",
         qkv: split!(linear, "Wq", "Wk", "Wv"), o: linear!("dense"), ..BASE },
-    Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3",
+    Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3, DBRX",
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("out_proj"),
-        biases: &[ALL, NONE, NO_OUT, ONLY_OUT], ..BASE },
+        biases: &[ALL, NONE, NO_OUT, ONLY_OUT], grouped: true, ..BASE },
+    Layout { name: "bark", families: "Bark",
+        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE],
+        ..BASE },
+    Layout { name: "molmo", families: "Molmo 2",
+        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
+        grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+    Layout { name: "gradium", families: "Gradium Phonon",
+        qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
+    Layout { name: "inner-linear", families: "Kyutai's speech to text, vision of Gemma 4",
+        qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
+        biases: &[NONE], grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+    Layout { name: "cosmos", families: "Cosmos 3",
+        qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
+    Layout { name: "sapiens", families: "Sapiens 2",
+        qkv: split!(linear, "wq", "wk", "wv"), o: linear!("proj"), biases: &[ALL, NONE], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), after: &["gamma"], ..BASE },
+    Layout { name: "molmo-vision", families: "Molmo 2, vision",
+        qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
+    Layout { name: "pvt-v2", families: "PVT v2",
+        qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
         qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped), o: linear!("dense"),
         biases: &[ALL, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]), ..BASE },
@@ -185,6 +302,13 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
     Layout { name: "vjepa2", families: "V-JEPA 2",
         qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
+    Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
+        qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
+        qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },
+    Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
+        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
+            "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "layoutlmv2", families: "LayoutLMv2",
         qkv: QkvNames::FusedSplitBias("self.qkv_linear.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Blocks),
         o: linear!("output.dense"), wide_biases: true, ..BASE },
@@ -192,7 +316,23 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "query", "key", "value"), o: linear!("out_proj"), ..BASE },
     Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
         qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
-    Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
+    Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
+        qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
+        position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "granite-speech", families: "Granite Speech",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
+        position: &[SHAW_REVERSED], ..BASE },
+    Layout { name: "hy-v4", families: "HY V4", qkv: QkvNames::Latent(&DEEPSEEK), biases: &[],
+        gate: GateNames::Required(linear!("linear_gate")), sinks: Some(SINKS[3]),
+        requires: &["linear_gate.weight", SINKS[3]], ..BASE },
+    Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
+        qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
+    Layout { name: "ling", families: "Ling 3", qkv: QkvNames::Latent(&DEEPSEEK_LITE), o: linear!("dense"), biases: &[],
+        gate: GateNames::Required(linear!("g_proj")), requires: &["g_proj.weight"], ..BASE },
+    Layout { name: "timm-eva", families: "timm EVA with split projections, vision of Kimi K2.5 and Muse",
+        o: linear!("proj"), biases: &[NO_KEY, ALL],
         may_be_eva: true, ..BASE },
 ];
 

@@ -13,14 +13,18 @@ mod detectors;
 mod encoder_decoders;
 mod encoders;
 mod family;
+mod gated;
 mod heads;
 mod keys;
+mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
+mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
+mod steps;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,13 @@ impl Layer<'_> {
     }
 
     pub(super) fn dino_rotary(&self) -> Result<Position> {
-        let registers = self.number("num_register_tokens")?.unwrap_or(0);
+        let mut registers = self.number("num_register_tokens")?.unwrap_or(0);
+        // The queries of EoMT come first in its last blocks.
+        if let (Some(blocks), Some(layers)) = (self.number("num_blocks")?, self.number("num_hidden_layers")?)
+            && self.index >= layers.saturating_sub(blocks)
+        {
+            registers = registers.saturating_add(self.number("num_queries")?.unwrap_or(0));
+        }
         let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
         Ok(Position::Rotary2d(rotary))
@@ -40,12 +46,14 @@ impl Layer<'_> {
             return Err(Error::config("rope_type", kind, "axial"));
         }
         let theta = stated.unwrap_or(self.section).get("rope_theta").and_then(Value::as_f64);
-        let mut rotary =
-            Rotary2d::new(theta.unwrap_or(10_000.0)).with_prefix_tokens(0).with_frequencies(row.frequencies);
+        let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
+            .with_prefix_tokens(row.prefix_tokens)
+            .with_frequencies(row.frequencies);
         if let Some((key, default)) = row.block {
             rotary = rotary.with_block(self.number(key)?.unwrap_or(default));
         }
         rotary = rotary.with_style(row.style).with_columns_first(row.columns_first).with_first(row.first);
+        rotary = rotary.with_halves(row.halves);
         rotary = rotary.with_suffix_tokens(row.suffix_tokens);
         Ok(Position::Rotary2d(self.in_windows(rotary, row.windows)?))
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Mrope, RotaryLayers, RotaryRow};
+use crate::families::family::{Mrope, QueryFactor, RotaryLayers, RotaryRow};
 use crate::families::layer::Layer;
 use crate::io::{number, whole_number};
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
@@ -40,15 +40,30 @@ impl Layer<'_> {
             return Err(Error::config("partial_rotary_factor", beside, allowed));
         }
         let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
+        let share = share.filter(|share| !self.is_share_of_latent(*share, d));
+        let proportional = stated.and_then(|stated| stated.get("rope_type").or(stated.get("type")));
+        let proportional = proportional.and_then(Value::as_str) == Some("proportional");
+        if proportional && !self.family.reads.contains(&"proportional") {
+            let known = "default, linear, dynamic, yarn, longrope or llama3";
+            return Err(Error::value("config key `rope_type`", "proportional", known));
+        }
+        // There it is the share of the pairs that turn, not of the head.
+        let pairs = share.filter(|_| proportional);
+        let share = share.filter(|_| !proportional);
         if let (None, Some(share)) = (row.share, share.filter(|share| *share != 1.0)) {
             return Err(Error::config("partial_rotary_factor", share, "1: the family rotates whole heads"));
         }
         let share = row.share.map(|default| share.unwrap_or(default));
         let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
         let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
-        let interleaved = row.interleaved || self.flag("rotary_emb_interleaved") == Some(true);
+        let interleaved = self.flag("rope_interleave").unwrap_or(row.interleaved);
+        let interleaved = interleaved || self.flag("rotary_emb_interleaved") == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
-        let mut rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
+        // HunYuan's factor on the base, whatever the length.
+        let alpha = of("alpha").filter(|alpha| *alpha != 0.0 && self.family.reads.contains(&"alpha"));
+        let theta = alpha.map_or(theta, |alpha| theta * alpha.powf(dim as f64 / (dim as f64 - 2.0)));
+        let rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
+        let mut rotary = rotary.with_reversed(row.reversed);
         if let (Some(order), Some(section)) = (row.mrope, stated.and_then(|stated| stated.get("mrope_section"))) {
             let section = mrope_section(section)?;
             // A section of another size means nothing in text, whose three positions are equal.
@@ -57,7 +72,14 @@ impl Layer<'_> {
             }
         }
         if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
-            rotary = rotary.with_scaling(self.rotary_scaling(scaling, per_kind)?);
+            let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str);
+            if proportional {
+                let pairs = (pairs.unwrap_or(1.0) * dim as f64 / 2.0) as usize;
+                let factor = scaling.get("factor").and_then(Value::as_f64).unwrap_or(1.0);
+                rotary = rotary.with_scaling(RotaryScaling::Proportional { pairs, factor });
+            } else if alpha.is_none() || !matches!(kind, Some("dynamic" | "xdrope")) {
+                rotary = rotary.with_scaling(self.rotary_scaling(scaling, per_kind)?);
+            }
         } else if let Some(factor) = self.float("rotary_scaling_factor") {
             // NomicBERT's own key.
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
@@ -67,7 +89,7 @@ impl Layer<'_> {
     }
 
     /// What the configuration states about the rotation of this layer, and whether it does so per kind of layer.
-    fn stated_rotation(&self, row: &RotaryRow) -> Result<(Option<&Value>, bool)> {
+    pub(super) fn stated_rotation(&self, row: &RotaryRow) -> Result<(Option<&Value>, bool)> {
         const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
         let held = |key: &str| {
             let empty = |value: &Value| value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty);
@@ -111,6 +133,12 @@ impl Layer<'_> {
 
     fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {
         let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
+        if scaling.get("llama_4_scaling_beta").is_some_and(|beta| !beta.is_null() && beta.as_f64() != Some(0.0))
+            && self.family.steps.query_factor != QueryFactor::RopeBeta
+        {
+            let allowed = "absent: this family has no factor on its queries";
+            return Err(Error::config("llama_4_scaling_beta", &scaling["llama_4_scaling_beta"], allowed));
+        }
         let float = |key: &str| scaling.get(key).and_then(Value::as_f64);
         let longest = || {
             let stated = self.number("max_position_embeddings")?;

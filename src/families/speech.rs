@@ -2,11 +2,13 @@
 
 use crate::config::CallInput;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Scale, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
 const PLAIN: Family = Family { layouts: BART, qk_norm: None, ..BASE };
+
+const CONFORMER: &[&str] = &["conformer"];
 
 /// A token sees itself and those before it within a window.
 const STREAM: Family = Family {
@@ -20,6 +22,55 @@ const STREAM: Family = Family {
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
     Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..PLAIN },
+    Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
+    Family {
+        model_types: &["vits"],
+        layouts: BART,
+        positions: LayerPositions::RelativeKeyValue,
+        defaults: &[("window_size", 4.0)],
+        ..PLAIN
+    },
+    // Conformers.
+    Family {
+        model_types: &["parakeet_encoder"],
+        layouts: &["candle-attention", "conformer"],
+        positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
+        layouts: CONFORMER,
+        positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["wav2vec2-conformer"],
+        layouts: CONFORMER,
+        positions: LayerPositions::Conformer("relative"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["wav2vec2-bert"],
+        layouts: CONFORMER,
+        positions: LayerPositions::Conformer("relative_key"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granite_speech_encoder", "granite_speech_plus_encoder"],
+        layouts: &["granite-speech"],
+        positions: LayerPositions::RelativeKeyBlocks("max_pos_emb"),
+        defaults: &[("context_size", 200.0), ("max_pos_emb", 512.0), ("num_heads", 8.0)],
+        note: Some("the input is what the model's `pre_norm` makes of it, in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["granite_speech5_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::RelativeKeyBlocks("max_position_embeddings"),
+        defaults: &[("context_size", 128.0), ("max_position_embeddings", 512.0)],
+        note: Some("the input comes in blocks of `context_size` tokens"),
+        ..PLAIN
+    },
     // Whisper's encoder.
     Family {
         model_types: &[
@@ -27,6 +78,10 @@ pub(crate) const SPEECH: &[Family] = &[
             "qwen2_audio_encoder",
             "audioflamingo3_encoder",
             "moss_transcribe_diarize_audio",
+            "qwen2_5_omni_audio_encoder",
+            "qwen3_omni_moe_audio_encoder",
+            "qwen3_asr_encoder",
+            "patchtst",
         ],
         ..PLAIN
     },
@@ -38,7 +93,7 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glmasr_encoder"],
+        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
         layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
@@ -50,8 +105,52 @@ pub(crate) const SPEECH: &[Family] = &[
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.9), ..ROTARY }),
         ..PLAIN
     },
+    Family {
+        model_types: &["nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        qk_norm: BASE.qk_norm,
+        qk_norm_eps: Some(1e-5),
+        ..PLAIN
+    },
+    Family { model_types: &["lasr_encoder"], layouts: OWN, positions: LayerPositions::Rotary(ROTARY), ..PLAIN },
+    // Which does not scale its scores.
+    Family {
+        model_types: &["dia_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(ROTARY),
+        scale: Scale::One,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["dia_decoder"],
+        layouts: OWN,
+        causal: Causal::Always,
+        positions: LayerPositions::Rotary(ROTARY),
+        scale: Scale::One,
+        ..PLAIN
+    },
+    Family { model_types: &["fine_acoustics"], layouts: &["bark"], ..PLAIN },
+    Family {
+        model_types: &["moonshine_streaming"],
+        layouts: OWN,
+        causal: Causal::Always,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.8), ..ROTARY }),
+        ..PLAIN
+    },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
-    Family { model_types: &["mimi"], defaults: &[("sliding_window", 250.0)], ..STREAM },
+    Family {
+        model_types: &[
+            "mimi",
+            "mimi_encoder",
+            "mimi_decoder",
+            "pocket_tts_audio_tokenizer",
+            "pocket_tts_audio_tokenizer_encoder",
+            "pocket_tts_audio_tokenizer_decoder",
+        ],
+        defaults: &[("sliding_window", 250.0)],
+        ..STREAM
+    },
     Family {
         model_types: &["nemotron3_diarization_audio"],
         layouts: OWN,
@@ -61,7 +160,7 @@ pub(crate) const SPEECH: &[Family] = &[
     // Decoders of speech and music; the encoder is another family.
     Family { model_types: &["canary_decoder", "cohere_asr"], layouts: OWN, causal: Causal::Always, ..BASE },
     Family {
-        model_types: &["musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
+        model_types: &["pp_formulanet_text", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
         layouts: BART,
         causal: Causal::Always,
         ..BASE

@@ -3,12 +3,14 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, RotaryLayers, WindowLayers};
+use crate::families::family::{Causal, RotaryLayers, Sides, WindowLayers};
 use crate::families::layer::Layer;
 use crate::mask::AttentionMask;
 
 /// Values of `layer_types` for layers whose visible tokens the mask of a window or of none describes.
 const ATTENTION_KINDS: [&str; 4] = ["full_attention", "sliding_attention", "attention", "hybrid"];
+/// The value of `layer_types` for layers that attend inside chunks.
+const CHUNKED: &str = "chunked_attention";
 /// Values of `layer_types` for layers that are not attention.
 const OTHER_KINDS: [&str; 7] = ["linear_attention", "mamba", "conv", "recurrent", "moe", "mlp", "rnn"];
 
@@ -42,7 +44,8 @@ impl<'a> Layer<'a> {
             self.family.window.layers,
             WindowLayers::None | WindowLayers::All { .. } | WindowLayers::ListedLocal
         );
-        if OTHER_KINDS.contains(&kind) || counts && !ATTENTION_KINDS.contains(&kind) {
+        let unknown = kind == CHUNKED && self.family.chunks.is_none() || counts && !ATTENTION_KINDS.contains(&kind);
+        if OTHER_KINDS.contains(&kind) || unknown {
             let expected = format!("one of {}", ATTENTION_KINDS.join(", "));
             return Err(Error::value(format!("`layer_types` of layer {}", self.index), kind, expected));
         }
@@ -51,6 +54,10 @@ impl<'a> Layer<'a> {
 
     /// Whether the layer has a sliding window.
     pub(super) fn has_window(&self) -> Result<bool> {
+        let last = self.number("num_hidden_layers")? == Some(self.index + 1);
+        if last && self.family.window.layers == WindowLayers::AllButLastOf6AndLast {
+            return Ok(false);
+        }
         if let Some(kind) = self.kind()? {
             return Ok(kind == "sliding_attention");
         }
@@ -65,6 +72,8 @@ impl<'a> Layer<'a> {
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
             WindowLayers::All { switch } => (!switch || switched()) && self.number(self.family.window.key)?.is_some(),
             WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
+            WindowLayers::AllButLastOf6AndLast => !(self.index + 1).is_multiple_of(6),
+            WindowLayers::AllButFirstAndLastOf6 => self.index > 0 && !(self.index + 1).is_multiple_of(6),
             WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
             WindowLayers::FromLayerNumber { switch } => {
                 let on = if switch { switched() } else { self.number(self.family.window.key)?.is_some() };
@@ -92,10 +101,14 @@ impl<'a> Layer<'a> {
                     interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
                 }
             },
-            RotaryLayers::OwnTheta => {
+            RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta => {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),
+            RotaryLayers::IfKindStated => {
+                let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];
+                self.section.get("rope_parameters").and_then(|sets| sets.get(kind)).is_some_and(Value::is_object)
+            }
             RotaryLayers::IfTheta => {
                 let theta = |section: &Value| section.get("rope_theta").is_some_and(Value::is_number);
                 theta(self.section) || self.section.get("rope_parameters").is_some_and(theta)
@@ -103,13 +116,19 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Whether a Gemma 3 sees both ways.
+    /// Whether a Gemma sees both ways.
     fn is_bidirectional(&self) -> Result<bool> {
         const KEY: &str = "use_bidirectional_attention";
-        match self.section.get(KEY).filter(|_| self.family.causal == Causal::UnlessBidirectional) {
+        let by_name = match self.family.causal {
+            Causal::UnlessBidirectional => false,
+            Causal::UnlessAllBidirectional => true,
+            _ => return Ok(false),
+        };
+        match self.section.get(KEY) {
             None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(bidirectional)) => Ok(*bidirectional),
-            Some(other) => Err(Error::config(KEY, other, "true or false")),
+            Some(Value::Bool(bidirectional)) if !by_name => Ok(*bidirectional),
+            Some(Value::String(of)) if by_name && ["vision", "all"].contains(&of.as_str()) => Ok(of == "all"),
+            Some(other) => Err(Error::config(KEY, other, if by_name { "all or vision" } else { "true or false" })),
         }
     }
 
@@ -122,7 +141,7 @@ impl<'a> Layer<'a> {
         let width = if self.has_window()? { Some(self.window_width()?) } else { None };
         let decoder = match self.family.causal {
             Causal::Never => false,
-            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional => true,
+            Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
             Causal::IfDecoder => self.flag("is_decoder") == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
@@ -137,24 +156,52 @@ impl<'a> Layer<'a> {
             return Err(Error::config("is_causal", false, allowed));
         }
         let causal = decoder && !switched_off && !bidirectional;
+        if let Some(chunks) = self.chunk_size()? {
+            let mask = AttentionMask::chunks(chunks);
+            return Ok(if causal { AttentionMask::causal().and(mask) } else { mask });
+        }
         let Some(width) = width else {
             return Ok(if causal { AttentionMask::causal() } else { AttentionMask::full() });
         };
-        let side = if window.both_sides || bidirectional { width / 2 } else { width };
         if !causal {
-            return Ok(AttentionMask::window(Some(side), Some(side)));
+            let sides = if bidirectional { Sides::Both } else { window.sides };
+            let [before, after] = match sides {
+                Sides::Each => [width; 2],
+                Sides::Both => [width / 2; 2],
+                Sides::Around => [width.saturating_sub(1) / 2, width / 2],
+            };
+            return Ok(AttentionMask::window(Some(before), Some(after)));
         }
         // A token sees itself, and the tokens before it within the width.
-        match side.checked_sub(1) {
+        match width.checked_sub(1) {
             Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),
             None => Err(Error::config(window.key, width, "a width that leaves a token itself to see")),
+        }
+    }
+
+    /// The size of the chunks inside which the layer attends, if it does.
+    fn chunk_size(&self) -> Result<Option<usize>> {
+        let Some(key) = self.family.chunks else { return Ok(None) };
+        let chunked = match self.listed("layer_types").and_then(Value::as_str) {
+            Some(kind) => kind == CHUNKED,
+            None => self.is_rotated(RotaryLayers::NoRopeLayers)?,
+        };
+        match self.number(key)?.filter(|size| *size > 0) {
+            _ if !chunked => Ok(None),
+            Some(size) => Ok(Some(size)),
+            None => Err(Error::config(key, "none", format!("a size: layer {} attends inside chunks", self.index))),
         }
     }
 
     /// The width of the layer's window.
     fn window_width(&self) -> Result<usize> {
         let key = self.family.window.key;
-        let width = self.number(key)?;
+        let width =
+            match self.number(&format!("{key}_size"))?.filter(|_| self.family.reads.contains(&"sliding_window_size")) {
+                // MiMo-V2-Flash's own key counts the tokens before a token.
+                Some(before) => Some(before.saturating_add(1)),
+                None => self.number(key)?,
+            };
         width.ok_or_else(|| Error::config(key, "none", format!("a width: layer {} has a window", self.index)))
     }
 }

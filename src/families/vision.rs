@@ -2,7 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PatchRotaryRow, PatchWindows, Required, Scale,
+    BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, ROTARY,
+    Required, RotaryRow, Scale, StepsRow,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -54,17 +55,53 @@ pub(crate) const VISION: &[Family] = &[
             "flava_text_model",
             "flava_multimodal_model",
             "mobilevit",
+            "lw_detr_vit",
         ],
         layouts: VIT,
         ..PLAIN
     },
     Family { model_types: &["mgp-str", "radio", "tipsv2_vision_model", "glm_image_vision"], layouts: TIMM, ..PLAIN },
+    Family {
+        model_types: &["videoprism_vision_model"],
+        layouts: VIT,
+        softcap: true,
+        defaults: &[("attn_logit_softcapping", 50.0)],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"],
+        layouts: CLIP,
+        unsupported_parts: &[("vit_merger", "a mask of windows of patches")],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 20_000.0, ..ROTARY }),
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..PLAIN
+    },
     Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
     Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
     Family { model_types: &["lw_detr_vit"], layouts: &["candle-attention", "vit", "timm"], ..PLAIN },
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
+    Family {
+        model_types: &["sapiens2"],
+        layouts: &["sapiens"],
+        positions: LayerPositions::DinoRotary,
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        ..BASE
+    },
     Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },
+    Family {
+        model_types: &["eomt_dinov3"],
+        layouts: OWN,
+        positions: LayerPositions::DinoRotary,
+        note: Some(PREDICTED),
+        ..BASE
+    },
     Family { model_types: &["beit", "data2vec-vision"], layouts: BEIT, ..BASE },
     Family {
         model_types: &["pixtral"],
@@ -90,14 +127,28 @@ pub(crate) const VISION: &[Family] = &[
         ..QWEN_VL
     },
     Family {
-        model_types: &["glm_ocr_vision"],
+        model_types: &["lfm3_vl_vision"],
+        layouts: BART,
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        defaults: &[("norm_eps", 1e-5)],
+        ..QWEN_VL
+    },
+    Family { model_types: &["video_llama_3_vision"], layouts: BART, ..QWEN_VL },
+    Family {
+        model_types: &["paddleocr_vl_vision"],
+        layouts: BART,
+        positions: patch_rotary(GridFrequencies::Same, None),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["glm_ocr_vision", "glm5_next_vision", "dots3_note_vision_encoder"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN_VL
     },
     // Patches come window by window; frames of a video are rows of the batch.
     Family {
-        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"],
+        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"],
         layouts: &["timm", "qwen2.5-omni"],
         positions: LayerPositions::PatchRotary(PatchRotaryRow {
             block: Some(("spatial_merge_size", 2)),
@@ -127,6 +178,17 @@ pub(crate) const VISION: &[Family] = &[
             suffix_tokens: 1,
             ..PATCH_ROTARY
         }),
+        ..PLAIN
+    },
+    // Patches row by row, columns in the first half of a head.
+    Family {
+        model_types: &["gemma4_vision"],
+        layouts: &["inner-linear"],
+        states: &["rope_parameters"],
+        qk_norm: Some((NormKind::Rms, NormOver::Head)),
+        scale: Scale::One,
+        steps: StepsRow { value_norm: true, ..BASE.steps },
+        positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, halves: true, ..PATCH_ROTARY }),
         ..PLAIN
     },
     Family {
@@ -174,12 +236,32 @@ pub(crate) const VISION: &[Family] = &[
     },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family {
-        model_types: &["swin", "donut-swin", "maskformer-swin"],
+        model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"],
         layouts: &["bert", "timm"],
         stages: true,
         ..BASE
     },
-    Family { model_types: &["segformer", "glpn"], stages: true, ..PLAIN },
+    // SAM's tower, also in models of documents. Windows are rows of the batch.
+    Family {
+        model_types: &[
+            "sam_vision_model",
+            "sam_hq_vision_model",
+            "got_ocr2_vision",
+            "pp_chart2table_vision",
+            "slanext_vision",
+            "pp_formulanet_vision",
+            "deepseek_ocr2_sam_vision_model",
+            "unlimited_ocr_sam_vision_model",
+            "vitdet",
+            "seggpt",
+        ],
+        layouts: TIMM,
+        positions: LayerPositions::RelativeKey2d,
+        note: Some("in layers with windows the input is the windows of an image, each a sequence, with their padding"),
+        ..PLAIN
+    },
+    Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
+    Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },
     // Text towers.
     Family {
         model_types: &[
@@ -203,7 +285,15 @@ pub(crate) const VISION: &[Family] = &[
             "align_text_model",
             "clap_text_model",
             "bridgetower_text_model",
+            "bridgetower",
         ],
+        ..PLAIN
+    },
+    // Its vision tower is a module of torch.
+    Family {
+        model_types: &["bridgetower_vision_model"],
+        layouts: &["torch"],
+        defaults: &[("head_dim", 64.0)],
         ..PLAIN
     },
     Family { model_types: &["tipsv2_text_model"], layouts: &["torch"], ..PLAIN },
@@ -241,10 +331,44 @@ pub(crate) const VISION: &[Family] = &[
             "smolvlm_vision",
             "phi4_multimodal_vision",
             "granite_docling_vision",
+            "cosmos3_edge_vision",
+            "unlimited_ocr_vision_encoder",
         ],
         layouts: CLIP,
         ..PLAIN
     },
+    Family { model_types: &["hunyuan_vl_vision"], layouts: OWN, ..PLAIN },
+    Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
+    Family {
+        model_types: &["inkling2_vision"],
+        layouts: BART,
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            style: RotaryStyle::Interleaved,
+            columns_first: true,
+            prefix_tokens: 1,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    // Half of the width of a head is that of columns, pair by pair.
+    Family {
+        model_types: &["kimi_k25_vision"],
+        layouts: &["timm-eva"],
+        positions: LayerPositions::PatchRotary(PatchRotaryRow {
+            frequencies: GridFrequencies::Alternating,
+            columns_first: true,
+            ..PATCH_ROTARY
+        }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["muse_glimmer_vision", "muse_spark_vision"],
+        layouts: &["timm-eva"],
+        positions: patch_rotary(GridFrequencies::Same, None),
+        ..PLAIN
+    },
+    Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },
+    Family { model_types: &["eomt"], layouts: BART, note: Some(PREDICTED), ..PLAIN },
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },
     Family {

@@ -8,7 +8,8 @@ use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::kinds::{Additive, Boolean, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
+use crate::mask::kinds::{Additive, Boolean, Chunks, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
+use crate::mask::lower::key_lengths;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -196,6 +197,13 @@ impl AttentionMask {
         Self::of_term(Window { left, right })
     }
 
+    /// Each query sees the keys of its own chunk: chunks have `size` tokens, from the first token of the sequence on
+    /// (Llama 4's `attention_chunk_size`). Positions are aligned as in [`causal`](Self::causal), and a cache has to keep
+    /// all tokens.
+    pub fn chunks(size: usize) -> Self {
+        Self::of_term(Chunks(size))
+    }
+
     /// A prefix LM ([T5](https://arxiv.org/abs/1910.10683), PaliGemma): every query of sequence `b` sees its first
     /// `lengths[b]` keys, and otherwise the keys up to its own position. It is `causal` or `lengths`, and no tensor.
     ///
@@ -254,6 +262,15 @@ impl AttentionMask {
         let full = self.is_full() || other.is_full();
         let or = Or::new([self, other])?;
         Ok(if full { Self::full() } else { Self { terms: vec![Arc::new(or)], starts } })
+    }
+
+    /// The number of tokens of each sequence, if the mask states it ([`lengths`](Self::lengths),
+    /// [`padding`](Self::padding)) and nothing else: what layers need to know that have no attention.
+    pub fn sequence_lengths(&self) -> Option<&[usize]> {
+        match self.terms.as_slice() {
+            [only] if self.starts.is_none() => key_lengths(only),
+            _ => None,
+        }
     }
 
     /// Whether this is [`full`](Self::full) attention.

@@ -93,6 +93,16 @@ impl AttentionMask {
         rest.is_windowed().then_some((padding_lengths(term)?, rest))
     }
 
+    /// Whether the mask is a rule that holds for sequences of any length: causal, a window, chunks.
+    pub(crate) fn is_rule(&self) -> bool {
+        self.starts.is_none() && self.terms.iter().all(|term| is_window(term) || term.counts_tokens())
+    }
+
+    /// Whether all tokens of a sequence have to be keys, because the mask counts them.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        self.terms.iter().any(|term| term.counts_tokens())
+    }
+
     /// The number of tokens of each sequence that are not padding, if the mask says it.
     pub(crate) fn padded_lengths(&self) -> Option<&[usize]> {
         self.terms.iter().find_map(padding_lengths)
@@ -103,9 +113,10 @@ impl AttentionMask {
         self.terms.iter().any(|term| term.adds_to_scores())
     }
 
-    /// The number of embeddings of distances that queries and keys are compared with.
-    pub(crate) fn distance_embeddings(&self) -> usize {
-        self.terms.iter().map(|term| term.distance_embeddings()).max().unwrap_or(0)
+    /// The numbers of embeddings of distances that queries and that keys are compared with.
+    pub(crate) fn distance_embeddings(&self) -> [usize; 2] {
+        let most = |side: usize| self.terms.iter().map(|term| term.distance_embeddings()[side]).max().unwrap_or(0);
+        [most(0), most(1)]
     }
 
     /// Whether a gradient flows into the mask.
@@ -136,6 +147,14 @@ impl AttentionMask {
 
 fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
     matches!(term.structure(), Some(TermStructure::Window { .. }))
+}
+
+/// The lengths of the sequences under a mask of lengths or padding.
+pub(super) fn key_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
+    match term.structure() {
+        Some(TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths))) => Some(lengths),
+        _ => None,
+    }
 }
 
 /// The lengths of a padding mask.

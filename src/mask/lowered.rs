@@ -5,7 +5,7 @@ use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructur
 use candle_core::{Tensor, WithDType};
 
 use crate::error::Result;
-use crate::mask::kinds::DistanceEmbeddings;
+use crate::mask::kinds::{DistanceEmbeddings, GridBias};
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
@@ -29,18 +29,22 @@ pub(crate) struct LoweredMask {
     pub keep: Vec<Tensor>,
     /// f32 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Tensor>,
-    /// Whether the kernel reads the next two. Otherwise what they describe comes as tensors.
+    /// Whether the kernel reads the next three. Otherwise what they describe comes as tensors.
     pub reads_distances: bool,
     pub tables: Vec<DistanceTable>,
     pub embeddings: Option<DistanceEmbeddings>,
+    /// Their tensors are f32.
+    pub grids: Vec<GridBias>,
 }
 
-/// A bias per head and distance: `(h, distances)`, of which the first is the distance `first`.
+/// A bias per head and distance: `(h, distances)`, of which the first is the distance `first`; times a factor of the
+/// query, if there are `factors`, f32 `(b, h, s_q, 1)`.
 #[derive(Debug)]
 pub(crate) struct DistanceTable {
     pub values: Vec<f32>,
     pub first: i64,
     pub distances: usize,
+    pub factors: Option<Tensor>,
 }
 
 impl LoweredMask {
@@ -59,7 +63,10 @@ impl LoweredMask {
     /// The memory of the tensors, which must be on the CPU.
     pub(crate) fn memory(&self) -> MaskMemory<'_> {
         let embeddings = self.embeddings.iter().flat_map(|of| [&of.c2p, &of.p2c]).flatten();
-        let tensors = self.segments.iter().flatten().chain(&self.keep).chain(&self.bias).chain(embeddings);
+        let factors = self.tables.iter().filter_map(|table| table.factors.as_ref());
+        let grids = self.grids.iter().flat_map(|grid| [&grid.rows, &grid.columns]);
+        let tensors = self.segments.iter().flatten().chain(&self.keep).chain(&self.bias);
+        let tensors = tensors.chain(factors).chain(grids).chain(embeddings);
         MaskMemory { mask: self, tensors: tensors.map(Memory::of).collect() }
     }
 }
@@ -67,7 +74,7 @@ impl LoweredMask {
 /// A lowered mask whose tensors are not locked yet: see [`Memory`].
 pub(crate) struct MaskMemory<'a> {
     mask: &'a LoweredMask,
-    /// Those of segments, `keep`, `bias` and embeddings.
+    /// Those of segments, `keep`, `bias`, factors of tables, grids and embeddings.
     tensors: Vec<Memory<'a>>,
 }
 
@@ -77,12 +84,17 @@ impl<'a> MaskMemory<'a> {
         let mask = self.mask;
         let (segments, rest) = self.tensors.split_at(2 * mask.segments.len());
         let (keep, rest) = rest.split_at(mask.keep.len());
-        let (bias, embeddings) = rest.split_at(mask.bias.len());
+        let (bias, rest) = rest.split_at(mask.bias.len());
+        let factors = mask.tables.iter().filter(|table| table.factors.is_some()).count();
+        let (factors, rest) = rest.split_at(factors);
+        let (grids, embeddings) = rest.split_at(2 * mask.grids.len());
         Ok(MaskSlices {
             mask,
             segments: locked(segments)?,
             keep: locked(keep)?,
             bias: locked(bias)?,
+            factors: locked(factors)?,
+            grids: locked(grids)?,
             embeddings: locked(embeddings)?,
         })
     }
@@ -99,6 +111,10 @@ pub(crate) struct MaskSlices<'a> {
     segments: Vec<Slice<'a, i64>>,
     keep: Vec<Slice<'a, u8>>,
     bias: Vec<Slice<'a, f32>>,
+    /// Of those tables that have some.
+    factors: Vec<Slice<'a, f32>>,
+    /// Of rows and of columns, in turns.
+    grids: Vec<Slice<'a, f32>>,
     embeddings: Vec<Slice<'a, f32>>,
 }
 
@@ -109,14 +125,25 @@ impl MaskSlices<'_> {
         let mut embeddings = self.embeddings.iter();
         let mut values =
             |of: &Option<Tensor>| of.as_ref().and_then(|of| Some(&embeddings.next()?.data()[..of.elem_count()]));
-        let table =
-            |&DistanceTable { ref values, first, distances }| kernels::DistanceTable { values, first, distances };
+        let mut factors = self.factors.iter();
+        let tables = self.mask.tables.iter().map(|table| kernels::DistanceTable {
+            values: &table.values,
+            first: table.first,
+            distances: table.distances,
+            factors: table.factors.as_ref().and_then(|_| factors.next().map(broadcast)),
+        });
+        let parts = self.grids.as_chunks().0.iter();
+        let grids = self.mask.grids.iter().zip(parts).map(|(of, [rows, columns])| kernels::GridBias {
+            rows: broadcast(rows),
+            columns: broadcast(columns),
+            grid: of.grid(),
+        });
         Mask {
             structure: self.mask.structure.clone(),
             segments: self.segments.as_chunks().0.iter().map(|[q, k]| [ids_along(q, 2), ids_along(k, 3)]).collect(),
-            keep: self.keep.iter().map(|keep| Broadcast { data: keep.data(), strides: keep.strides() }).collect(),
-            bias: self.bias.iter().map(|bias| Broadcast { data: bias.data(), strides: bias.strides() }).collect(),
-            tables: self.mask.tables.iter().map(table).collect(),
+            keep: self.keep.iter().map(broadcast).collect(),
+            bias: self.bias.iter().map(broadcast).collect(),
+            tables: tables.collect(),
             embeddings: self.mask.embeddings.as_ref().map(|of| kernels::DistanceEmbeddings {
                 c2p: values(&of.c2p),
                 p2c: values(&of.p2c),
@@ -124,8 +151,13 @@ impl MaskSlices<'_> {
                 indices: &of.indices,
                 first: of.first,
             }),
+            grids: grids.collect(),
         }
     }
+}
+
+fn broadcast<'a, T: WithDType>(of: &'a Slice<T>) -> Broadcast<'a, T> {
+    Broadcast { data: of.data(), strides: of.strides() }
 }
 
 /// Segment ids `(b, s)` along dimension `axis` of `(b, h, s_q, s_kv)`.

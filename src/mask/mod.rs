@@ -26,10 +26,9 @@ mod term;
 
 pub use attention_mask::AttentionMask;
 pub(crate) use dense::{DenseMask, lowest_finite};
-pub(crate) use kinds::DistanceEmbeddings;
 #[cfg(test)]
 pub(crate) use kinds::Stripes;
-pub(crate) use kinds::{Disentangled, RelativeBias};
+pub(crate) use kinds::{DistanceEmbeddings, DistanceProducts, GridBias, RelativeBias};
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;

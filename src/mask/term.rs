@@ -79,14 +79,19 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Distances { .. }))
     }
 
+    /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys.
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.
     fn adds_to_scores(&self) -> bool {
         true
     }
 
-    /// The number of embeddings of distances that the term compares queries and keys with.
-    fn distance_embeddings(&self) -> usize {
-        0
+    /// The numbers of embeddings of distances that the term compares queries and keys with.
+    fn distance_embeddings(&self) -> [usize; 2] {
+        [0; 2]
     }
 
     /// Whether a gradient flows into the term.

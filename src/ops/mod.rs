@@ -6,6 +6,7 @@
 //! a fused step needs, and a backward pass would have to be written and kept equal for each.
 
 pub(crate) mod cuda;
+mod latent;
 mod linear;
 mod norm;
 mod pack;
@@ -14,6 +15,7 @@ mod qkv;
 mod rotation;
 mod score_factor;
 
+pub(crate) use latent::{Latent, LatentSizes, concat_last};
 pub(crate) use linear::accumulate_dtype;
 pub use linear::{Linear, PendingBias};
 pub(crate) use norm::NormParameters;

@@ -1,4 +1,4 @@
-//! The fused projection of queries, keys and values.
+//! The fused projection of queries, keys and values, and of the gate of the output.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -6,26 +6,28 @@ use std::sync::{Arc, OnceLock};
 use candle_attention_kernels::{Isa, PackedWeights};
 use candle_core::{D, DType, Tensor, TensorId};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::latent::{Latent, LatentSizes};
 use crate::ops::linear::{Linear, empty};
 use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
 use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
 use crate::weights::{LinearWeights, QkvWeights};
 
-/// The projections of queries, keys and values: one product for all three where they share their input.
+/// The projections of queries, keys and values: one product for all three where they share their input. The projection
+/// of the gate, which reads the input of the queries, is a fourth part.
 ///
 /// On the CPU their weights are packed in one, too, and that is the only packed copy: what needs the queries alone, or
 /// keys and values alone, multiplies with a part of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Qkv {
     weights: Weights,
-    /// All three packed in one, on first use.
+    /// All parts packed in one, on first use.
     packed: Arc<OnceLock<PackedWeights>>,
     /// That of the weight of the queries that the layer was made of.
     id: TensorId,
-    /// The numbers of outputs of q, k and v.
-    rows: [usize; 3],
+    /// The numbers of outputs of q, k, v and the gate.
+    rows: [usize; 4],
     h_kv: usize,
 }
 
@@ -34,26 +36,42 @@ enum Weights {
     Layers(Box<Layers>),
     /// What is packed, and nothing beside it.
     Packed {
-        has_bias: [bool; 3],
+        has_bias: Vec<bool>,
         like: Tensor,
     },
+    /// Those of latent attention, which has no separate projections of keys and values.
+    Latent(Box<Latent>),
 }
 
 #[derive(Debug, Clone)]
 struct Layers {
-    parts: [Linear; 3],
-    /// All three in one layer, if they are stored so; `parts` are then views of it.
+    /// q, k, v and, if there is one, the gate.
+    parts: Vec<Linear>,
+    /// The first three in one layer, if they are stored so; `parts` are then views of it.
     stored: Option<Linear>,
     /// The weights as they are stored, if their rows are in another order and may change: they are reordered per call.
     unordered: Option<QkvWeights>,
 }
 
-const NAMES: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+const NAMES: [&str; 4] = ["q_proj", "k_proj", "v_proj", "gate_proj"];
+/// The index of the gate.
+const GATE: usize = 3;
 
 impl Qkv {
     /// `rows` and `inputs` are the numbers of outputs and inputs of q, k and v, `h_kv` is the number of key-value
-    /// heads.
-    pub(crate) fn new(weights: QkvWeights, rows: [usize; 3], inputs: [usize; 3], h_kv: usize) -> Result<Self> {
+    /// heads; `gate` is the projection of the gate, if `weights` do not hold it, and its number of outputs.
+    pub(crate) fn new(
+        weights: QkvWeights,
+        rows: [usize; 3],
+        inputs: [usize; 3],
+        h_kv: usize,
+        gate: (Option<LinearWeights>, usize),
+    ) -> Result<Self> {
+        let (own_gate, gate_rows) = gate;
+        let gate = match own_gate {
+            Some(gate) => Some(gate),
+            None => weights.gate(rows[0])?,
+        };
         let (parts, stored) = match weights.packed(rows, h_kv)? {
             Some(all) => views(all, rows, inputs[0])?,
             None => {
@@ -71,11 +89,56 @@ impl Qkv {
                 }
             }
         };
+        let mut parts = Vec::from(parts);
+        if let Some(gate) = gate {
+            let gate = Linear::new(NAMES[GATE], gate, gate_rows, inputs[0])?;
+            same_dtype_and_device("gate_proj weight", gate.like(), parts[0].like())?;
+            parts.push(gate);
+        }
         let may_change = weights.needs_reordering() && weights.tracks_gradient();
         let unordered = may_change.then_some(weights);
         let id = parts[0].id();
+        let rows = [rows[0], rows[1], rows[2], if parts.len() > GATE { gate_rows } else { 0 }];
         let weights = Weights::Layers(Box::new(Layers { parts, stored, unordered }));
         Ok(Self { weights, packed: Arc::default(), id, rows, h_kv })
+    }
+
+    /// The projections of latent attention.
+    pub(crate) fn of_latents(
+        weights: QkvWeights,
+        sizes: LatentSizes,
+        gate: (Option<LinearWeights>, usize),
+    ) -> Result<Self> {
+        let QkvWeights::Latent(weights) = weights else {
+            return Err(Error::config("latent", "set", "none: the weights are those of queries, keys and values"));
+        };
+        let (gate, gate_rows) = gate;
+        let gate = gate.map(|gate| Linear::new(NAMES[GATE], gate, gate_rows, sizes.inputs[0])).transpose()?;
+        let latent = Latent::new(*weights, sizes, gate)?;
+        let (id, weights) = (latent.id(), Weights::Latent(Box::new(latent)));
+        Ok(Self { weights, packed: Arc::default(), id, rows: [0; 4], h_kv: sizes.heads })
+    }
+
+    /// The projections of latent attention, if the layer has them: then nothing else of a call's projections applies.
+    pub(crate) fn latent(&self) -> Option<&Latent> {
+        match &self.weights {
+            Weights::Latent(latent) => Some(latent),
+            _ => None,
+        }
+    }
+
+    /// Whether there is a projection of the gate.
+    pub(crate) fn has_gate(&self) -> bool {
+        self.parts() > GATE
+    }
+
+    /// The number of projections.
+    fn parts(&self) -> usize {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts.len(),
+            Weights::Packed { has_bias, .. } => has_bias.len(),
+            Weights::Latent(latent) => GATE + usize::from(latent.gate().is_some()),
+        }
     }
 
     /// A tensor with the dtype and the device of the weights.
@@ -83,6 +146,7 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.parts[0].like(),
             Weights::Packed { like, .. } => like,
+            Weights::Latent(latent) => latent.like(),
         }
     }
 
@@ -96,12 +160,17 @@ impl Qkv {
         match &self.weights {
             Weights::Layers(layers) => layers.unordered.is_some() || layers.parts.iter().any(Linear::tracks_gradient),
             Weights::Packed { .. } => false,
+            Weights::Latent(latent) => latent.tracks_gradient(),
         }
     }
 
     /// Whether queries, keys and values of one input can come from one product with packed weights.
     pub(crate) fn can_pack(&self) -> bool {
-        let Weights::Layers(layers) = &self.weights else { return true };
+        let layers = match &self.weights {
+            Weights::Layers(layers) => layers,
+            Weights::Packed { .. } => return true,
+            Weights::Latent(_) => return false,
+        };
         let input = layers.parts[0].in_features();
         layers.parts.iter().all(|part| part.can_pack() && part.in_features() == input)
     }
@@ -112,32 +181,37 @@ impl Qkv {
         if in_one {
             self.packed()?;
         }
-        let Weights::Layers(layers) = &mut self.weights else { return Ok(()) };
+        let layers = match &mut self.weights {
+            Weights::Layers(layers) => layers,
+            Weights::Packed { .. } => return Ok(()),
+            Weights::Latent(latent) => return latent.pack(),
+        };
         if !in_one {
             return layers.parts.iter_mut().try_for_each(Linear::pack);
         }
-        let has_bias = layers.parts.each_ref().map(Linear::has_bias);
+        let has_bias = layers.parts.iter().map(Linear::has_bias).collect();
         self.weights = Weights::Packed { has_bias, like: empty(layers.parts[0].like().dtype())? };
         Ok(())
     }
 
-    /// Whether the weights have been packed, all three in one or one by one.
+    /// Whether the weights have been packed, all in one or one by one.
     pub(crate) fn is_packed(&self) -> bool {
         let parts = match &self.weights {
             Weights::Layers(layers) => &layers.parts[..],
             Weights::Packed { .. } => &[],
+            Weights::Latent(latent) => return latent.is_packed(),
         };
         self.packed.get().is_some() || parts.iter().any(Linear::is_packed)
     }
 
-    /// The packed weights of all three; call only if [`can_pack`](Self::can_pack).
+    /// The packed weights of all parts, the gate last; call only if [`can_pack`](Self::can_pack).
     pub(crate) fn packed(&self) -> Result<&PackedWeights> {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
         // Only layers can be without a packed form.
-        let parts = [self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?];
-        let packed = pack(&parts.each_ref())?;
+        let parts = (0..self.parts()).map(|i| self.part_weights(i)).collect::<Result<Vec<_>>>()?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>())?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -146,6 +220,7 @@ impl Qkv {
         let can_pack = match &self.weights {
             Weights::Layers(layers) => layers.parts.iter().all(Linear::can_pack),
             Weights::Packed { .. } => true,
+            Weights::Latent(_) => false,
         };
         Ok(can_pack && self.like().dtype() == DType::BF16 && Isa::detect()?.has_bf16_dot())
     }
@@ -159,7 +234,12 @@ impl Qkv {
         let [q, k, v] = inputs;
         let one_input = q.id() == k.id() && q.id() == v.id();
         if one_input && self.can_pack() && !q.track_op() {
-            return self.split_outputs(&multiply(q, self.packed()?, dtype)?, sizes);
+            let packed = self.packed()?;
+            let ys = match self.has_gate() {
+                true => multiply_outputs(q, packed, 0..self.outputs(GATE).start, dtype)?,
+                false => multiply(q, packed, dtype)?,
+            };
+            return self.split_outputs(&ys, sizes);
         }
         if let Weights::Layers(layers) = &self.weights
             && let Some(all) = layers.stored.as_ref().filter(|_| one_input)
@@ -175,15 +255,22 @@ impl Qkv {
         if let Some(ordered) = self.reordered()? {
             return ordered.weights();
         }
+        if let Some(latent) = self.latent() {
+            return Ok(QkvWeights::Latent(Box::new(latent.weights()?)));
+        }
         Ok(QkvWeights::Split(Box::new([self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?])))
     }
 
-    /// The weights of keys and values.
-    pub(crate) fn key_value_weights(&self) -> Result<[LinearWeights; 2]> {
-        match self.reordered()? {
-            Some(ordered) => ordered.key_value_weights(),
-            None => Ok([self.part_weights(1)?, self.part_weights(2)?]),
+    /// The weights that the contents of a cache are made with: those of keys and values, or of latents.
+    pub(crate) fn cached_weights(&self) -> Result<Vec<Tensor>> {
+        if let Some(ordered) = self.reordered()? {
+            return ordered.cached_weights();
         }
+        if let Some(latent) = self.latent() {
+            return latent.latent_weights();
+        }
+        let parts = [self.part_weights(1)?, self.part_weights(2)?];
+        Ok(parts.into_iter().flat_map(|LinearWeights { weight, bias }| [Some(weight), bias]).flatten().collect())
     }
 
     /// The queries alone, as [`forward`](Self::forward) gives them.
@@ -202,6 +289,28 @@ impl Qkv {
                 split_heads(&self.forward_part(1, k, dtype)?, sizes[0])?,
                 split_heads(&self.forward_part(2, v, dtype)?, sizes[1])?,
             ]),
+        }
+    }
+
+    /// The projection of the gate of `xs` `(b, s, in)`, if there is one: `(b, s, out)` in `dtype`.
+    pub(crate) fn gate(&self, xs: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
+        self.has_gate().then(|| self.project(GATE, xs, dtype)).transpose()
+    }
+
+    /// The weights of the gate, if there is one.
+    pub(crate) fn gate_weights(&self) -> Result<Option<LinearWeights>> {
+        match self.reordered()? {
+            Some(ordered) => ordered.gate_weights(),
+            None => self.has_gate().then(|| self.part_weights(GATE)).transpose(),
+        }
+    }
+
+    /// Whether the projection of the gate has a bias.
+    pub(crate) fn gate_has_bias(&self) -> bool {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts.get(GATE).is_some_and(Linear::has_bias),
+            Weights::Packed { has_bias, .. } => has_bias.get(GATE) == Some(&true),
+            Weights::Latent(latent) => latent.gate().is_some_and(Linear::has_bias),
         }
     }
 
@@ -224,18 +333,20 @@ impl Qkv {
                 Linear::new(NAMES[i], self.part_weights(i)?, self.rows[i], self.packed()?.in_features())?
                     .forward(xs, dtype)
             }
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward(xs, dtype),
         }
     }
 
-    /// The weights of queries (0), keys (1) or values (2), in order.
+    /// The weights of queries (0), keys (1), values (2) or the gate (3), in order.
     fn part_weights(&self, i: usize) -> Result<LinearWeights> {
         match &self.weights {
             Weights::Layers(layers) => layers.parts[i].weights(),
             Weights::Packed { has_bias, like } => unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype()),
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.weights(),
         }
     }
 
-    /// Which outputs of all three are those of queries (0), keys (1) or values (2).
+    /// Which outputs of all are those of queries (0), keys (1), values (2) or the gate (3).
     fn outputs(&self, i: usize) -> Range<usize> {
         let start = self.rows[..i].iter().sum();
         start..start + self.rows[i]
@@ -245,12 +356,17 @@ impl Qkv {
     fn reordered(&self) -> Result<Option<Self>> {
         let Weights::Layers(layers) = &self.weights else { return Ok(None) };
         let Some(weights) = &layers.unordered else { return Ok(None) };
-        let inputs = [layers.parts[0].in_features(); 3];
-        let ordered = match weights.packed(self.rows, self.h_kv)? {
+        let inputs = [0, 1, 2].map(|i| layers.parts[i].in_features());
+        let [q, k, v, gate_rows] = self.rows;
+        let ordered = match weights.packed([q, k, v], self.h_kv)? {
             Some(all) => QkvWeights::Packed(all),
-            None => QkvWeights::Split(Box::new(weights.split(self.rows, self.h_kv)?)),
+            None => QkvWeights::Split(Box::new(weights.split([q, k, v], self.h_kv)?)),
         };
-        Self::new(ordered, self.rows, inputs, self.h_kv).map(Some)
+        let gate = match (weights.gate(q)?, layers.parts.get(GATE)) {
+            (None, Some(own)) => Some(own.weights()?),
+            (stored, _) => stored,
+        };
+        Self::new(ordered, [q, k, v], inputs, self.h_kv, (gate, gate_rows)).map(Some)
     }
 
     /// `ys` `(b, s, rows of q, k and v)` → queries, keys and values by head.
@@ -269,6 +385,9 @@ impl Qkv {
 
 impl ShareWeights for Qkv {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
+        if let (Weights::Latent(own), Weights::Latent(other)) = (&mut self.weights, &other.weights) {
+            return own.share_weights(other);
+        }
         if (self.rows, self.h_kv) != (other.rows, other.h_kv) || self.like().dtype() != other.like().dtype() {
             return Ok(());
         }
@@ -314,6 +433,12 @@ fn concat(parts: &[Linear; 3]) -> Result<Option<LinearWeights>> {
     LinearWeights::concat(&weights.each_ref()).map(Some)
 }
 
+/// The error of a caller that needs projections which latent attention does not have.
+fn of_latents() -> Error {
+    let expected = "separate ones: latent attention makes keys and values of latents";
+    Error::value("the projections of queries, keys and values", "those of latents", expected)
+}
+
 /// `(b, s, h · d)` → `(b, s, h, d)`.
 fn split_heads(ys: &Tensor, size: usize) -> Result<Tensor> {
     let (b, s, width) = ys.dims3()?;
@@ -327,8 +452,8 @@ mod tests {
 
     fn parts(qkv: &Qkv) -> &[Linear; 3] {
         match &qkv.weights {
-            Weights::Layers(layers) => &layers.parts,
-            Weights::Packed { .. } => panic!("packed"),
+            Weights::Layers(layers) => layers.parts.as_slice().try_into().unwrap(),
+            _ => panic!("no layers"),
         }
     }
 
@@ -340,9 +465,10 @@ mod tests {
         let (rows, input, sizes) = ([12, 6, 10], 7, [3, 3, 5]);
         let (xs, ys) = (random(&[2, 4, input]), random(&[2, 5, input]));
         let mut dense = |i: usize| LinearWeights::new(random(&[rows[i], input]), Some(random(&[rows[i]])));
-        let split = Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(&mut dense))), rows, [input; 3], 2).unwrap();
+        let split =
+            Qkv::new(QkvWeights::Split(Box::new([0, 1, 2].map(&mut dense))), rows, [input; 3], 2, (None, 0)).unwrap();
         let one = concat(parts(&split)).unwrap().unwrap();
-        let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2).unwrap();
+        let one = Qkv::new(QkvWeights::Packed(one), rows, [input; 3], 2, (None, 0)).unwrap();
         for inputs in [[&xs; 3], [&xs, &ys, &ys]] {
             let want = split.forward(inputs, sizes, DType::F64).unwrap();
             let got = one.forward(inputs, sizes, DType::F64).unwrap();
@@ -354,7 +480,7 @@ mod tests {
         }
         let mut odd = [0, 1, 2].map(dense);
         odd[1].bias = None;
-        let odd = Qkv::new(QkvWeights::Split(Box::new(odd)), rows, [input; 3], 2).unwrap();
+        let odd = Qkv::new(QkvWeights::Split(Box::new(odd)), rows, [input; 3], 2, (None, 0)).unwrap();
         assert!(concat(parts(&odd)).unwrap().is_none(), "a bias for some of them is not invented for the others");
     }
 }

@@ -237,10 +237,10 @@ impl PositionScheme for Disentangled {
         let first = 1 - call.s_kv as i64;
         let distances = first..call.s_q as i64;
         let indices = distances.map(|distance| self.embedding_index(-distance)).collect();
-        Ok(Some(DistanceEmbeddings { c2p, p2c, count: self.embeddings(), indices, first }))
+        Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings(), indices, first }))
     }
 
-    fn distance_embedding_count(&self) -> usize {
-        self.embeddings()
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.c2p, self.p2c].map(|needed| if needed { self.embeddings() } else { 0 })
     }
 }

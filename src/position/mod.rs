@@ -9,8 +9,13 @@
 mod alibi;
 mod disentangled;
 mod explicit;
+mod gated_relative_bias;
 mod given_rotation;
 mod relative_bias_2d;
+mod relative_key;
+mod relative_key_2d;
+mod relative_key_value;
+mod relative_sinusoids;
 mod rope_cache;
 mod rope_scaling;
 mod rotary;
@@ -26,14 +31,19 @@ mod tests;
 pub use alibi::{Alibi, AlibiFormula, AlibiSlopes};
 pub use disentangled::Disentangled;
 pub(crate) use explicit::ExplicitPositions;
+pub use gated_relative_bias::GatedRelativeBias;
 pub use given_rotation::GivenRotation;
 pub use relative_bias_2d::RelativeBias2d;
+pub use relative_key::RelativeKey;
+pub use relative_key_2d::RelativeKey2d;
+pub use relative_key_value::RelativeKeyValue;
+pub use relative_sinusoids::RelativeSinusoids;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, RaggedSupport, TokenPositions};
+pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, TokenPositions};
 pub(crate) use scheme::{LayerSizes, PositionParameter, PositionState, Presence};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
@@ -103,6 +113,16 @@ schemes! {
         Rotary3d,
         /// Queries and keys are rotated by angles that the call gives.
         GivenRotation,
+        /// Queries are also compared with projected sinusoids of their distance to each key.
+        RelativeSinusoids,
+        /// Queries are also compared with learned embeddings of their distance to each key.
+        RelativeKey,
+        /// Learned embeddings of near distances are added to keys and values.
+        RelativeKeyValue,
+        /// Queries are also compared with learned embeddings of the rows and columns between image patches.
+        RelativeKey2d,
+        /// A learned bias per head and bucket of distances, times a gate of the query's input, is added to each score.
+        GatedRelativeBias,
         /// A scheme that implements only the required methods.
         #[cfg(test)]
         LearnedSlope,

@@ -68,6 +68,14 @@ pub enum RotaryScaling {
         /// Factor on queries and keys.
         attention_factor: f64,
     },
+    /// Gemma 4: the first pairs turn as usual, divided by a factor, the others not at all. Unlike a rotation of a part of
+    /// the head, wavelengths and partners are those of the whole head.
+    Proportional {
+        /// How many pairs turn, at most half of the rotated elements.
+        pairs: usize,
+        /// The divisor of the frequencies.
+        factor: f64,
+    },
     /// Llama 3: long wavelengths are divided, short ones stay, those between are interpolated.
     Llama3 {
         /// The new maximum length divided by the original one.
@@ -90,6 +98,7 @@ impl fmt::Display for RotaryScaling {
             Self::Ntk { factor, .. } => write!(f, "ntk {factor}"),
             Self::Yarn { factor, .. } => write!(f, "yarn {factor}"),
             Self::LongRope { .. } => f.write_str("longrope"),
+            Self::Proportional { pairs, .. } => write!(f, "proportional, {pairs} pairs"),
             Self::Llama3 { factor, .. } => write!(f, "llama3 {factor}"),
         }
     }
@@ -123,7 +132,14 @@ impl RotaryScaling {
                 }
                 (1.0, *original_max_position_embeddings)
             }
-            Self::Linear { factor } | Self::Ntk { factor, .. } => (*factor, 1),
+            Self::Proportional { pairs, .. } if *pairs > dim / 2 => {
+                return Err(Error::config(
+                    "rope_scaling pairs",
+                    pairs,
+                    format!("at most {}, those of a head", dim / 2),
+                ));
+            }
+            Self::Linear { factor } | Self::Ntk { factor, .. } | Self::Proportional { factor, .. } => (*factor, 1),
             Self::Dynamic { factor, original_max_position_embeddings: original }
             | Self::Yarn { factor, original_max_position_embeddings: original, .. }
             | Self::Llama3 { factor, original_max_position_embeddings: original, .. } => (*factor, *original),
@@ -187,6 +203,10 @@ impl RotaryScaling {
                 (unscaled.into_iter().zip(factors).map(|(f, factor)| f / factor).collect(), attention_factor)
             }
             Self::Linear { factor } => (unscaled.into_iter().map(|f| f / factor).collect(), 1.0),
+            Self::Proportional { pairs, factor } => {
+                let turned = |(i, f): (usize, f64)| if i < pairs { f / factor } else { 0.0 };
+                (unscaled.into_iter().enumerate().map(turned).collect(), 1.0)
+            }
             Self::Dynamic { factor, original_max_position_embeddings: original } => {
                 let length = length.max(original) as f64;
                 let grown = factor * length / original as f64 - (factor - 1.0);

@@ -40,6 +40,8 @@ pub struct Rotary {
     pub mrope_section: Option<[usize; 3]>,
     /// Whether the pairs of the three positions alternate (Qwen3-VL) instead of following each other; default false.
     pub mrope_interleaved: bool,
+    /// Whether angles are negative (nanochat); default false.
+    pub reversed: bool,
 }
 
 impl Default for Rotary {
@@ -51,6 +53,7 @@ impl Default for Rotary {
             scaling: RotaryScaling::default(),
             mrope_section: None,
             mrope_interleaved: false,
+            reversed: false,
         }
     }
 }
@@ -69,6 +72,8 @@ impl Rotary {
         with_mrope_section, mrope_section: [usize; 3] = Some(mrope_section);
         /// Sets whether the pairs of the three axes alternate.
         with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
+        /// Sets whether angles are negative.
+        with_reversed, reversed: bool = reversed;
     }
 
     /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens:
@@ -130,7 +135,16 @@ impl Rotary {
     /// The heads are too small for the scheme, or a field of the scheme is invalid.
     pub fn frequencies(&self, head_dim: usize, length: usize) -> Result<(Vec<f64>, f64)> {
         self.check_head_dim(head_dim)?;
-        Ok(self.scaling.frequencies(self.theta, self.rotated(head_dim), length))
+        Ok(self.signed_frequencies(head_dim, length))
+    }
+
+    /// [`frequencies`](Self::frequencies) of a scheme that is checked.
+    pub(super) fn signed_frequencies(&self, head_dim: usize, length: usize) -> (Vec<f64>, f64) {
+        let (mut frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
+        if self.reversed {
+            frequencies.iter_mut().for_each(|frequency| *frequency = -*frequency);
+        }
+        (frequencies, factor)
     }
 
     /// Checks the fields for heads of `head_dim` elements.
@@ -154,6 +168,39 @@ impl Rotary {
         self.scaling.validate(self.theta, dim)
     }
 
+    /// Cosines and sines of the queries `q` `(b, s_q, h, d)`, and of `s_kv` keys.
+    fn angles(&self, q: &Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<[[Tensor; 2]; 2]> {
+        let (s_q, head_dim) = (q.dim(1)?, q.dim(3)?);
+        let (dtype, device) = (q.dtype(), q.device());
+        Ok(if let Some(batch) = tokens.ragged {
+            let cos_sin = batch.cache.get_or_compute(
+                usize::MAX,
+                |key: &(Self, usize, DType)| (&key.0, key.1, key.2) == (self, head_dim, dtype),
+                || {
+                    Ok((
+                        (self.clone(), head_dim, dtype),
+                        self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?,
+                    ))
+                },
+            )?;
+            [cos_sin.clone(), cos_sin]
+        } else if let Some(positions) = tokens.explicit {
+            let all = self.explicit_cos_sin(positions, tokens.lengths, head_dim, dtype, device)?;
+            let [cos, sin] = all.each_ref().map(|values| values.narrow(1, s_kv.saturating_sub(s_q), s_q));
+            [[cos?, sin?], all]
+        } else {
+            // As for masks, the last query stands at the last key.
+            let starts_q: Vec<usize> = tokens.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
+            let for_q = self.padded_cos_sin(&starts_q, s_q, tokens.lengths, head_dim, dtype, device)?;
+            let for_k = if s_q == s_kv {
+                for_q.clone()
+            } else {
+                self.padded_cos_sin(tokens.starts, s_kv, tokens.lengths, head_dim, dtype, device)?
+            };
+            [for_q, for_k]
+        })
+    }
+
     /// Rotated elements per head.
     pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
@@ -166,6 +213,9 @@ impl fmt::Display for Rotary {
         self.dim.iter().try_for_each(|dim| write!(f, ", {dim} numbers"))?;
         if self.style == RotaryStyle::Interleaved {
             f.write_str(", interleaved")?;
+        }
+        if self.reversed {
+            f.write_str(", reversed")?;
         }
         if self.scaling != RotaryScaling::None {
             write!(f, ", {}", self.scaling)?;
@@ -204,36 +254,13 @@ impl PositionScheme for Rotary {
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
-        let (s_q, s_kv, head_dim) = (q.dim(1)?, k.dim(1)?, q.dim(3)?);
-        let (dtype, device) = (q.dtype(), q.device());
-        let (for_q, for_k) = if let Some(batch) = tokens.ragged {
-            let cos_sin = batch.cache.get_or_compute(
-                usize::MAX,
-                |key: &(Self, usize, DType)| (&key.0, key.1, key.2) == (self, head_dim, dtype),
-                || {
-                    Ok((
-                        (self.clone(), head_dim, dtype),
-                        self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?,
-                    ))
-                },
-            )?;
-            (cos_sin.clone(), cos_sin)
-        } else if let Some(positions) = tokens.explicit {
-            let all = self.explicit_cos_sin(positions, tokens.lengths, head_dim, dtype, device)?;
-            let [cos, sin] = all.each_ref().map(|values| values.narrow(1, s_kv.saturating_sub(s_q), s_q));
-            ([cos?, sin?], all)
-        } else {
-            // As for masks, the last query stands at the last key.
-            let starts_q: Vec<usize> = tokens.starts.iter().map(|start| start + s_kv.saturating_sub(s_q)).collect();
-            let for_q = self.padded_cos_sin(&starts_q, s_q, tokens.lengths, head_dim, dtype, device)?;
-            let for_k = if s_q == s_kv {
-                for_q.clone()
-            } else {
-                self.padded_cos_sin(tokens.starts, s_kv, tokens.lengths, head_dim, k.dtype(), device)?
-            };
-            (for_q, for_k)
-        };
+        let [for_q, for_k] = self.angles(&q, k.dim(1)?, tokens)?;
         Ok([rotate(&q, &for_q, self.style)?, rotate(&k, &for_k, self.style)?])
+    }
+
+    fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
+        let [for_q, _] = self.angles(&q, s_kv, tokens)?;
+        rotate(&q, &for_q, self.style)
     }
 
     fn rotate_in_place(&self, xs: &mut [f32], heads: usize, head_dim: usize, batch: RaggedBatch) -> Result<()> {

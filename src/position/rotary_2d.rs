@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
@@ -70,6 +70,9 @@ pub struct Rotary2d {
     pub within_window: bool,
     /// Whether the first half of the angles belongs to columns and the second to rows; default false.
     pub columns_first: bool,
+    /// Whether the pairs of rows are in the first half of a head and those of columns in the second, each as if it were a
+    /// head (Gemma 4); default false, pairs over the whole head.
+    pub halves: bool,
     /// The number of the first row and column; default 0.
     pub first: usize,
     /// Tokens before the patches, such as class and register tokens; default 1.
@@ -92,6 +95,7 @@ impl Rotary2d {
             window: None,
             within_window: false,
             columns_first: false,
+            halves: false,
             first: 0,
             prefix_tokens: 1,
             suffix_tokens: 0,
@@ -116,6 +120,8 @@ impl Rotary2d {
         with_within_window, within_window: bool = within_window;
         /// Sets whether the first half of the angles belongs to columns.
         with_columns_first, columns_first: bool = columns_first;
+        /// Sets whether each half of a head is rotated by itself.
+        with_halves, halves: bool = halves;
         /// Sets the number of the first row and column.
         with_first, first: usize = first;
         /// Sets the number of tokens before the patches.
@@ -198,6 +204,21 @@ impl Rotary2d {
         blocks.flat_map(move |(number, down, across)| {
             cells(side, side).map(move |(y, x)| (number, down * side + y, across * side + x))
         })
+    }
+
+    /// `xs` `(b, s, h, d)` rotated by these cosines and sines.
+    fn rotated(&self, xs: &Tensor, cos_sin: &[Tensor; 2]) -> Result<Tensor> {
+        if !self.halves {
+            return rotate(xs, cos_sin, self.style);
+        }
+        let half = |i: usize| {
+            let of = |t: &Tensor| {
+                let size = t.dim(D::Minus1)? / 2;
+                t.narrow(D::Minus1, i * size, size)
+            };
+            rotate(&of(xs)?, &[of(&cos_sin[0])?, of(&cos_sin[1])?], self.style)
+        };
+        Ok(Tensor::cat(&[half(0)?, half(1)?], D::Minus1)?)
     }
 
     fn grid_of(&self, tokens: usize, grid: Option<[usize; 2]>) -> Result<[usize; 2]> {
@@ -286,7 +307,7 @@ impl PositionScheme for Rotary2d {
             return Err(Error::value("a call with positions of patches", found, "as many queries as keys"));
         }
         let cos_sin = self.cos_sin(s_q, tokens.grid, q.dim(3)?, q.dtype(), q.device())?;
-        Ok([rotate(&q, &cos_sin, self.style)?, rotate(&k, &cos_sin, self.style)?])
+        Ok([self.rotated(&q, &cos_sin)?, self.rotated(&k, &cos_sin)?])
     }
 
     /// The windows as segments, if a patch sees only its own.

@@ -16,7 +16,7 @@ impl Rotary {
         head_dim: usize,
         length: usize,
     ) -> [Vec<f64>; 2] {
-        let (frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
+        let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
         let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
         let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
@@ -99,7 +99,7 @@ impl Rotary {
 
     /// Cosines and sines of each token of `row`, `(tokens, pairs)`, in a sequence of `length` tokens.
     fn cos_sin_at(&self, positions: &ExplicitPositions, row: usize, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
-        let (frequencies, factor) = self.scaling.frequencies(self.theta, self.rotated(head_dim), length);
+        let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         let axes: [&[u32]; 3] = std::array::from_fn(|axis| positions.row(axis, row));
         let of_token = |token: usize| {
             let of_pair = move |(pair, frequency): (usize, &f64)| f64::from(axes[self.axis(pair)][token]) * frequency;

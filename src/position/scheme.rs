@@ -1,12 +1,12 @@
 //! `PositionScheme`: how a position scheme takes part in attention.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
 use crate::position::explicit::ExplicitPositions;
@@ -36,6 +36,31 @@ impl Default for TokenPositions<'_> {
     }
 }
 
+impl TokenPositions<'_> {
+    /// Where the last `s` of `s_kv` tokens stand, row by row, and the number of rows: 1 if all sequences stand alike.
+    pub(crate) fn of_last(&self, s: usize, s_kv: usize) -> Result<(usize, Vec<usize>)> {
+        if let Some(batch) = self.ragged {
+            return Ok((1, batch.lengths().flat_map(|length| 0..length).collect()));
+        }
+        let first = s_kv.saturating_sub(s);
+        let Some(explicit) = self.explicit else {
+            return Ok((
+                self.starts.len(),
+                self.starts.iter().flat_map(|start| start + first..start + first + s).collect(),
+            ));
+        };
+        if s > explicit.tokens() {
+            return Err(Error::value(
+                "the number of queries",
+                s,
+                format!("at most {}, the positions", explicit.tokens()),
+            ));
+        }
+        let of_row = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
+        Ok((explicit.rows(), (0..explicit.rows()).flat_map(of_row).collect()))
+    }
+}
+
 /// A call of `s_q` queries over `s_kv` keys, as far as a bias needs it that depends on positions alone.
 pub(crate) struct BiasCall<'a> {
     pub heads: usize,
@@ -59,8 +84,21 @@ pub(crate) struct BiasCall<'a> {
 pub(crate) struct EmbeddingCall<'a> {
     pub s_q: usize,
     pub s_kv: usize,
+    pub heads: usize,
     /// The projections of the layer.
     pub qkv: &'a Qkv,
+    pub state: &'a PositionState,
+}
+
+/// A call whose queries are projected, for terms that depend on them or on the input of the layer.
+pub(crate) struct QueryCall<'a> {
+    /// The input of the queries, `(b, s_q, query_size)`.
+    pub xs: &'a Tensor,
+    /// `(b, s_q, h, d)`.
+    pub q: &'a Tensor,
+    pub s_kv: usize,
+    /// Rows and columns, if the tokens are patches of an image and the call gives them.
+    pub grid: Option<[usize; 2]>,
     pub state: &'a PositionState,
 }
 
@@ -95,8 +133,8 @@ impl RaggedSupport {
 /// The behavior of a position scheme towards attention, pruning and checkpoints.
 ///
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
-/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias) or
-/// [`distance_embeddings`](Self::distance_embeddings).
+/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias),
+/// [`distance_embeddings`](Self::distance_embeddings) or [`query_term`](Self::query_term).
 pub(crate) trait PositionScheme: fmt::Display {
     /// Checks the fields of the scheme for a layer of these sizes.
     fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
@@ -172,10 +210,24 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok([q, k])
     }
 
+    /// The queries of [`rotate`](Self::rotate) alone, over `s_kv` keys that are rotated already.
+    fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
+        let (b, _, _, d) = q.dims4()?;
+        let keys = Tensor::zeros((b, s_kv, 1, d), q.dtype(), q.device())?;
+        let [q, _] = self.rotate(q, keys, tokens)?;
+        Ok(q)
+    }
+
     /// [`rotate`](Self::rotate) for a buffer of tokens of a ragged batch, each beginning with `heads` heads of
     /// `head_dim` elements: queries, then keys.
     fn rotate_in_place(&self, _xs: &mut [f32], _heads: usize, _head_dim: usize, _batch: RaggedBatch) -> Result<()> {
         Ok(())
+    }
+
+    /// Embeddings of distances `(2 n + 1, d_v)` that are added to values, from a key `n` tokens before the query to one
+    /// `n` tokens after it.
+    fn value_distances(&self, _state: &PositionState) -> Result<Option<Tensor>> {
+        Ok(None)
     }
 
     /// A mask term that is added to the scores and depends on positions alone.
@@ -188,9 +240,20 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(None)
     }
 
-    /// The number of [`distance_embeddings`](Self::distance_embeddings).
-    fn distance_embedding_count(&self) -> usize {
-        0
+    /// The numbers of [`distance_embeddings`](Self::distance_embeddings) that queries and that keys are compared with
+    /// in a call over `s_kv` keys, or of biases of its [`query_term`](Self::query_term); not 0 if there are any.
+    fn distance_embedding_count(&self, _s_kv: usize) -> [usize; 2] {
+        [0; 2]
+    }
+
+    /// Vectors `(h, d)`, one per head, that are added to the queries after norms and rotation.
+    fn query_bias<'a>(&self, _state: &'a PositionState) -> Result<Option<&'a Tensor>> {
+        Ok(None)
+    }
+
+    /// A mask term that is added to the scores and depends on the queries or the input of the layer. Differentiable.
+    fn query_term(&self, _call: &QueryCall) -> Result<Option<AttentionMask>> {
+        Ok(None)
     }
 }
 
@@ -203,6 +266,7 @@ pub(crate) struct LayerSizes {
     pub num_attention_heads: usize,
     pub num_key_value_heads: usize,
     pub head_dim: usize,
+    pub value_head_dim: usize,
 }
 
 /// Where a parameter comes from when a layer is read from a checkpoint.
@@ -234,11 +298,16 @@ pub(crate) struct PositionParameter {
 pub(crate) struct PositionState {
     weights: PositionWeights,
     derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
+    /// What was computed for the longest sequence, and that length.
+    grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
+
+/// The longest sequence for which [`PositionState::grown`] keeps what is computed: some megabytes per layer.
+const LONGEST_KEPT: usize = 1 << 10;
 
 impl PositionState {
     pub(crate) fn new(weights: PositionWeights) -> Self {
-        Self { weights, derived: Arc::default() }
+        Self { weights, derived: Arc::default(), grown: Arc::default() }
     }
 
     pub(crate) fn weights(&self) -> &PositionWeights {
@@ -263,5 +332,30 @@ impl PositionState {
         }
         let derived = compute()?;
         Ok(self.derived.get_or_init(|| derived).clone())
+    }
+
+    /// The result of `compute` for a sequence of `length` tokens or more, and that length. It is kept for later calls
+    /// if `fixed`: nothing else that it depends on can change.
+    pub(crate) fn grown(
+        &self,
+        fixed: bool,
+        length: usize,
+        compute: impl FnOnce(usize) -> Result<Tensor>,
+    ) -> Result<(usize, Tensor)> {
+        if !fixed || length > LONGEST_KEPT {
+            return Ok((length, compute(length)?));
+        }
+        let kept = || self.grown.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(grown) = kept().clone().filter(|(longest, _)| *longest >= length) {
+            return Ok(grown);
+        }
+        // Not under the lock: a thread that waits for its part of a product may run another call of this layer.
+        let longest = length.next_power_of_two();
+        let grown = (longest, compute(longest)?);
+        let mut kept = kept();
+        if kept.as_ref().is_none_or(|(other, _)| *other < longest) {
+            *kept = Some(grown.clone());
+        }
+        Ok(grown)
     }
 }

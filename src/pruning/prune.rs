@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::config::{AttentionConfig, NormOver};
+use crate::config::{AttentionConfig, KeyValueSource, NormOver};
 use crate::error::{Error, Result};
 use crate::tensor;
-use crate::tensor::Freeze;
-use crate::weights::{AttentionWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights};
+use crate::tensor::{Freeze, MapTensors};
+use crate::weights::{
+    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+};
 
 impl MultiHeadAttention {
     /// The layer without these heads, which count from 0: the same output as with a
@@ -23,8 +25,9 @@ impl MultiHeadAttention {
     /// The new weights are copies and no variables. To train the pruned layer, write it and load it as variables.
     ///
     /// # Errors
-    /// [`Error::Value`] for a head that does not exist, and for a layer whose `qk_norm` runs over all heads together:
-    /// its mean depends on every head.
+    /// [`Error::Value`] for a head that does not exist, for a layer with a norm over all heads together, whose mean
+    /// depends on every head, for a norm of the context with a bias, which a head of zeros has, and for a layer with
+    /// the keys and values of another layer.
     pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
         let config = self.config();
         let h = config.num_attention_heads;
@@ -35,12 +38,23 @@ impl MultiHeadAttention {
                 format!("less than {h}, the number of heads of the layer"),
             ));
         }
-        if config.qk_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) {
+        let mut norms = (0..3).flat_map(|side| config.steps.norms(side));
+        if norms.any(|norm| norm.over == NormOver::AllHeads) {
             let expected = "a norm per head, because a norm over all heads depends on each of them";
-            return Err(Error::value("qk_norm of a layer to prune", "a norm over all heads", expected));
+            return Err(Error::value("the steps of a layer to prune", "a norm over all heads", expected));
+        }
+        if let KeyValueSource::Shared { .. } = config.key_value_source {
+            let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
+            return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
+        }
+        let weights = self.weights()?;
+        let shifts = weights.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {
+            let expected = "a norm per head without a bias, because another is not 0 for a head of zeros alone";
+            return Err(Error::value("context_norm of a layer to prune", "another norm", expected));
         }
         let kept = Kept::new(config, heads);
-        let weights = kept.weights(config, self.weights()?)?;
+        let weights = kept.weights(config, weights)?;
         let mut pruned = Self::from_weights(&kept.config(config), weights)?;
         if self.is_frozen() {
             pruned.freeze_in_place()?;
@@ -82,10 +96,9 @@ impl Kept {
     }
 
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
-        let AttentionWeights { qkv, o, bias_kv, score, qk_norm, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
-        let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
             let mut dims = t.dims().to_vec();
             let size = dims[dim] / heads.max(1);
@@ -106,6 +119,10 @@ impl Kept {
             let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
             Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
         };
+        let step = |weights: &StepWeights, kept: &[usize]| -> Result<StepWeights> {
+            let norm = weights.norm.as_ref().map(|weights| norm(weights, kept)).transpose()?;
+            Ok(StepWeights { norm, factor: weights.factor.as_ref().map(copy).transpose()? })
+        };
         let mut of_position = PositionWeights::default();
         for parameter in config.position.scheme().parameters(&config.sizes()) {
             if let Some(tensor) = position.get(parameter.name) {
@@ -117,24 +134,38 @@ impl Kept {
             }
         }
         Ok(AttentionWeights {
-            qkv: QkvWeights::Split(Box::new([
-                linear(&q, h, &self.q)?,
-                linear(&k, h_kv, &self.kv)?,
-                linear(&v, h_kv, &self.kv)?,
-            ])),
+            qkv: match &qkv {
+                // What is before the heads stays whole.
+                QkvWeights::Latent(latent) => QkvWeights::Latent(Box::new(LatentWeights {
+                    q: linear(&latent.q, h, &self.q)?,
+                    kv_b: linear(&latent.kv_b, h, &self.q)?,
+                    ..latent.map_tensors(&mut copy)?
+                })),
+                QkvWeights::KeysAsValues(parts) => QkvWeights::KeysAsValues(Box::new([
+                    linear(&parts[0], h, &self.q)?,
+                    linear(&parts[1], h_kv, &self.kv)?,
+                ])),
+                qkv => {
+                    let [q, k, v] = qkv.split([h * d, h_kv * d, h_kv * d_v], h_kv)?;
+                    let (q, k) = (linear(&q, h, &self.q)?, linear(&k, h_kv, &self.kv)?);
+                    match config.key_value_source {
+                        KeyValueSource::KeysAsValues => QkvWeights::KeysAsValues(Box::new([q, k])),
+                        _ => QkvWeights::Split(Box::new([q, k, linear(&v, h_kv, &self.kv)?])),
+                    }
+                }
+            },
             o: LinearWeights {
                 weight: per_head(&o.weight, h, &self.q, 1)?,
                 bias: o.bias.as_ref().map(copy).transpose()?,
             },
+            gate: gate.map(|gate| linear(&gate, h, &self.q)).transpose()?,
+            context_norm: context_norm.map(|weights| norm(&weights, &self.q)).transpose()?,
             bias_kv: match bias_kv {
                 Some([k, v]) => Some([per_head(&k, h_kv, &self.kv, 0)?, per_head(&v, h_kv, &self.kv, 0)?]),
                 None => None,
             },
             score: score.map(|score| select(&score, &self.q, 0)).transpose()?,
-            qk_norm: match &qk_norm {
-                Some([q, k]) => Some([norm(q, &self.q)?, norm(k, &self.kv)?]),
-                None => None,
-            },
+            steps: [step(&steps[0], &self.q)?, step(&steps[1], &self.kv)?, step(&steps[2], &self.kv)?],
             sinks: sinks.map(|sinks| select(&sinks, &self.q, 0)).transpose()?,
             position: of_position,
         })

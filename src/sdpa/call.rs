@@ -46,8 +46,9 @@ pub(crate) struct Call {
     pub d_v: usize,
     pub dtype: DType,
     pub device: DeviceKind,
-    /// The number of embeddings of distances that queries and keys are compared with.
-    pub distance_embeddings: usize,
+    /// The numbers of embeddings by distance or place that queries and that keys are compared with, or of biases. These
+    /// terms are added to the mask once queries and keys are projected.
+    pub distance_embeddings: [usize; 2],
     pub tracks_gradient: bool,
 }
 

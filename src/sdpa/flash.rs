@@ -31,6 +31,7 @@ fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
         (!call.d.is_multiple_of(8), "the head dimension is not a multiple of 8"),
         (call.d > 512, "the head dimension is larger than 512"),
         (options.sinks.is_some(), "it does not support sinks"),
+        (call.distance_embeddings != [0; 2], "it supports causal masks, windows and distances only"),
         (options.appended_keys > 0, "it does not support appended keys, which are outside the mask"),
         (
             options.backend.is_none() && cuda::splits(call, options) > 1,
@@ -208,7 +209,7 @@ mod tests {
             d_v: 64,
             dtype: DType::BF16,
             device: DeviceKind::Cuda(GPU),
-            distance_embeddings: 0,
+            distance_embeddings: [0; 2],
             tracks_gradient: false,
         }
     }

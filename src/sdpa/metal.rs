@@ -26,7 +26,9 @@ const THREADGROUP_MEMORY: usize = 32 << 10;
 /// Why this backend cannot run a call; `None` if it can.
 pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
-    let (masked, grouped) = (!options.mask.is_full() && !uses_causal_flag(call, options), call.shape.h != call.h_kv);
+    let products = call.distance_embeddings != [0; 2];
+    let masked = products || !options.mask.is_full() && !uses_causal_flag(call, options);
+    let grouped = call.shape.h != call.h_kv;
     let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
     let elsewhere = [
@@ -43,7 +45,10 @@ pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
         (masked && s_q > keys, "it supports no mask where queries outnumber keys"),
         // https://github.com/huggingface/candle/issues/3388
         (masked && grouped && s_q != keys, "with a mask that is not square, grouped heads give NaN"),
-        (masked && half && options.mask.adds_to_scores(), "it would round the bias of the scores to the half type"),
+        (
+            masked && half && (products || options.mask.adds_to_scores()),
+            "it would round the bias of the scores to the half type",
+        ),
         (masked && s_q.saturating_mul(keys) > i32::MAX as usize, "it counts the elements of a mask in 32 bits"),
     ];
     first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))

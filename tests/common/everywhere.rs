@@ -113,10 +113,13 @@ impl Everywhere {
     fn batches(&self, layer: &MultiHeadAttention, xs: &Tensor) {
         let lengths = [self.tokens, 1, self.tokens / 2];
         let part = |i: usize| xs.narrow(0, i, 1).unwrap().narrow(1, 0, lengths[i]).unwrap().contiguous().unwrap();
-        let alone: Vec<Tensor> = (0..3).map(|i| layer.forward(&part(i)).unwrap().squeeze(0).unwrap()).collect();
-        if matches!(self.config.position, Position::Rotary2d(_) | Position::RelativeBias2d(_)) {
+        if matches!(
+            self.config.position,
+            Position::Rotary2d(_) | Position::RelativeBias2d(_) | Position::RelativeKey2d(_)
+        ) {
             return; // These count tokens.
         }
+        let alone: Vec<Tensor> = (0..3).map(|i| layer.forward(&part(i)).unwrap().squeeze(0).unwrap()).collect();
         let mask = AttentionMask::padding(&lengths);
         let padded = layer.attend(xs, xs, xs, &mask).unwrap();
         let rows: Vec<Tensor> = (0..3).map(|i| part(i).squeeze(0).unwrap()).collect();

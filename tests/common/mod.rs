@@ -56,25 +56,32 @@ pub fn attend_ragged(
     layer.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
 }
 
-/// A fixture file with the bytes of many safetensors files, each a tensor by the name of its file.
-pub struct Files(Checkpoint);
+/// Fixture files with the bytes of many safetensors files, each a tensor by the name of its file.
+pub struct Files(Vec<Checkpoint>);
 
 impl Files {
     pub fn open(name: &str) -> Self {
-        Self(Checkpoint::open(fixture(name)).unwrap())
+        Self(vec![Checkpoint::open(fixture(name)).unwrap()])
+    }
+
+    /// All fixture files in a folder.
+    pub fn open_all(folder: &str) -> Self {
+        let files = std::fs::read_dir(fixture(folder)).unwrap().map(|entry| entry.unwrap().path());
+        Self(files.map(|path| Checkpoint::open(path).unwrap()).collect())
     }
 
     pub fn bytes(&self, name: &str) -> Vec<u8> {
-        self.0.tensor(name, &Device::Cpu).unwrap().to_vec1().unwrap()
+        let file = self.0.iter().find(|file| file.contains(name)).unwrap_or_else(|| panic!("no fixture `{name}`"));
+        file.tensor(name, &Device::Cpu).unwrap().to_vec1().unwrap()
     }
 
     pub fn checkpoint(&self, name: &str) -> Checkpoint {
         Checkpoint::from_bytes(self.bytes(name)).unwrap()
     }
 
-    /// All files with their names, sorted.
+    /// All files with their names.
     pub fn all(&self) -> impl Iterator<Item = (&str, Checkpoint)> {
-        self.0.names().map(|name| (name, self.checkpoint(name)))
+        self.0.iter().flat_map(Checkpoint::names).map(|name| (name, self.checkpoint(name)))
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_attention::position::{Alibi, Position, Rotary, RotaryStyle, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, NormKind, NormOver,
-    QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, HeadNorm, KvCache, MultiHeadAttention, NormKind,
+    NormOver,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -257,7 +257,7 @@ pub fn with_positions(device: &Device) {
     let mut verdict = Verdict::default();
     let plain = || AttentionConfig::new(64, 4).with_num_key_value_heads(2).with_head_dim(32);
     let rotary = || Rotary::default().with_theta(30.0);
-    let norm = |kind, over| plain().with_qk_norm(QkNorm::new(kind, over, 1e-6));
+    let norm = |kind, over| plain().with_qk_norm(HeadNorm::new(kind, over, 1e-6));
     let configs = [
         plain().with_position(Position::Rotary(rotary())),
         plain().with_position(Position::Rotary(rotary().with_dim(16).with_style(RotaryStyle::Interleaved))),

@@ -104,10 +104,22 @@ MODELS = {
         [dict(rms_norm_eps=1e-6), dict(hidden_activation="silu"), dict(use_bidirectional_attention=False),
          dict(sliding_window=6), dict(query_pre_attn_scalar=6), dict(layer_types=["full_attention"] * 2),
          dict(rope_parameters=None)]),
+    # Layers with attention to all are wider; the radius of the window is included on both sides.
+    "embedding_gemma2_text": ("EmbeddingGemma2TextModel", DECODER | dict(
+        num_hidden_layers=3, sliding_window=2, layer_types=BOTH_KINDS[::-1] + BOTH_KINDS[:1], global_head_dim=8,
+        num_global_key_value_heads=1, hidden_size_per_layer_input=5, embedding_dim=12, rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 400.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 40.0}}), None,
+        [dict(rms_norm_eps=1e-6), dict(hidden_activation="silu"), dict(sliding_window=3), dict(rope_parameters=None)]),
     "eurobert": ("EuroBertModel", DECODER | dict(
         attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
         mask_token_id=4), None,
         [dict(rms_norm_eps=1e-6), dict(rope_parameters=None)]),
+    "lfm2": ("Lfm2Model", {k: v for k, v in DECODER.items() if k != "rms_norm_eps"} | dict(
+        num_hidden_layers=3, norm_eps=1e-3, intermediate_size=30, block_multiple_of=4, block_ffn_dim_multiplier=1.3,
+        conv_bias=True, conv_L_cache=4, layer_types=["conv", "full_attention", "conv"], rope_parameters={
+            "rope_type": "default", "rope_theta": 50.0}), None,
+        [dict(norm_eps=1e-6), dict(rope_parameters=None)]),
     "t5": ("T5EncoderModel", T5 | dict(feed_forward_proj="relu"), None,
            [dict(layer_norm_epsilon=1e-6), dict(relative_attention_max_distance=40), dict(feed_forward_proj="gelu")]),
     "t5_gated": ("T5EncoderModel", T5 | dict(feed_forward_proj="gated-gelu"), None,
@@ -175,6 +187,9 @@ def randomise(model):
     for _, p in sorted(model.named_parameters()):
         centre = 1.0 if bool((p == 1).all()) else 0.0
         p.data.normal_(centre, 0.2)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("layer_scalar"):  # EmbeddingGemma 2: saved, but no parameter.
+            buffer.normal_(1.0, 0.2)
     return model.eval()
 
 

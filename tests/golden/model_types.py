@@ -57,6 +57,9 @@ def randomise(model):
         wide = id(p) in unit or name.endswith((".sinks", "bias_table", "latent", "probe"))
         base = 1.0 if p.numel() and bool((p == 1).all()) else 0.0
         p.data.normal_(0.0, 1.0 if wide else 0.2).add_(base)
+    for name, b in model.named_buffers():
+        if name.endswith("attn_mask_probs"):  # as a trained model has them
+            b.zero_()
     return model.eval()
 
 
@@ -115,7 +118,7 @@ def build(cls, config):
             meta, failed = None, e
     if meta is not None:
         sizes = sorted(((p.numel(), n) for n, p in meta.named_parameters()), reverse=True)
-        if sum(s for s, _ in sizes) > 20e6:
+        if sum(s for s, _ in sizes) > 60e6:
             raise TooLarge(", ".join(f"{n} {s}" for s, n in sizes[:4]))
     return cls(config).eval()
 
@@ -297,6 +300,13 @@ def one(model_type, cls, variant, model):
         if model_type in tiny.TIME_FIRST:
             for calls in (*here["in"], here["out"]):
                 calls[0] = calls[0].transpose(0, 1)
+        if f"{prefix}.rel_pos_h" in saved:  # rows and columns of patches
+            for calls in (*here["in"], here["out"]):
+                calls[0] = calls[0].flatten(1, 2)
+        if f"{prefix}.rel_pos_emb.weight" in saved:  # blocks of a sequence
+            block = tiny.first(model.config, "context_size")
+            for calls in (*here["in"], here["out"]):
+                calls[0] = calls[0].reshape(-1, block, calls[0].shape[-1])
         problem = case_tensors(prefix, here, tensors, model_type)
         if problem:
             missing.append(f"{prefix} ({problem})")

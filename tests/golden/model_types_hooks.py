@@ -22,6 +22,7 @@ LAYOUTS = [
     (["q_proj", "k_proj", "v_proj"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "dense"),
     (["qkv_proj"], "o_proj"),
+    (["gqkv_proj"], "o_proj"),
     (["Wqkv"], "Wo"),
     (["Wqkv"], "out_proj"),
     (["query_key_value"], "dense"),
@@ -31,6 +32,16 @@ LAYOUTS = [
     (["q", "kv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "projection_layer"),
     (["query", "key", "value"], "output"),
+    (["att_proj"], "out_proj"),
+    (["att_proj"], "attn_out"),
+    (["in_proj"], "o_proj"),
+    (["q_proj.linear", "k_proj.linear", "v_proj.linear"], "o_proj.linear"),
+    (["query", "key", "value"], "proj"),
+    (["to_q", "to_k", "to_v"], "to_out"),
+    (["wq", "wk", "wv"], "proj"),
+    (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "dense"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),
@@ -48,6 +59,10 @@ LAYOUTS = [
     (["self.query", "self.key", "self.value"], "output"),
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
+    (["to_q", "to_kv"], "to_out"),
+    # Keys that are values, and layers with the keys and values of another one.
+    (["q_proj", "k_proj"], "o_proj"),
+    (["q_proj"], "o_proj"),
 ]
 
 
@@ -63,7 +78,8 @@ def prefixes(saved):
                 if prefix and not prefix.endswith("."):
                     continue
                 names = [f"{prefix}{x}{kernel}" for x in (*inputs, output)]
-                if all(n in saved for n in names):
+                other = inputs == ["q_proj"] and any(n.startswith(f"{prefix}kv") for n in saved)
+                if all(n in saved for n in names) and not other:
                     claimed = {n for ns in found.values() for n in ns}
                     if names[0] not in claimed:
                         found[prefix.rstrip(".")] = names
@@ -71,6 +87,10 @@ def prefixes(saved):
         if name.endswith("in_proj_weight") and name.replace("in_proj_weight", "out_proj.weight") in saved:
             found[name[: -len("in_proj_weight")].rstrip(".")] = [name, name.replace("in_proj_weight", "out_proj.weight")]
     return found
+
+
+# Modules of attention that read the weights of their projections without calling them.
+WHOLE = {"WavLMAttention"}
 
 
 def rows(t):
@@ -85,14 +105,14 @@ class Index:
         self.at = {}
         modules = dict(model.named_modules())
         for path, p in model.named_parameters(remove_duplicate=False):
-            if p.dim() < 2 or not p.is_floating_point() or not p.numel():
+            if p.dim() < 2 or not p.is_floating_point() or p.numel() == 0:
                 continue
             owner = path.rpartition(".")[0]
             for row in rows(p):
                 self.at.setdefault(row.numpy().tobytes(), (owner, modules[owner]))
 
     def find(self, t):
-        if t.dim() < 2:
+        if t.dim() < 2 or not t.numel():
             return None
         for row in rows(t)[:: max(1, t.shape[0] - 1)]:
             if (hit := self.at.get(row.numpy().tobytes())) is not None:
@@ -166,6 +186,10 @@ def watch(model, layers, saved):
             mha.register_forward_pre_hook(before, with_kwargs=True)
             mha.register_forward_hook(after)
             continue
+        parent = model.get_submodule(owners[0][0].rpartition(".")[0])
+        if type(parent).__name__ in WHOLE:
+            modules = [parent, parent]
+            here["in"] = [[]]
         watch_arguments(model, owners[0][0], here)
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i):

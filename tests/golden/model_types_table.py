@@ -1,8 +1,9 @@
-"""From the walk over all model types (model_types.py): small fixtures of those that are right, and the table of all.
+"""From the walk over all model types (model_types.py): small fixtures of those that are right, whole or in part, and the
+table of all.
 
-Writes ../fixtures/model_types.safetensors, whose tensors are the bytes of a file for each model type (as in families.py:
-the weights of attention layers, what goes into and out of them, the config.json), unless ../fixtures/families.safetensors has
-the model type, and ../../docs/model-types.md.
+Writes ../fixtures/model_types/*.safetensors, one file for a range of first letters. Its tensors are the bytes of a file for each
+model type (as in families.py: the weights of attention layers, what goes into and out of them, the config.json), unless
+../fixtures/families.safetensors has the model type. Also writes ../../docs/model-types.md.
 """
 
 import json
@@ -30,12 +31,19 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
 IMAGES = "for text alone: tokens of an image see one another"
 NOTES = {"big_bird": "with `attention_type` = `original_full` only", "gemma3": IMAGES, "git": IMAGES,
          "shieldgemma2": IMAGES}
+# Ranges of first letters, each with a file of fixtures: none is larger than 4 MiB.
+RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
+# Parts of models without attention, and models of parts, that no class of transformers runs alone.
+NO_ATTENTION = {"sapiens2_head", "vibevoice_diffusion", "pp_ocrv5_server_det", "pp_ocrv6_medium_det", "gemma4_unified_audio",
+                "gemma4_unified_vision"}
+COMPOSITE = {"nougat": "donut-swin, mbart", "higgs_audio_v2_tokenizer": "dac, hubert", "timm_backbone": "a model of timm",
+             "timm_wrapper": "a model of timm"}
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 
 def verdicts(walked):
     """What the crate makes of each layer of each file: {model_type: [{prefix, verdict}]}, and of each model type."""
-    command = ["cargo", "test", "--release", "--features", "hub", "--test", "suite", "model_types::walk", "--",
+    command = ["cargo", "test", "--offline", "-p", "candle-attention", "--test", "suite", "model_types::walk", "--",
                "--ignored", "--nocapture"]
     if suite := os.environ.get("SUITE"):  # the built tests, where cargo is not to be asked
         command = [suite, "model_types::walk", "--ignored", "--nocapture"]
@@ -70,18 +78,22 @@ def in_families():
 
 
 def fixture(path, layers):
-    """The bytes of a file with one case for each place in the model where the crate says that another mask or position is applied."""
-    chosen = {}
+    """The bytes of a file with one case for each place in the model where the crate says that another mask or position is applied.
+
+    Of the layers that are refused, it has the weights of one for each place and reason."""
+    chosen, refused = {}, {}
     for layer in layers:
+        place = re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
         if "right" in layer["verdict"]:
             said = layer["verdict"]["as"]
-            place = re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
             chosen.setdefault((place, said["mask"], said["position"]), layer["prefix"])
-    prefixes = list(chosen.values())[:6]
-    tensors = {}
+        elif "in a call" not in layer["verdict"]["refused"]:
+            refused.setdefault((place, short(layer["verdict"]["refused"])), layer["prefix"])
+    right, refused = list(chosen.values())[:6], list(refused.values())[:3]
+    prefixes, tensors = right + refused, {}
     with safe_open(path, "pt") as file:
         stated = file.metadata()
-        cases = [c for c in json.loads(stated["cases"]) if c["prefix"] in prefixes]
+        cases = [c for c in json.loads(stated["cases"]) if c["prefix"] in right]
         for key in file.keys():
             golden = any(key.startswith(f"golden.{c['name']}.") and key.count(".") == c["name"].count(".") + 2
                          for c in cases)
@@ -92,7 +104,8 @@ def fixture(path, layers):
                     tensors[key] = tensor.contiguous().clone()
         config = json.dumps(read(json.loads(stated["config"])), separators=(",", ":"))
     cases = json.dumps(cases, separators=(",", ":"))
-    return encode(tensors, PACKAGES, NOTE, framework="torch", config=config, cases=cases)
+    stated = {"refused": json.dumps(refused, separators=(",", ":"))} if refused else {}
+    return encode(tensors, PACKAGES, NOTE, framework="torch", config=config, cases=cases, **stated)
 
 
 def short(reason):
@@ -103,6 +116,9 @@ def short(reason):
         (r"model_type `(.*?)` is not supported: (.*)", r"\2"),
         (r".*tensor `(?:.*\.)?([^`]*\.[^`.]*|[^`]*)` is not supported.*", r"a tensor that is not read: `\1`"),
         (r".*no known attention layout.*", "no known layout"),
+        (r"the prefix is .*expected one that names.*", "a prefix that does not tell its section of the configuration"),
+        (r"tensor `(?:.*\.)?([^`]*\.[^`.]*|[^`]*)` is missing.*", r"a tensor that is missing: `\1`"),
+        (r"norms of queries and keys is in the checkpoint.*", "norms of queries and keys that its family does not have"),
         (r"config key `(.*?)` = (.*?) is not supported.*it sets (.*)", r"`\1`: \3"),
     ):
         if re.fullmatch(pattern, reason):
@@ -126,7 +142,7 @@ def row(name, walked, layers, known, family, parts):
         said += [f"positions {' and '.join(positions)}"] if set(positions) != {"none"} else []
         said += [NOTES[name]] if name in NOTES else []
         said += [f"{kinds['refused']} of {len(layers)} layers refused: {'; '.join(reasons)}"] if reasons else []
-        return "right", "; ".join(said)
+        return "in part" if reasons else "right", "; ".join(said)
     if name in parts and not family:
         return "right", f"a section of `{parts[name]}`"
     if name in known and not family:
@@ -137,10 +153,20 @@ def row(name, walked, layers, known, family, parts):
         return "refused", "; ".join(reasons)
     if walked["status"] == "built" and not walked["layers"] and not walked["unknown"]:
         return "no attention", through
+    if name in NO_ATTENTION or name.endswith("_prompt_encoder"):
+        return "no attention", ""
+    if name in COMPOSITE:
+        return "composite", f"sections: {COMPOSITE[name]}"
     if sections:
         return "composite", through
     why = "no known layout" if walked["status"] == "built" and not walked["layers"] else "unknown family, not checked"
     return "refused", why
+
+
+def refused_sections(name, walked, rows):
+    """The sections of a model, or of the models that they are, that do not run in whole."""
+    return sorted({s for s in (walked.get("sections") or {}).values()
+                   if s != name and rows.get(s, ("",))[0] in ("refused", "in part")})
 
 
 def write(walked_folder):
@@ -150,19 +176,26 @@ def write(walked_folder):
     # Sections that no class of transformers runs alone.
     parts = {section: name for name, walked in walks.items() for section in (walked.get("sections") or {}).values()
              if any("right" in layer["verdict"] for layer in found.get(name, []))}
-    lines, counts, files = [], Counter(), {}
-    for name in sorted(CONFIG_MAPPING_NAMES):
-        walked = walks.get(name, {"status": "not built", "layers": []})
-        verdict, what = row(name, walked, found.get(name, []), known, families[name], parts)
+    not_walked = {"status": "not built", "layers": []}
+    rows = {name: row(name, walks.get(name, not_walked), found.get(name, []), known, families[name], parts)
+            for name in sorted(CONFIG_MAPPING_NAMES)}
+    for name, (verdict, what) in rows.items():
+        if verdict == "right" and (refused := refused_sections(name, walks.get(name, not_walked), rows)):
+            rows[name] = ("in part", f"{what}; refused sections: {', '.join(refused)}")
+    lines, counts, files = [], Counter(), defaultdict(dict)
+    for name, (verdict, what) in rows.items():
         counts[verdict] += 1
         lines.append(f"| `{name}` | {verdict} | {what} |")
-        if verdict == "right" and name not in known and found.get(name):
+        whole = verdict == "right" and name not in known
+        if (whole or verdict == "in part") and found.get(name):
             data = fixture(walked_folder / f"{name}.safetensors", found[name])
-            files[name] = np.frombuffer(data, np.uint8)
-    save("model_types.safetensors", files, PACKAGES, NOTE)
-    others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "refused"))
+            group = next(group for group in RANGES if group[0] <= name[0].lower() <= group[-1])
+            files[group][name] = np.frombuffer(data, np.uint8)
+    for group in RANGES:
+        save(f"model_types/{group}.safetensors", files[group], PACKAGES, NOTE)
+    others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "in part", "refused"))
     text = (Path(__file__).with_name("model_types.md")).read_text()
-    text = text.format(total=len(lines), right=counts["right"], refused=counts["refused"], others=others,
+    text = text.format(total=len(lines), right=counts["right"], part=counts["in part"], refused=counts["refused"], others=others,
                        table="\n".join(lines))
     (ROOT / "docs" / "model-types.md").write_text(text)
     print(counts)

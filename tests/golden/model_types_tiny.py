@@ -17,7 +17,7 @@ SIZES = {
         mlp_dim vision_hidden_size text_hidden_size adapter_dim feed_forward_size expert_ffn_hidden_size
         dense_intermediate_size feature_size mlp_hidden_size hidden_sizes_ pooler_dim
         multimodal_projection_dim kv_dim cross_attention_hidden_size decoder_intermediate_size
-        encoder_intermediate_size reduction_dim perceiver_dim q_lora_rank kv_lora_rank fusion_hidden_size
+        encoder_intermediate_size reduction_dim perceiver_dim fusion_hidden_size
         backbone_hidden_size_ encoder_feedforward_dim decoder_feedforward_dim encoder_in_dim
         hidden_size_per_layer_input conv_channels intermediate_dim mlp_intermediate_size out_hidden_size
         attention_hidden_size text_embed_dim d_proj_ pooler_hidden_size mm_embed_dim
@@ -38,7 +38,7 @@ SIZES = {
                     "n_group topk_group num_expert_group expert_capacity".split(), 1),
     **dict.fromkeys("image_size img_size input_size vision_image_size".split(), 16),
     **dict.fromkeys("patch_size vision_patch_size".split(), 4),
-    **dict.fromkeys("kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv attention_head_dim "
+    **dict.fromkeys("kv_channels d_kv attention_head_dim "
                     "head_size mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim d_head "
                     "global_head_dim swa_head_dim dim_head".split(), 8),
     **dict.fromkeys("mamba_d_state mamba_n_heads mamba_num_heads linear_num_key_heads linear_num_value_heads "
@@ -47,7 +47,10 @@ SIZES = {
                     "sliding_window_size".split(), 4),
     **dict.fromkeys("num_queries num_query_tokens query_tokens num_latents num_mel_bins n_mels "
                     "max_source_positions".split(), 8),
-    "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
+    # All of latent attention of another size.
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+    # More than the tokens of a text.
+    "index_topk": 16, "index_head_dim": 8, "index_n_heads": 2, "first_k_dense_replace": 1,
     "mamba_expand": 2, "mamba_d_conv": 4, "num_frames": 2, "mamba_n_groups": 1, "n_groups": 1,
     "image_seq_length": 4, "num_image_tokens": 4, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 10, "num_channels": 3, "temporal_patch_size": 2, "type_vocab_size": 2,
@@ -95,7 +98,10 @@ def shrink(d, variant, path=""):
                   for g in GROUPS)
     token = 3
     for key, value in d.items():
-        if key in DROP or not isinstance(key, str):
+        if not isinstance(key, str):  # a table, as of sizes of images
+            out[key] = value
+            continue
+        if key in DROP:
             continue
         if isinstance(value, bool) or value is None or isinstance(value, str):
             out[key] = value
@@ -173,8 +179,8 @@ def set_keys(d, changes):
     for path, value in changes.items():
         at = d
         *parts, last = path.split(".")
-        for part in parts:
-            at = at.setdefault(part, {})
+        if any(not isinstance(at := at.get(part), dict) for part in parts):
+            continue  # of a model that has the section
         if value is DELETE:
             at.pop(last, None)
         else:
@@ -182,6 +188,13 @@ def set_keys(d, changes):
 
 
 DELETE = object()
+
+# Rotary positions per kind of layer.
+KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 100.0},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+# As DeepSeek states it, for shorter texts.
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 8}
 
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
@@ -193,10 +206,178 @@ CHANGES = {
     "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 48},
     "vivit": {"tubelet_size": [2, 4, 4]},
     "xmod": {"default_language": "en_XX"},
-    "videoprism": {"tubelet_size": [1, 4, 4]},
     "esm": {"vocab_size": VOCAB, "mask_token_id": 7, "pad_token_id": 0},
     "fsmt": {"use_cache": False},
     "big_bird": {"attention_type": "original_full"},
+    **dict.fromkeys(["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "slanext_vision",
+                     "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model", "unlimited_ocr_sam_vision_model"],
+                    {"window_size": 3, "global_attn_indexes": [1]}),
+    "vitdet": {"window_size": 3, "window_block_indices": [0], "use_relative_position_embeddings": True},
+    "vitmatte": {"backbone_config.window_size": 3, "backbone_config.window_block_indices": [0],
+                 "backbone_config.use_relative_position_embeddings": True},
+    "seggpt": {"image_size": [32, 16], "pretrain_image_size": 16, "merge_index": 0,
+               "intermediate_hidden_state_indices": [0, 1]},
+    **dict.fromkeys(["granite_speech_encoder", "granite_speech_plus_encoder"],
+                    {"context_size": 3, "max_pos_emb": 6, "input_dim": 16, "output_dim": 5}),
+    **dict.fromkeys(["granite_speech", "granite_speech_plus"],
+                    {"encoder_config.context_size": 4, "encoder_config.max_pos_emb": 6, "encoder_config.input_dim": 16,
+                     "encoder_config.output_dim": 5, "downsample_rate": 2, "window_size": 16}),
+    "granite_speech5_encoder": {"context_size": 4, "max_position_embeddings": 6},
+    **dict.fromkeys(["seamless_m4t", "seamless_m4t_v2"],
+                    {"feature_projection_input_dim": 8, "speech_encoder_attention_heads": 2, "speech_encoder_layers": 2,
+                     "left_max_position_embeddings": 3, "right_max_position_embeddings": 2, "unit_embed_dim": 16,
+                     "spkr_embed_dim": 8, "lang_embed_dim": 8, "upsample_initial_channel": 64,
+                     "unit_hifi_gan_vocab_size": 50}),
+    "sew-d": {"position_buckets": 4, "max_position_embeddings": 8},
+    "wavlm": {"num_buckets": 8, "max_bucket_distance": 6},
+    "wav2vec2-bert": {"left_max_position_embeddings": 3, "right_max_position_embeddings": 2,
+                      "feature_projection_input_dim": 8},
+    **dict.fromkeys(["align", "align_vision_model", "efficientnet"], {"num_block_repeats": [1, 1, 1, 1, 1, 1, 1],
+                                                                      "vision_config.num_block_repeats": [1] * 7}),
+    **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], {"prediction_length": 4, "input_size": 1, "feature_size": DELETE}),
+    "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3]},
+    **dict.fromkeys(["bridgetower", "bridgetower_vision_model"], {"vision_config.hidden_size": 128, "hidden_size": 128,
+                                                                  "text_config.hidden_size": 128}),
+    "chameleon": {"vocabulary_map": {"<image>": 5}, "vq_config.base_channels": 32},
+    "chameleon_vqgan": {"base_channels": 32},
+    "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}, "vq_config.base_channels": 32},
+    "emu3_vqgan": {"base_channels": 32},
+    **dict.fromkeys(["janus", "janus_vqgan"], {"vq_config.base_channels": 32, "base_channels": 32}),
+    **dict.fromkeys(["cohere_compass", "cohere_compass_text"], {"rope_parameters": KINDS, "text_config.rope_parameters": KINDS}),
+    "dbrx": {"rope_parameters.rope_theta": 100.0, "attn_config.rope_theta": 100.0, "attn_config.clip_qkv": 0.5, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": 16},
+    "dia": {"decoder_config.num_channels": 9, "decoder_config.cross_num_attention_heads": 2, "decoder_config.cross_head_dim": 8,
+            "decoder_config.cross_num_key_value_heads": 2, "decoder_config.cross_hidden_size": 16},
+    "sapiens2": {"num_attention_heads": 4, "num_key_value_heads_per_layer": [4, 2]},
+    **dict.fromkeys(["eomt", "eomt_dinov3"], {"num_blocks": 1}),
+    **dict.fromkeys(["xlm", "flaubert"], {"emb_dim": 16}),
+    "gradium_phonon_tts": {"flow_head_config.condition_dim": 16},
+    "pocket_tts": {"flow_head_config.condition_dim": 16},
+    "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2", "vision_config.hidden_size": 64,
+                        "vision_config.num_attention_heads": 2, "vision_config.projection_dim": 16},
+    "luke": {"entity_vocab_size": 20, "entity_emb_size": 16, "use_entity_aware_attention": False},
+    "minimax_m3_vl_text": {"rotary_dim": 4},
+    "minimax_m3_vl": {"text_config.rotary_dim": 4},
+    "perceiver": {"d_latents": 16, "num_self_attends_per_block": 2, "num_cross_attention_heads": 2},
+    "lasr_encoder": {"subsampling_conv_channels": 16},
+    "lasr_ctc": {"encoder_config.subsampling_conv_channels": 16},
+    "moonshine": {"hidden_size": 40, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
+                  "encoder_num_key_value_heads": 2, "decoder_num_key_value_heads": 2},
+    "moonshine_streaming": {"num_key_value_heads": 2, "encoder_config.sliding_windows": [[4, 2], [3, 0]]},
+    "moonshine_streaming_encoder": {"sliding_windows": [[4, 2], [3, 0]]},
+    "aria": {"projector_patch_to_query_dict": {16: 8}},
+    **dict.fromkeys(["t5gemma2", "t5gemma2_text", "t5gemma2_encoder"], {"dropout_rate": 0.0}),
+    "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
+    "fine_acoustics": {},
+    "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
+    "patchtst": {"context_length": 8},
+    "superglue": {"keypoint_detector_config.descriptor_decoder_dim": 16, "gnn_layers_types": ["self", "cross"],
+                  "keypoint_encoder_sizes": [16]},
+    **dict.fromkeys(["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"], {"insert_layer_id": 0}),
+    **dict.fromkeys(["bark"], {"semantic_config.input_vocab_size": VOCAB, "coarse_acoustics_config.input_vocab_size": VOCAB,
+                               "fine_acoustics_config.input_vocab_size": VOCAB}),
+    **dict.fromkeys(["qwen3_asr", "qwen3_asr_encoder"], {"n_window": 4, "n_window_infer": 8, "audio_config.n_window": 4,
+                                                         "audio_config.n_window_infer": 8}),
+    "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32, "patch_embeds_hidden_size": 16},
+    "clap": {"audio_config.spec_size": 128, "audio_config.num_mel_bins": 32, "audio_config.patch_embeds_hidden_size": 16},
+    **dict.fromkeys(["pvt", "pvt_v2"], {"image_size": 64, "sequence_reduction_ratios": [1, 1, 1, 1]}),
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8, "num_frames": 2, "backbone_config.hidden_sizes": [16, 16, 16, 16]},
+    "lw_detr_vit": {"image_size": 64, "pretrain_image_size": 64, "num_windows": 4, "num_windows_side": 2},
+    **dict.fromkeys(["videoprism", "videoprism_vision_model"], {
+        "tubelet_size": [1, 4, 4], "num_spatial_layers": 2, "num_temporal_layers": 1, "num_auxiliary_layers": 1,
+        "vision_config.tubelet_size": [1, 4, 4], "vision_config.num_spatial_layers": 2,
+        "vision_config.num_temporal_layers": 1, "vision_config.num_auxiliary_layers": 1}),
+    "vitpose": {"backbone_config.part_features": 4, "backbone_config.image_size": [32, 32],
+                "backbone_config.patch_size": [16, 16], "backbone_config.num_experts": 1, "scale_factor": 2},
+    **dict.fromkeys(["pe_video", "pe_video_encoder", "pe_audio_video", "pe_audio_video_encoder", "fast_vlm", "timm_wrapper",
+                     "perception_lm", "timm_backbone"],
+                    {f"{section}architecture": "test_vit" for section in
+                     ("", "vision_config.", "video_config.vision_config.", "audio_video_config.video_config.vision_config.")}),
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"], "text_config.num_experts_per_tok": 1,
+                      "text_config.n_routed_experts": 2},
+    "dots3_note_audio_encoder": {"adapter_input_size": 16, "conv_output_size": 16, "downsample_hidden_size": 16},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 16, "adapter_out_dim": 16},
+    **dict.fromkeys(["exaone4_5", "exaone4_5_vision"], {"window_size": 16, "vision_config.window_size": 16}),
+    "fun_asr_nano": {"adaptor_config.intermediate_size": 4},
+    "kosmos-2": {"text_config.attention_heads": 4},
+    **dict.fromkeys(["molmo2", "molmo2_vision"], {"vision_config.num_position_embeddings": 16, "num_position_embeddings": 16,
+                                                  "adapter_config.vision_feature_layer": [-1, -2]}),
+    **dict.fromkeys(["nemo_speechlm", "nemotron3_5_transcribe_audio"],
+                    {f"{section}head_config.audio_hidden_size": 16 for section in
+                     ("", "diarization_config.", "audio_config.", "audio_config.diarization_config.")}),
+    **dict.fromkeys(["neucodec", "xcodec2"], {"hidden_size": 64, "head_dim": 16, "quantization_dim": 64,
+                                              "downsampling_ratios": [2, 2], "encoder_hidden_size": 8}),
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    **dict.fromkeys(["pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
+                     "mimi", "mimi_encoder", "mimi_decoder"], {"upsample_groups": 1}),
+    **dict.fromkeys(["qwen2_5_omni", "qwen2_5_omni_token2wav", "qwen2_5_omni_bigvgan"],
+                    {f"{section}upsample_initial_channel": 64 for section in
+                     ("", "bigvgan_config.", "token2wav_config.bigvgan_config.")}),
+    "qwen3_omni_moe": {"talker_config.text_config.shared_expert_intermediate_size": 16},
+    "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
+    **dict.fromkeys(["vibevoice", "vibevoice_asr", "vibevoice_acoustic_tokenizer", "vibevoice_acoustic_tokenizer_encoder",
+                     "vibevoice_acoustic_tokenizer_decoder"],
+                    {f"{section}{key}": value for key, value in
+                     {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1]}.items()
+                     for section in ("", "acoustic_tokenizer_config.", "acoustic_tokenizer_encoder_config.",
+                                     "semantic_tokenizer_config.", "semantic_tokenizer_encoder_config.")}),
+    "perception_lm": {"vision_config.architecture": "test_vit", "vision_config.model_args": {"embed_dim": 64}},
+    "fast_vlm": {"vision_config.architecture": "fastvit_t8"},
+    "pe_audio_encoder": {"dac_config.downsampling_ratios": [2, 2], "dac_config.upsampling_ratios": [2, 2]},
+    "kyutai_speech_to_text": {"codec_config.upsample_groups": 1, "num_codebooks": 2},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
+                    {"text_config.head_dim": 32}),
+    **{name: {f"{section}{key}": value for key, value in
+              {"head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+               "indexer_budget": 8, "indexer_compress_ratio": 2}.items()}
+       for name, section in (("qwen4_exp_text", ""), ("qwen4_exp", "text_config."))},
+    "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
+               "mlp_layer_types": ["dense", "dense"]},
+    "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
+                "mlp_layer_types": ["dense", "dense"], "num_sliding_attention_heads": 6, "query_pre_attn_scalar": 5},
+    "step3p7": {"text_config.layer_types": ["full_attention", "sliding_attention"], "text_config.sliding_window": 4,
+                "text_config.mlp_layer_types": ["dense", "dense"], "text_config.num_sliding_attention_heads": 6},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2, "ffn_dim": 16},
+    "kosmos-2": {"text_config.attention_heads": 4, "text_config.layers": 2},
+    "muse_spark": {"audio_config.patch_sizes": [4, 3], "audio_config.hidden_sizes": [16, 16],
+                   "audio_config.depths": [1, 1]},
+    "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
+    "deepseek_v3": {"rope_parameters": YARN},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10, "moe_topk": 2},
+    # Positions that change the factor on queries.
+    "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,
+                 "rope_parameters.factor": 8.0, "rope_parameters.rope_theta": 50.0,
+                 "rope_parameters.partial_rotary_factor": 0.4, "head_dim": 10},
+    "glm5_next_text": {"qk_rope_head_dim": 0},
+    # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
+    **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
+        "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,
+        "attention_k_eq_v": True, "global_head_dim": 16, "num_global_key_value_heads": 1}),
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+                     "num_kv_shared_layers": 2, "intermediate_size": 16, "activation_sparsity_pattern": DELETE},
+    "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
+                "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
+                "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # Their own 512 would make scores so large that f32 has no five digits left.
+    **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
+    "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
+                             "top_k_experts": 1, "moe_intermediate_size": 16},
+    "diffusion_gemma": {"text_config.global_head_dim": 16, "text_config.num_global_key_value_heads": 1,
+                        "text_config.num_experts": 2, "text_config.top_k_experts": 1,
+                        "text_config.moe_intermediate_size": 16},
+    "gemma4_vision": {"pooling_kernel_size": 2},
+    "embedding_gemma2_text": {"global_head_dim": 16, "sliding_window": 3},
+    # Positions that change the factor on queries.
+    "llama4_text": {"floor_scale": 3, "no_rope_layers": [1, 0], "attn_scale": 0.4, "moe_layers": DELETE},
+    "ministral3": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4},
+    **dict.fromkeys(["hunyuan_v1_dense", "hunyuan_v1_moe"], {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0}}),
+    "hunyuan_vl_text": {"head_dim": 8, "rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "hunyuan_vl": {"text_config.head_dim": 8, "text_config.rope_parameters": {
+        "rope_theta": 100.0, "rope_type": "dynamic", "alpha": 5.0, "factor": 1.0, "mrope_section": [2, 1, 1]}},
+    "mimo_v2_flash": {"v_head_dim": 4},
+    "timesfm2_5": {"patch_length": 4, "context_length": 64},
 }
 # Detectors: a small backbone, and images that its strides divide.
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
@@ -288,9 +469,14 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"blip_text_model": "BlipTextModel", "layoutlmv2": "LayoutLMv2Model", "layoutxlm": "LayoutLMv2Model"}
+CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
+           "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText", "layoutlmv2": "LayoutLMv2Model",
+           "layoutxlm": "LayoutLMv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
+# Models whose features of sound have the time before the frequency.
+MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
+             "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Parts that hide keys by Booleans, which their eager attention would add as numbers.
 BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone"}
 # Texts that are called with a padding mask, which makes them causal.
@@ -328,10 +514,58 @@ def given(name, model, cfg):
     flat = channels * patch[0] * patch[1]
     temporal = first(cfg, "temporal_patch_size", default=1)
     mels = first(cfg, "num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", default=8)
+    kind = str(getattr(cfg, "model_type", ""))
+    if name == "input_features" and kind in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
+        return torch.randn(mels, 16)
+    if name == "input_features" and kind == "clap_audio_model":
+        return torch.randn(1, 1, 512, 32)
+    if name == "feature_lens":
+        return torch.tensor([16])
+    if name == "is_longer":
+        return torch.tensor([[False]])
+    if name == "target_sizes":
+        return torch.tensor([[4, 4]], dtype=torch.int32)
+    if name == "merge_sizes":
+        return torch.tensor([2])
+    if name == "codebook_idx":
+        return 2
+    if name == "input_ids" and model.__class__.__name__ == "BarkFineModel":
+        return torch.randint(100, VOCAB - 1, (1, LENGTH, cfg.n_codes_total))
+    if name == "input_ids" and kind == "kyutai_speech_to_text":
+        return torch.randint(10, 100, (1, LENGTH, cfg.num_codebooks + 1))
+    if name == "decoder_input_ids" and kind == "dia":
+        return torch.randint(10, 100, (1, 9, LENGTH))
+    if name == "input_values" and kind.startswith(("pe_audio", "mimi", "pocket_tts_audio")):
+        return torch.randn(1, 1, 400)
+    if name == "pixel_values" and kind == "inkling2_vision":
+        side = patch[0] * cfg.spatial_merge_size
+        return torch.randn(16, side, side, channels)
+    if name == "patch_embeds":
+        return torch.randn(1, width, 4, 4)
+    if name == "pixel_values" and kind == "kimi_k25_vision":
+        return torch.randn(16, channels, *patch)
+    if name == "pixel_values" and kind in ("muse_glimmer_vision", "muse_spark_vision"):
+        return torch.randn(16, 2 * flat)
+    if name in ("pixel_values", "hidden_states") and kind == "paddleocr_vl_vision":
+        return torch.randn(1, 16, channels, *patch)
+    if name == "pixel_values" and kind in ("video_llama_3_vision", "molmo2_vision"):
+        return torch.randn(16, flat) if kind != "molmo2_vision" else torch.randn(1, 16, flat)
+    if name == "pixel_values" and kind in ("minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"):
+        return torch.randn(1, channels, patch[0], 16 * patch[1])
+    if name == "pixel_values" and kind == "gemma4_vision":
+        return torch.randn(1, 16, flat)
+    if name == "pixel_position_ids":
+        return torch.stack([torch.arange(16) % 4, torch.arange(16) // 4], -1)[None]
+    if name == "pixel_values" and kind == "tvp":
+        return torch.randn(1, 2, channels, 64, 64)
+    if name == "past_values" and hasattr(cfg, "patch_length"):
+        return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if name == "image" and cfg.model_type in ("layoutlmv2", "layoutxlm"):
         return torch.randn(1, *cfg.image_feature_pool_shape)  # as the stand-in of its backbone has it
+    if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
+        return torch.randn(1, channels, height // 2, across)  # two images, one below the other
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
         if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
             return torch.randn(1, 16, flat)
@@ -341,6 +575,8 @@ def given(name, model, cfg):
             return torch.randn(1, 1, cfg.max_num_tiles, channels, height, across)
         if getattr(cfg, "model_type", "") in ("idefics", "idefics2", "idefics3", "smolvlm"):  # images of a text
             return torch.randn(1, 1, channels, height, across)
+        if getattr(cfg, "model_type", "") in ("superglue", "lightglue"):  # two images to compare: the same, without padding
+            return torch.randn(1, 1, channels, 64, 64).repeat(1, 2, 1, 1, 1)
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
@@ -355,12 +591,28 @@ def given(name, model, cfg):
         return torch.tensor([[1, *GRIDS.get(cfg.model_type, (4, 4))]])
     if name == "spatial_shapes":
         return torch.tensor([[4, 4]])
+    if name in ("input_features", "audio_features") and getattr(cfg, "model_type", "") in MELS_LAST:
+        size = 4 * mels if cfg.model_type == "granite_speech5_encoder" else mels
+        return torch.randn(1, 72, first(cfg, "feature_projection_input_dim", default=size))
+    if name == "past_values":
+        steps = first(cfg, "context_length", default=8)
+        lags = max(first(cfg, "lags_sequence", default=[0]))
+        wide = first(cfg, "num_input_channels")
+        return torch.randn(1, steps + lags, wide) if wide else torch.randn(1, steps + lags)
+    if name in ("past_time_features", "past_observed_mask", "future_time_features", "future_values"):
+        past = first(cfg, "context_length", default=8) + max(first(cfg, "lags_sequence", default=[0]))
+        steps = past if name.startswith("past") else first(cfg, "prediction_length")
+        return torch.ones(1, steps) if name in ("past_observed_mask", "future_values") else torch.zeros(1, steps, 0)
+    if name == "visual_feats":
+        return torch.randn(1, 4, cfg.visual_feat_dim)
+    if name == "visual_pos":
+        return torch.randn(1, 4, 4)
     if name in ("input_features", "audio_features"):
         return torch.randn(1, mels, 16)
     if name == "input_values" and hasattr(cfg, "max_length") and hasattr(cfg, "num_mel_bins"):
         return torch.randn(1, cfg.max_length, cfg.num_mel_bins)
     if name == "input_values":
-        return torch.randn(1, 72)
+        return torch.randn(1, 4000 if str(getattr(cfg, "model_type", "")).startswith("moonshine") else 72)
     if name in ("inputs_embeds", "hidden_states", "query_embeds", "embeddings", "inputs", "hidden_state"):
         return torch.randn(1, LENGTH, width)
     if name in ("encoder_hidden_states", "encoder_embeds", "image_embeds", "text_embeds", "context"):
@@ -383,7 +635,9 @@ def given(name, model, cfg):
     return None
 
 
-MAIN = ("input_ids", "pixel_values", "image", "input_features", "input_values", "decoder_input_ids",
+MAIN = ("feature_lens", "target_sizes", "grid_thw", "past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
+        "visual_feats", "visual_pos",
+        "input_ids", "pixel_values", "image", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
         "image_attention_mask")
 

@@ -48,9 +48,9 @@ def dense(inputs, outputs, **options):
     return randomise(Dense(inputs, outputs, module_input_name="token_embeddings", **options))
 
 
-def write(name):
+def write(name, **options):
     model = MultiVectorEncoder(str(OUT / name), device="cpu")
-    query, document = model.encode_query(TEXTS), model.encode_document(TEXTS)
+    query, document = model.encode_query(TEXTS, **options), model.encode_document(TEXTS, **options)
     out = {f"query.{i}": q.contiguous() for i, q in enumerate(query)}
     out |= {f"document.{i}": d.contiguous() for i, d in enumerate(document)}
     out["maxsim"] = model.similarity(query, document).contiguous()
@@ -95,7 +95,11 @@ def pylate():
     tokens = tokenizer()
     tokens.add_tokens(["[Q] ", "[D] "])
     model = randomise(tf.DistilBertModel(tf.DistilBertConfig(vocab_size=len(tokens), **SIZES, **DISTIL)))
-    folder = start("pylate", model, tokens)
+    pylate_files(start("pylate", model, tokens))
+
+
+def pylate_files(folder):
+    """What PyLate writes beside a transformer of width 12."""
     (folder / "1_Dense").mkdir()
     layer = dense(12, 6, bias=False, activation_function=torch.nn.Identity())
     save_file(layer.state_dict(), folder / "1_Dense/model.safetensors")

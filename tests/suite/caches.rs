@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use candle_attention::position::{Alibi, Rotary, T5RelativeBias};
 use candle_attention::weights::QkvWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, KvCache, MultiHeadAttention,
-    NormKind, NormOver, Position, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, HeadNorm, KvCache,
+    MultiHeadAttention, NormKind, NormOver, Position,
 };
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarBuilder;
@@ -22,7 +22,7 @@ fn layer(config: &AttentionConfig, random: &mut Random) -> MultiHeadAttention {
 
 fn configs() -> Vec<AttentionConfig> {
     let base = || AttentionConfig::new(24, 4);
-    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-6);
+    let norm = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6);
     vec![
         base(),
         base().with_num_key_value_heads(2).with_position(Position::Rotary(Rotary::default().with_theta(50.0))),

@@ -220,7 +220,7 @@ fn unknown_tensors_that_change_the_result_are_an_error() {
     let (by_vb, by_file) = with("layer.output.LayerNorm.weight", &[4]);
     assert!(by_vb.is_ok() && by_file.is_ok());
     for (name, why) in
-        [("self.distance_embedding.weight", "relative position"), ("query_layernorm.weight", "normalizes queries")]
+        [("self.distance_embedding.weight", "relative position"), ("q_layer_norm.weight", "normalizes queries")]
     {
         let (by_vb, by_file) = with(&format!("layer.{name}"), &[4]);
         says(by_vb, &[&format!("tensor `layer.{name}` is not supported in layout `bert`"), why]);
@@ -230,6 +230,7 @@ fn unknown_tensors_that_change_the_result_are_an_error() {
     for (name, field) in [
         ("q_norm.weight", "qk_norm = none"),
         ("q_layernorm.norms.0.weight", "qk_norm = none"),
+        ("query_layernorm.weight", "qk_norm = none"),
         ("self.relative_position_bias_table", "position = none"),
         ("self.rotary_embeddings.inv_freq", "position = None"),
     ] {

@@ -2,8 +2,8 @@
 
 use candle_attention::position::Rotary;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, CrossCache, MultiHeadAttention, NormKind,
-    NormOver, Position, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, CrossCache, HeadNorm, MultiHeadAttention,
+    NormKind, NormOver, Position,
 };
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -25,7 +25,7 @@ fn attend(layer: &MultiHeadAttention, xs: &Tensor, mask: &AttentionMask, cache: 
 fn queries_alone_equal_a_call_with_the_memory() {
     let mut random = Random::new(72);
     let base = || AttentionConfig::new(24, 4);
-    let norm = QkNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-6);
+    let norm = HeadNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-6);
     let configs = [
         base(),
         base().with_key_size(10).with_value_size(13).with_value_head_dim(3),

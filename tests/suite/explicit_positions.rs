@@ -2,8 +2,8 @@
 
 use candle_attention::position::{Alibi, Rotary, RotaryScaling};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, NormKind,
-    NormOver, Position, ProjectionBias, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, HeadNorm, KvCache, MultiHeadAttention,
+    NormKind, NormOver, Position, ProjectionBias,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -21,7 +21,7 @@ fn golden(case: &str) -> (MultiHeadAttention, [Tensor; 3], AttentionMask) {
         "qwen2_vl" => config.with_position(rotary.with_mrope_section([1, 2, 3])).with_bias(qkv(true)),
         "qwen3_vl" => config
             .with_position(rotary.with_mrope_section([3, 2, 1]).with_mrope_interleaved(true))
-            .with_qk_norm(QkNorm::new(NormKind::Rms, NormOver::Head, 1e-6))
+            .with_qk_norm(HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6))
             .with_bias(qkv(false)),
         _ => config.with_position(rotary).with_bias(qkv(false)),
     };

@@ -9,8 +9,8 @@ use candle_attention::checkpoint::{Checkpoint, ModelConfig};
 use candle_attention::position::{Alibi, AlibiSlopes, Disentangled};
 use candle_attention::weights::NormWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, NormKind,
-    NormOver, Position, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, HeadNorm, KvCache, MultiHeadAttention,
+    NormKind, NormOver, Position,
 };
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -280,14 +280,14 @@ fn largest_windows_and_layer_numbers_do_not_overflow() {
 
 #[test]
 fn norms_of_wrong_shape_are_errors() {
-    let norm = |over| QkNorm::new(NormKind::Rms, over, 1e-6);
+    let norm = |over| HeadNorm::new(NormKind::Rms, over, 1e-6);
     let config = AttentionConfig::new(8, 4).with_num_key_value_heads(2);
     let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU);
     let weights = MultiHeadAttention::new(&config, vb).unwrap().weights().unwrap();
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &CPU).unwrap();
     let make = |over, q: Tensor, k: Tensor, bias: Option<Tensor>| {
         let mut weights = weights.clone();
-        weights.qk_norm = Some([NormWeights::new(q, bias), NormWeights::new(k, None)]);
+        weights = weights.with_qk_norm([NormWeights::new(q, bias), NormWeights::new(k, None)]);
         MultiHeadAttention::from_weights(&config.clone().with_qk_norm(norm(over)), weights)
     };
     let (head, all) = (NormOver::Head, NormOver::AllHeads);
@@ -301,8 +301,8 @@ fn norms_of_wrong_shape_are_errors() {
     let half = ones(&[2]).to_dtype(DType::F16).unwrap();
     says(make(head, half, ones(&[2]), None), &["q_norm has dtype f16, expected f32"]);
     for eps in [-1e-5, f64::NAN, f64::INFINITY] {
-        let norm = QkNorm::new(NormKind::Rms, head, eps);
-        says(config.clone().with_qk_norm(norm).validate(), &["qk_norm eps", "a finite number from 0"]);
+        let norm = HeadNorm::new(NormKind::Rms, head, eps);
+        says(config.clone().with_qk_norm(norm).validate(), &["steps of queries: eps", "a finite number from 0"]);
     }
 }
 

@@ -161,7 +161,10 @@ fn errors_and_names() {
     let xs = Tensor::zeros((2, 6, 8), DType::F32, &CPU).unwrap();
     says(layer.attend(&xs, &xs, &xs, &mask), &["segments of queries", "[2, 5]", "[2, 6]"]);
     says(layer.attend(&xs, &xs, &xs, &AttentionMask::prefix_lm(&[7, 2])), &["lengths[0] is 7", "at most 6"]);
-    says(layer.with_mask(AttentionMask::prefix_lm(&[2, 2])), &["mask = (causal or", "full, causal or a window"]);
+    says(
+        layer.with_mask(AttentionMask::prefix_lm(&[2, 2])),
+        &["mask = (causal or", "full, causal, a window or chunks"],
+    );
     let tokens = xs.flatten(0, 1).unwrap();
     let ragged = attend_ragged(&layer, &tokens, &[6, 6], &AttentionMask::prefix_lm(&[2, 2]));
     says(ragged, &["the mask of a ragged batch is (causal or", "full, causal or a window"]);

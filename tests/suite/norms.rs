@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_attention::norm::{self, Norm};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, MultiHeadAttention, NormKind, NormOver,
-    ProjectionBias, QkNorm,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, HeadNorm, MultiHeadAttention, NormKind,
+    NormOver, ProjectionBias,
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{LayerNormConfig, VarBuilder, VarMap};
@@ -223,7 +223,7 @@ fn queries_and_keys_are_clipped_before_their_norms() {
     let one = Tensor::ones(8, DType::F32, &CPU).unwrap();
     let norms = ["q_norm.weight", "k_norm.weight"].map(|name| (name.to_string(), one.clone()));
     let tensors: HashMap<String, Tensor> = weights.clone().into_iter().chain(norms).collect();
-    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-15);
+    let norm = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-15);
     let config = AttentionConfig::new(8, 1).with_bias(ProjectionBias::NONE).with_qk_norm(norm).with_clip_qkv(1e-4);
     let layer = MultiHeadAttention::load(&config, VarBuilder::from_tensors(tensors, DType::F32, &CPU)).unwrap();
 

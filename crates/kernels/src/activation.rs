@@ -1,5 +1,5 @@
 //! Activations, and their functions on vectors: GELU ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) by the error
-//! function and by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself.
+//! function and by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself; the functions of gates.
 
 use super::exp::exp;
 use super::isa::simd::Simd;
@@ -125,12 +125,32 @@ pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::V) -> S::V {
 /// SiLU, also called Swish: `x / (1 + e^-x)`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+    s.mul(x, sigmoid(s, x))
+}
+
+/// The logistic function: `1 / (1 + e^-x)`, within 4e-7 of the true value. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::V) -> S::V {
     let (zero, one) = (s.splat(0.0), s.splat(1.0));
     let negative = s.sub(zero, x);
     // `exp` is defined for x <= 0 only. Above 0 the fraction is 1 / (1 + e^-x), below it is e^x / (1 + e^x).
     let below = exp(s, s.min(zero, x));
     let total = s.add(one, exp(s, s.min(x, negative)));
-    s.mul(x, s.div(below, total))
+    s.div(below, total)
+}
+
+/// Coefficients of `artanh(z) / z` in powers of `z²`, highest power first.
+const ARTANH: [f32; 8] = [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0];
+
+/// Softplus: `ln(1 + e^x)`, within 4e-7 · max(1, |x|) of the true value. NaN stays NaN.
+#[inline(always)]
+pub(crate) fn softplus<S: Simd>(s: S, x: S::V) -> S::V {
+    let zero = s.splat(0.0);
+    // max(x, 0) + ln(1 + u) with u = e^-|x|, and ln(1 + u) = 2 artanh(z) with z = u / (2 + u), at most 1/3.
+    let u = exp(s, s.min(x, s.sub(zero, x)));
+    let z = s.div(u, s.add(s.splat(2.0), u));
+    let series = polynomial(s, &ARTANH, s.mul(z, z));
+    s.mul_add(s.add(z, z), series, s.max(x, zero))
 }
 
 /// ReLU: `max(x, 0)`. NaN becomes 0, as with `f32::max` (NEON: stays NaN).

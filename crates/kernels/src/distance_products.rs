@@ -52,13 +52,15 @@ pub(super) struct DistanceProducts<'a> {
     ends: &'a mut [f32],
 }
 
-/// An estimate of the scratch memory per thread in f32 values for `count` embeddings, which saturates.
-pub fn distance_floats(count: usize, keys: usize, d: usize) -> usize {
-    if count == 0 {
-        return 0;
-    }
-    let tokens = keys.saturating_add(KEY_BLOCK).saturating_mul(count.saturating_add(PADDING + 2));
-    tokens.saturating_add(count.saturating_mul(d.saturating_add(16)))
+/// An estimate of the scratch memory per thread in f32 values for so many embeddings of queries and of keys, which
+/// saturates.
+pub fn distance_floats([of_queries, of_keys]: [usize; 2], keys: usize, d: usize) -> usize {
+    let products = |count: usize, tokens: usize| match count {
+        0 => 0,
+        count => tokens.saturating_mul(count.saturating_add(PADDING + 2)),
+    };
+    let packed = of_queries.max(of_keys).saturating_mul(d.saturating_add(16));
+    products(of_queries, KEY_BLOCK).saturating_add(products(of_keys, keys)).saturating_add(packed)
 }
 
 impl<'a> DistanceProducts<'a> {

@@ -51,6 +51,7 @@ mod distance_products;
 mod element;
 mod error;
 mod exp;
+mod gate;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
 mod gemm;
 mod isa;
@@ -80,8 +81,9 @@ pub use attention::scratch_floats;
 pub use distance_products::distance_floats;
 pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
+pub use gate::{GateFunction, RowGate};
 pub use isa::Isa;
-pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, Lengths, Mask, MaskStructure};
+pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
 pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;

@@ -102,6 +102,8 @@ pub struct Mask<'a> {
     pub tables: Vec<DistanceTable<'a>>,
     /// Products with queries and keys, added to the scores by distance.
     pub embeddings: Option<DistanceEmbeddings<'a>>,
+    /// Added to the scores by the row and the column of a key in a grid.
+    pub grids: Vec<GridBias<'a>>,
 }
 
 impl From<MaskStructure> for Mask<'_> {
@@ -138,7 +140,8 @@ impl Mask<'_> {
             let last = starts.iter().max().map_or(0, |start| start.saturating_add_unsigned(s_q as u64 - 1));
             let first = starts.iter().min().copied().unwrap_or(0);
             let distances = last.saturating_neg()..(s_kv as i64).saturating_sub(first);
-            self.tables.iter().try_for_each(|table| table.check(h, distances.clone()))?;
+            self.tables.iter().try_for_each(|table| table.check(dims, distances.clone()))?;
+            self.grids.iter().try_for_each(|grid| grid.check(dims))?;
             self.embeddings.iter().try_for_each(|embeddings| embeddings.check([h, d], distances.clone()))?;
         }
         let segments = self.segments.iter().flatten();
@@ -187,7 +190,7 @@ impl Mask<'_> {
     }
 
     fn reads_tensors(&self) -> bool {
-        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty())
+        !(self.segments.is_empty() && self.keep.is_empty() && self.bias.is_empty() && self.grids.is_empty())
     }
 
     /// Applies distances and tensors to the scores of query `i`, which stands at the key `position`, with the keys
@@ -195,7 +198,7 @@ impl Mask<'_> {
     #[inline(always)]
     pub(super) fn apply(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, from: usize) {
         for table in &self.tables {
-            table.add(scores, h, position, from);
+            table.add(scores, (b, h, i), position, from);
         }
         let tables_only = self.tables.len() == 1 && self.structure.distances.is_empty() && !self.reads_tensors();
         if !tables_only {
@@ -210,6 +213,9 @@ impl Mask<'_> {
                 let distance = (position - j) as f32;
                 *score -= slopes[h] * if *symmetric { distance.abs() } else { distance };
             }
+        }
+        for grid in &self.grids {
+            grid.add(scores, (b, h, i), from);
         }
         for bias in &self.bias {
             for (score, j) in scores.iter_mut().zip(from..) {
@@ -249,7 +255,8 @@ impl Mask<'_> {
 /// The most embeddings of distances. An instruction set may index a vector of products by 32 bits.
 const MAX_EMBEDDINGS: usize = 1 << 24;
 
-/// A bias per head and distance (T5). A value at or below the lowest finite f32 hides the key.
+/// A bias per head and distance (T5), perhaps times a factor of the query (WavLM). A value at or below the lowest
+/// finite f32 hides the key.
 #[derive(Debug, Clone, Copy)]
 pub struct DistanceTable<'a> {
     /// `(h, distances)`.
@@ -258,11 +265,16 @@ pub struct DistanceTable<'a> {
     pub first: i64,
     /// The number of columns.
     pub distances: usize,
+    /// `(b, h, s_q, 1)`: a factor for each query.
+    pub factors: Option<Broadcast<'a, f32>>,
 }
 
 impl DistanceTable<'_> {
-    /// Checks that there is a bias for each of `h` heads and the distances of a call.
-    pub(super) fn check(&self, h: usize, needed: Range<i64>) -> Result<()> {
+    /// Checks that there is a bias for each head and distance of a call of these `dims` `[b, h, s_q, s_kv]`.
+    pub(super) fn check(&self, [b, h, s_q, _]: [usize; 4], needed: Range<i64>) -> Result<()> {
+        if let Some(factors) = &self.factors {
+            check_view("factors on a bias", &[b, h, s_q, 1], &factors.strides, 1, factors.data.len())?;
+        }
         check_distances("a bias", self.first, self.distances, needed)?;
         if Some(self.values.len()) != h.checked_mul(self.distances) {
             let expected = format!("{h} heads by {} distances", self.distances);
@@ -277,12 +289,20 @@ impl DistanceTable<'_> {
         &self.values[h * self.distances..][..self.distances][column(self.first, position, key)..][..count]
     }
 
-    /// Adds the biases of the keys from `key` on to their scores with a query of head `h` at `position`.
+    /// Adds the biases of the keys from `key` on to their scores with query `i` of head `h`, which stands at
+    /// `position`.
     #[inline(always)]
-    pub(super) fn add(&self, scores: &mut [f32], h: usize, position: i64, key: usize) {
+    pub(super) fn add(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, key: usize) {
         let biases = self.row(h, position, key, scores.len());
+        let Some(factors) = &self.factors else {
+            for (score, bias) in scores.iter_mut().zip(biases) {
+                *score = if *bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
+            }
+            return;
+        };
+        let factor = factors.get(b, h, i, 0);
         for (score, bias) in scores.iter_mut().zip(biases) {
-            *score = if *bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
+            *score = if *bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias * factor };
         }
     }
 
@@ -291,6 +311,49 @@ impl DistanceTable<'_> {
         let biases = self.row(h, position, key, scores.len());
         for (score, _) in scores.iter_mut().zip(biases).filter(|(_, bias)| **bias <= f32::MIN) {
             *score = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// A bias per query and row of a grid of keys, and one per query and column (SAM): key `j` stands in row `j / width`
+/// and column `j % width`. Memory per query is the sum of the sides of the grid, not their product.
+#[derive(Debug, Clone, Copy)]
+pub struct GridBias<'a> {
+    /// `(b, h, s_q, height)`.
+    pub rows: Broadcast<'a, f32>,
+    /// `(b, h, s_q, width)`.
+    pub columns: Broadcast<'a, f32>,
+    /// Rows and columns of keys.
+    pub grid: [usize; 2],
+}
+
+impl GridBias<'_> {
+    /// Checks that there is a bias for each row and column of the keys of a call of these `dims` `[b, h, s_q, s_kv]`.
+    fn check(&self, [b, h, s_q, s_kv]: [usize; 4]) -> Result<()> {
+        let [height, width] = self.grid;
+        if height.checked_mul(width) != Some(s_kv) {
+            let found = format!("{height} rows of {width}");
+            return Err(Error::value("the grid of keys", found, format!("{s_kv} places, one for each key")));
+        }
+        for (name, part, size) in [("biases of rows", &self.rows, height), ("biases of columns", &self.columns, width)]
+        {
+            check_view(name, &[b, h, s_q, size], &part.strides, 1, part.data.len())?;
+        }
+        Ok(())
+    }
+
+    /// Adds the biases of the keys from `key` on to their scores with query `i` of head `h` in sequence `b`.
+    fn add(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), key: usize) {
+        let [_, width] = self.grid;
+        let (mut row, mut column) = (key / width, key % width);
+        let mut rest = scores;
+        while !rest.is_empty() {
+            let (scores, after) = rest.split_at_mut(rest.len().min(width - column));
+            let of_row = self.rows.get(b, h, i, row);
+            for (score, column) in scores.iter_mut().zip(column..) {
+                *score += of_row + self.columns.get(b, h, i, column);
+            }
+            (row, column, rest) = (row + 1, 0, after);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Biases and embeddings by distance against the reference.
 
 use candle_attention_kernels::{
-    AttentionProblem, Batch, DistanceEmbeddings, DistanceTable, Lengths, Mask, MaskStructure, Team, attend,
+    AttentionProblem, Batch, Broadcast, DistanceEmbeddings, DistanceTable, GridBias, Lengths, Mask, MaskStructure,
+    Team, attend,
 };
 
 use super::attention::check;
@@ -59,7 +60,7 @@ fn biases_by_distance_match_the_reference() {
         for hidden in [first.unsigned_abs() as usize, distances + 3 + first.unsigned_abs() as usize] {
             values[hidden] = f32::MIN;
         }
-        let table = DistanceTable { values: &values, first, distances };
+        let table = DistanceTable { values: &values, first, distances, factors: None };
         for structure in structures(sizes) {
             let what = format!("{sizes:?}, {structure:?}");
             let mut call = problem(sizes, [&q, &k, &v], Mask { tables: vec![table], ..structure.into() });
@@ -69,6 +70,38 @@ fn biases_by_distance_match_the_reference() {
             call.bf16 = false;
             call.mask.tables.push(table);
             check(&call, 3e-6, &format!("{what} twice"));
+            let factors: Vec<f32> = random.values(sizes.b * sizes.h * sizes.s_q);
+            let strides = [sizes.h * sizes.s_q, sizes.s_q, 1, 0];
+            call.mask.tables[1].factors = Some(Broadcast { data: &factors, strides });
+            check(&call, 3e-6, &format!("{what} times factors"));
+            call.mask.tables.remove(0);
+            check(&call, 3e-6, &format!("{what} times factors alone"));
+        }
+    }
+}
+
+#[test]
+fn biases_of_rows_and_columns_match_the_reference() {
+    let mut random = Random(17);
+    for (s_q, [height, width]) in
+        [(1, [1, 1]), (5, [2, 3]), (65, [5, 13]), (70, [14, 14]), (3, [1, 200]), (4, [200, 1])]
+    {
+        let sizes = sizes((s_q, height * width), 2);
+        let [q, k, v] = qkv::<f32>(&mut random, sizes);
+        let part = |random: &mut Random, side: usize| random.values::<f32>(sizes.b * sizes.h * s_q * side);
+        let (rows, columns) = (part(&mut random, height), part(&mut random, width));
+        let strides = |side: usize| [sizes.h * s_q * side, s_q * side, side, 1];
+        let grid = GridBias {
+            rows: Broadcast { data: &rows, strides: strides(height) },
+            columns: Broadcast { data: &columns, strides: strides(width) },
+            grid: [height, width],
+        };
+        for structure in structures(sizes) {
+            let what = format!("{sizes:?}, {structure:?}");
+            let mut call = problem(sizes, [&q, &k, &v], Mask { grids: vec![grid], ..structure.into() });
+            check(&call, 3e-6, &what);
+            call.bf16 = true;
+            check(&call, 3e-2, &what);
         }
     }
 }
@@ -82,8 +115,8 @@ fn what_a_table_hides_stays_hidden() {
     let mut values = vec![0.5; 4 * 80];
     values.iter_mut().step_by(2).for_each(|bias| *bias = f32::NEG_INFINITY);
     let infinite = vec![f32::INFINITY; 70];
-    let table = DistanceTable { values: &values, first: first(sizes), distances: 80 };
-    let bias = super::super::mask::Broadcast { data: &infinite, strides: [0, 0, 0, 1] };
+    let table = DistanceTable { values: &values, first: first(sizes), distances: 80, factors: None };
+    let bias = Broadcast { data: &infinite, strides: [0, 0, 0, 1] };
     let mut call = problem(sizes, [&q, &k, &v], Mask { tables: vec![table], ..Mask::default() });
     check(&call, 3e-6, "half of the keys");
     // Where a visible key has an infinite score, the output is NaN: only the queries that see none are compared.
@@ -148,7 +181,7 @@ fn appended_keys_have_no_distance() {
         let [q, k, v] = qkv::<f32>(&mut random, sizes);
         let (values, embedded) = (random.values(4 * 400), random.values(9 * 4 * 12));
         let indices = indices(sizes, 2, 2, 9);
-        let tables = vec![DistanceTable { values: &values, first: -200, distances: 400 }];
+        let tables = vec![DistanceTable { values: &values, first: -200, distances: 400, factors: None }];
         let embeddings = Some(DistanceEmbeddings {
             c2p: Some(&embedded),
             p2c: Some(&embedded),
@@ -173,7 +206,12 @@ fn a_sequence_gives_the_same_bits_in_every_batch() {
         let [c2p, p2c] = [0, 1].map(|_| random.values::<f32>(40 * width));
         let indices = indices(sizes, 9, 5, 40);
         let by_distance = Mask {
-            tables: vec![DistanceTable { values: &values, first: -(padded as i64), distances: 2 * padded }],
+            tables: vec![DistanceTable {
+                values: &values,
+                first: -(padded as i64),
+                distances: 2 * padded,
+                factors: None,
+            }],
             embeddings: Some(DistanceEmbeddings {
                 c2p: Some(&c2p),
                 p2c: Some(&p2c),
@@ -226,7 +264,7 @@ fn descriptions_that_do_not_cover_the_call_are_refused() {
     };
     let values = [0.0; 4 * 11];
     // The distances are -6 to 4.
-    let table = DistanceTable { values: &values, first: -6, distances: 11 };
+    let table = DistanceTable { values: &values, first: -6, distances: 11, factors: None };
     let with_table = |table, starts| {
         let structure = MaskStructure { starts, ..MaskStructure::default() };
         Mask { tables: vec![table], ..structure.into() }
@@ -237,6 +275,15 @@ fn descriptions_that_do_not_cover_the_call_are_refused() {
     says(with_table(DistanceTable { values: &values[1..], ..table }, None), "the table of biases by distance");
     says(with_table(table, Some(vec![3, 2])), "expected -7 to 5");
     says(with_table(table, Some(vec![i64::MAX, i64::MIN])), "the range of distances");
+    let factors = Broadcast { data: &values[..5], strides: [0, 5, 1, 0] };
+    says(with_table(DistanceTable { factors: Some(factors), ..table }, None), "factors on a bias");
+    let side = |size: usize| Broadcast { data: &values[..5 * size], strides: [0, 0, size, 1] };
+    let with_grid = |rows, columns, grid| Mask { grids: vec![GridBias { rows, columns, grid }], ..Mask::default() };
+    let good = problem(sizes, [&q, &k, &v], with_grid(side(1), side(7), [1, 7]));
+    attend(isas()[0], Team::ALONE, &good, &mut Vec::new()).unwrap();
+    says(with_grid(side(1), side(7), [2, 4]), "the grid of keys");
+    says(with_grid(side(0), side(7), [1, 7]), "biases of rows");
+    says(with_grid(side(1), side(6), [1, 7]), "biases of columns");
     let (embedded, indices) = ([0.0; 3 * 4 * 12], [2, 2, 2, 1, 1, 1, 1, 1, 0, 0, 0]);
     let all = DistanceEmbeddings { c2p: Some(&embedded), p2c: Some(&embedded), count: 3, indices: &indices, first: -6 };
     let with = |embeddings| Mask { embeddings: Some(embeddings), ..Mask::default() };

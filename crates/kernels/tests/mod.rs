@@ -7,6 +7,7 @@ mod bf16_tiles;
 mod convert;
 mod distances;
 mod functions;
+mod gate;
 mod gemm;
 mod memory;
 mod non_finite;

@@ -125,6 +125,12 @@ impl Module {
     pub(crate) fn kind(&self) -> &str {
         self.class.rsplit('.').next().unwrap_or(&self.class)
     }
+
+    /// Whether this is pplx-embed's own module for numbers of int8. It has no files, and states the path of another
+    /// one.
+    pub(crate) fn has_no_files(&self) -> bool {
+        self.class.ends_with("st_quantize.FlexibleQuantizer")
+    }
 }
 
 /// Reads `modules.json` of a model whose first module is a transformer; without one, the model is a transformer at the
@@ -158,7 +164,8 @@ pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
         if inside(Path::new(&module.path)).is_none() {
             return Err(Error::file(&path, format!("module path `{}` leads out of the folder", module.path)));
         }
-        if modules[..i].iter().any(|earlier| Path::new(&earlier.path).components().eq(parts())) {
+        let is_there = |earlier: &Module| Path::new(&earlier.path).components().eq(parts());
+        if !module.has_no_files() && modules[..i].iter().any(is_there) {
             return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
         }
     }
@@ -185,6 +192,7 @@ pub(crate) struct TokenizerConfig {
     model_input_names: Option<Vec<String>>,
     tokenizer_class: Option<String>,
     mask_token: Option<Token>,
+    eos_token: Option<Token>,
     truncation_side: Option<String>,
     unk_token: Option<Token>,
 }
@@ -232,6 +240,10 @@ impl TokenizerConfig {
 
     pub fn mask_token(&self) -> Option<&str> {
         self.mask_token.as_ref().map(Token::text)
+    }
+
+    pub fn eos_token(&self) -> Option<&str> {
+        self.eos_token.as_ref().map(Token::text)
     }
 
     pub fn unk_token(&self) -> Option<&str> {

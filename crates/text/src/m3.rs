@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::constructors::constructors;
 use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
-use crate::model::feed_forward::load_linear;
 use crate::model::hidden_states::first_not_finite;
+use crate::model::mlp::load_linear;
 use crate::model::pooling::l2_normalize;
 use crate::model::text_model::TextModel;
 use crate::sparse::vector::SparseVector;

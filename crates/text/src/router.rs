@@ -25,9 +25,10 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Every module once, by its path.
+    /// Every module with files once, by its path.
     pub fn modules(&self) -> BTreeMap<&str, &Module> {
-        self.all.iter().flat_map(|(_, modules)| modules).map(|module| (module.path.as_str(), module)).collect()
+        let modules = self.all.iter().flat_map(|(_, modules)| modules).filter(|module| !module.has_no_files());
+        modules.map(|module| (module.path.as_str(), module)).collect()
     }
 
     /// The folders with files of the model, the top included.

@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use arbitrary::{Result, Unstructured};
 use candle_attention::position::{Alibi, Rotary, RotaryScaling, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, MultiHeadAttention, NormKind,
-    NormOver, Position, QkNorm, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, Factor, HeadNorm, KeyValueSource,
+    KvCache, MultiHeadAttention, NormKind, NormOver, Position, Scoring, Step, Steps,
 };
 use candle_core::{DType, Tensor};
 
@@ -62,6 +62,20 @@ fn size(u: &mut Unstructured) -> Result<usize> {
     }
 }
 
+/// A step between projection and scores.
+fn step(u: &mut Unstructured) -> Result<Step> {
+    Ok(match u.int_in_range(0..=4)? {
+        0 => Step::Rotate,
+        1 => {
+            let over = *u.choose(&[NormOver::Head, NormOver::AllHeads])?;
+            Step::Norm(HeadNorm::new(NormKind::Rms, over, *u.choose(FLOATS)?).with_weighted(u.arbitrary()?))
+        }
+        2 => Step::Factor(Factor::Constant(*u.choose(FLOATS)?)),
+        3 => Step::Factor(Factor::Softplus { scale: *u.choose(FLOATS)? }),
+        _ => Step::Factor(Factor::LogPosition { beta: *u.choose(FLOATS)?, length: size(u)?, offset: size(u)? }),
+    })
+}
+
 /// A configuration that is valid is one of a layer that runs.
 fn configuration(u: &mut Unstructured, random: &mut Random) -> Result<()> {
     let hidden = size(u)?;
@@ -104,7 +118,15 @@ fn configuration(u: &mut Unstructured, random: &mut Random) -> Result<()> {
     if rarely(u, 4)? {
         let kind = *u.choose(&[NormKind::Rms, NormKind::RmsOffset, NormKind::Layer])?;
         let over = *u.choose(&[NormOver::Head, NormOver::AllHeads])?;
-        config.qk_norm = Some(QkNorm::new(kind, over, *u.choose(FLOATS)?));
+        config = config.with_qk_norm(HeadNorm::new(kind, over, *u.choose(FLOATS)?));
+    }
+    if rarely(u, 4)? {
+        let steps = |u: &mut Unstructured| (0..u.int_in_range(0..=3)?).map(|_| step(u)).collect::<Result<Vec<Step>>>();
+        config.steps = Steps::default().with_queries(steps(u)?).with_keys(steps(u)?).with_values(steps(u)?);
+    }
+    if rarely(u, 6)? {
+        config.key_value_source =
+            *u.choose(&[KeyValueSource::KeysAsValues, KeyValueSource::Shared { layer: Some(usize::MAX) }])?;
     }
     if rarely(u, 4)? {
         config.scale = Some(*u.choose(FLOATS)?);

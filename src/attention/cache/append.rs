@@ -10,6 +10,7 @@ use crate::position::ExplicitPositions;
 use crate::tensor::check_tensor_memory;
 
 /// The new tokens of a call with a cache.
+#[derive(Debug, Clone)]
 pub(in crate::attention) struct NewTokens {
     /// The layer that makes their keys; `None` for keys and values of one's own.
     pub layer: Option<LayerId>,
@@ -32,19 +33,25 @@ pub(in crate::attention) struct TokenShape {
     pub b: usize,
     pub h_kv: usize,
     pub d: usize,
+    /// 0 for latents, of which keys and values are made.
     pub d_v: usize,
     pub dtype: DType,
 }
 
 impl TokenShape {
-    pub(super) fn of([keys, values]: [&Tensor; 2]) -> Result<Self> {
-        let (b, _, h_kv, d) = keys.dims4()?;
-        Ok(Self { b, h_kv, d, d_v: values.dim(3)?, dtype: keys.dtype() })
+    /// Of keys and values, or of latents alone.
+    pub(super) fn of(tokens: &[Tensor]) -> Result<Self> {
+        let (b, _, h_kv, d) = tokens[0].dims4()?;
+        let d_v = tokens.get(1).map_or(Ok(0), |values| values.dim(3))?;
+        Ok(Self { b, h_kv, d, d_v, dtype: tokens[0].dtype() })
     }
 
     fn describe(&self) -> String {
         let Self { b, h_kv, d, d_v, dtype } = self;
         let dtype = dtype.as_str();
+        if *d_v == 0 {
+            return format!("a batch of {b} with latents of {d} elements, in {dtype}");
+        }
         format!("a batch of {b} with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
     }
 }
@@ -89,6 +96,10 @@ impl KvCache {
 
     /// Checks that a rotating cache keeps what `mask` lets a query see.
     pub(in crate::attention) fn check_window(&self, mask: &AttentionMask) -> Result<()> {
+        if self.window().is_some() && mask.counts_tokens() {
+            let expected = "one without chunks, or a cache of all tokens: chunks are counted from the first token";
+            return Err(Error::value("the mask of a call with a cache that drops tokens", mask, expected));
+        }
         let CacheKind::Rotating(window) = self.kind else { return Ok(()) };
         if mask.narrowest_window().left.is_some_and(|left| left < window) {
             return Ok(());
@@ -118,10 +129,10 @@ impl KvCache {
 
     /// Checks that tokens are like those in the cache, if there are sequences in it.
     pub(super) fn check_alike(&self, what: &str, of: TokenShape, device: &Device) -> Result<()> {
-        let Some([keys, values]) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
-        let retained = TokenShape::of([keys, values])?;
-        if !keys.device().same_device(device) {
-            let [found, expected] = [device, keys.device()].map(|device| format!("{:?}", device.location()));
+        let Some(buffers) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
+        let (retained, here) = (TokenShape::of(buffers)?, buffers[0].device());
+        if !here.same_device(device) {
+            let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
             return Err(Error::Device { tensor: what.to_string(), found, expected });
         }
         if retained != of {
@@ -192,14 +203,14 @@ impl KvCache {
         if self.sequences.is_empty() { vec![Sequence::default(); b] } else { self.sequences.clone() }
     }
 
-    /// Adds keys and values `(b, s, h_kv, d)`, and returns all that the chunk attends to. `tracked`: whether the call
-    /// tracks a gradient, of the keys or of anything else.
-    pub(in crate::attention) fn add(
+    /// Adds keys and values, or latents, `(b, s, h_kv, d)` each, and returns all that the chunk attends to. `tracked`:
+    /// whether the call tracks a gradient, of the keys or of anything else.
+    pub(in crate::attention) fn add<const N: usize>(
         &mut self,
-        [k, v]: [Tensor; 2],
+        chunk: [Tensor; N],
         new: &NewTokens,
         tracked: bool,
-    ) -> Result<[Tensor; 2]> {
+    ) -> Result<[Tensor; N]> {
         let NewTokens { layer, counts: new, rotated_for, explicit, .. } = new;
         let mut sequences = self.sequences_of(new.len());
         let retained: Vec<usize> = sequences.iter().map(|sequence| sequence.retained).collect();
@@ -209,21 +220,21 @@ impl KvCache {
         let longest = retained.iter().copied().max().unwrap_or(0);
         let cached = self.buffers.as_ref().filter(|_| longest > 0);
         // For a gradient tokens are concatenated instead of written in place, which a graph does not notice.
-        let tracked = tracked || [&k, &v].into_iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
+        let tracked = tracked || chunk.iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
         self.in_graph |= tracked;
-        let s = k.dim(1)?;
+        let s = chunk[0].dim(1)?;
         // In place all sequences of a rotating cache drop as many tokens, or none.
         let alike = aligned(&retained, new, s) || totals == kept;
         let fits = window.is_none_or(|window| alike && s <= slack(window));
-        let [keys, values] = if fits && !tracked {
-            self.write([&k, &v], &retained, new)?
+        let tokens = if fits && !tracked {
+            self.write(&chunk, &retained, new)?
         } else {
             let join = |i: usize, chunk: &Tensor| {
                 let old = cached.map(|buffers| buffers[i].narrow(1, self.first, longest)).transpose()?;
                 join(old.as_ref(), chunk, &retained, new)
             };
-            let all = [join(0, &k)?, join(1, &v)?];
-            self.buffers = Some([last(&all[0], &totals, &kept)?, last(&all[1], &totals, &kept)?]);
+            let all = chunk.iter().enumerate().map(|(i, chunk)| join(i, chunk)).collect::<Result<Vec<_>>>()?;
+            self.buffers = Some(all.iter().map(|all| last(all, &totals, &kept)).collect::<Result<_>>()?);
             self.first = 0;
             all
         };
@@ -241,11 +252,12 @@ impl KvCache {
         }
         self.sequences = sequences;
         self.layer = *layer;
-        Ok([keys, values])
+        let mut tokens = tokens.into_iter();
+        Ok(chunk.map(|new| tokens.next().unwrap_or(new)))
     }
 
     /// Writes the chunk behind the tokens that the sequences hold, and returns all tokens.
-    fn write(&mut self, chunk: [&Tensor; 2], retained: &[usize], new: &[usize]) -> Result<[Tensor; 2]> {
+    fn write(&mut self, chunk: &[Tensor], retained: &[usize], new: &[usize]) -> Result<Vec<Tensor>> {
         let columns = retained.iter().zip(new).map(|(retained, new)| retained + new).max().unwrap_or(0);
         let buffers = self.reserve(chunk, columns)?;
         let s = chunk[0].dim(1)?;
@@ -264,20 +276,19 @@ impl KvCache {
                 to.narrow(0, sequence, 1)?.slice_set(&from, 1, self.first + retained)?;
             }
         }
-        let [keys, values] = buffers;
-        Ok([keys.narrow(1, self.first, columns)?, values.narrow(1, self.first, columns)?])
+        Ok(buffers.iter().map(|tokens| tokens.narrow(1, self.first, columns)).collect::<candle_core::Result<_>>()?)
     }
 
     /// Buffers with room for `tokens` tokens like those of the chunk from the first one on, with what is cached.
-    fn reserve(&mut self, chunk: [&Tensor; 2], tokens: usize) -> Result<[Tensor; 2]> {
+    fn reserve(&mut self, chunk: &[Tensor], tokens: usize) -> Result<Vec<Tensor>> {
         let of = TokenShape::of(chunk)?;
-        let usable = |[keys, values]: &[Tensor; 2]| {
+        let usable = |buffers: &Vec<Tensor>| {
             // After a reset they may be those of another batch or device.
-            let alike = matches!(TokenShape::of([keys, values]), Ok(old) if old == of);
-            alike && keys.device().same_device(chunk[0].device()) && !self.in_graph
+            let alike = matches!(TokenShape::of(buffers), Ok(old) if old == of);
+            alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph
         };
         let retained = self.retained_len();
-        let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |[keys, _]| keys.dims()[1]);
+        let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |buffers| buffers[0].dims()[1]);
         if retained == 0 {
             self.first = 0;
         }
@@ -301,7 +312,7 @@ impl KvCache {
                     }
                     Ok::<_, Error>(new)
                 };
-                let larger = [larger(0)?, larger(1)?];
+                let larger = (0..chunk.len()).map(larger).collect::<Result<Vec<_>>>()?;
                 self.first = 0;
                 larger
             }

@@ -86,11 +86,19 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// A tensor has the wrong shape, dtype or device; a layer that requires position vectors has keys and values in one
-    /// tensor; or the layer has positions: those of the queries relative to
-    /// another sequence follow only from all of them.
+    /// tensor; or the layer has positions: those of the queries relative to another sequence follow only from all of
+    /// them. So has latent attention, which is self-attention.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
+        if self.config.latent.is_some() {
+            return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
+        }
+        self.check_own_keys()?;
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));
+        }
+        if self.config.steps.follow_positions() {
+            let expected = "none that follows positions with a cache for cross-attention";
+            return Err(Error::value("the steps of the layer", "a factor by position", expected));
         }
         self.check_memory(keys, values)?;
         self.check_required_of_memory(keys, values)?;

@@ -25,7 +25,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// layer whose weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep
 /// them in f32 where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by
 /// the rounding of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All
-/// chunkings of a sequence have the same bits.
+/// chunkings of a sequence have the same bits, except with [latent attention](crate::LatentAttention), where chunks of a
+/// few tokens run in another form and agree to rounding.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -35,8 +36,9 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// token beyond the original maximum, so that every such call runs all tokens.
 ///
 /// # Memory
-/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype. A growing cache allocates up to
-/// twice as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of
+/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype; with
+/// [latent attention](crate::LatentAttention) `b · tokens · (kv_lora_rank + qk_rope_head_dim)`, because the cache holds
+/// the latents and not the keys and values that are made of them. A growing cache allocates up to twice as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of
 /// writing them in place.
 ///
 /// ```
@@ -63,9 +65,9 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// ```
 pub struct KvCache {
     pub(super) kind: CacheKind,
-    /// Keys and values, `(b, columns, h_kv, d)` each. Sequence `i` has its kept tokens in the columns
-    /// `first .. first + sequences[i].retained`.
-    pub(super) buffers: Option<[Tensor; 2]>,
+    /// Keys and values, or the latents that both are made of alone, `(b, columns, h_kv, d)` each. Sequence `i` has its
+    /// kept tokens in the columns `first .. first + sequences[i].retained`.
+    pub(super) buffers: Option<Vec<Tensor>>,
     /// 0 but in a rotating or streaming cache.
     pub(super) first: usize,
     /// One per sequence; empty before the first call.
@@ -297,8 +299,8 @@ impl KvCache {
         self.check_shorter(sequence, dropped + tokens.len())?;
         let in_place = tokens.iter().zip(range).take_while(|(token, here)| *token == here).count();
         let moved: Vec<usize> = tokens[in_place..].iter().map(|token| self.first + token - dropped).collect();
-        if let Some([keys, values]) = self.buffers.as_ref().filter(|_| !moved.is_empty()) {
-            let shared = self.in_graph || keys.track_op() || values.track_op();
+        if let Some(buffers) = self.buffers.as_ref().filter(|_| !moved.is_empty()) {
+            let shared = self.in_graph || buffers.iter().any(Tensor::track_op);
             let start = self.first + in_place;
             let written = |buffer: &Tensor| {
                 let row = buffer.narrow(0, sequence, 1)?;
@@ -311,7 +313,7 @@ impl KvCache {
                 let there = [sequence..sequence + 1, start..start + moved.len(), 0..h, 0..d];
                 Ok::<_, Error>(buffer.slice_assign(&there, &chosen)?)
             };
-            self.buffers = Some([written(keys)?, written(values)?]);
+            self.buffers = Some(buffers.iter().map(written).collect::<Result<_>>()?);
         }
         self.sequences[sequence].select(tokens);
         Ok(())
@@ -332,17 +334,11 @@ impl KvCache {
         if sequences.iter().copied().eq(0..self.sequences.len()) {
             return Ok(());
         }
-        if let Some([keys, values]) = &self.buffers {
-            let [each, of_value] = [keys, values].map(|t| t.dims()[1..].iter().product::<usize>());
-            let what = "the number of sequences to select";
-            check_tensor_memory(
-                what,
-                sequences.len(),
-                &[sequences.len(), each + of_value],
-                keys.dtype(),
-                keys.device(),
-            )?;
-            self.buffers = Some([select(keys, sequences, 0)?, select(values, sequences, 0)?]);
+        if let Some(buffers) = &self.buffers {
+            let each = buffers.iter().map(|t| t.dims()[1..].iter().product::<usize>()).sum();
+            let (what, like) = ("the number of sequences to select", &buffers[0]);
+            check_tensor_memory(what, sequences.len(), &[sequences.len(), each], like.dtype(), like.device())?;
+            self.buffers = Some(buffers.iter().map(|t| select(t, sequences, 0)).collect::<Result<_>>()?);
         }
         self.sequences = sequences.iter().map(|&sequence| self.sequences[sequence].clone()).collect();
         Ok(())
@@ -360,13 +356,13 @@ impl KvCache {
             let expected = format!("{:?}, as the cache that it is appended to", self.kind);
             return Err(Error::value(what, format!("{:?}", other.kind), expected));
         }
-        let (Some([keys, values]), false) = (&other.buffers, other.sequences.is_empty()) else { return Ok(()) };
+        let (Some(added), false) = (&other.buffers, other.sequences.is_empty()) else { return Ok(()) };
         let Some(own) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else {
             *self = other.try_clone()?;
             return Ok(());
         };
-        let (of, b) = (TokenShape::of([keys, values])?, self.sequences.len());
-        self.check_alike(what, TokenShape { b, ..of }, keys.device())?;
+        let (of, b, device) = (TokenShape::of(added)?, self.sequences.len(), added[0].device());
+        self.check_alike(what, TokenShape { b, ..of }, device)?;
         let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
         if other.retained_len() > 0 && other.layer != layer {
             let expected = "one that the layer of the batch has filled, with the same weights";
@@ -374,20 +370,20 @@ impl KvCache {
         }
         // candle cannot concatenate an empty tensor.
         let columns = self.retained_len().max(other.retained_len()).max(1);
-        check_memory(&TokenShape { b: b.saturating_add(of.b), ..of }, columns, keys.device())?;
+        check_memory(&TokenShape { b: b.saturating_add(of.b), ..of }, columns, device)?;
         let widened = |cache: &Self, buffer: &Tensor| match (cache.retained_len(), buffer.dims4()?) {
             (0, (b, _, h, d)) => Tensor::zeros((b, columns, h, d), buffer.dtype(), buffer.device()),
             (retained, _) => buffer.narrow(1, cache.first, retained)?.pad_with_zeros(1, 0, columns - retained),
         };
-        let joined = |own: &Tensor, new: &Tensor| Tensor::cat(&[widened(self, own)?, widened(other, new)?], 0);
-        self.buffers = Some([joined(&own[0], keys)?, joined(&own[1], values)?]);
+        let joined = |(own, new): (&Tensor, &Tensor)| Tensor::cat(&[widened(self, own)?, widened(other, new)?], 0);
+        self.buffers = Some(own.iter().zip(added).map(joined).collect::<candle_core::Result<_>>()?);
         (self.first, self.layer) = (0, layer);
         self.sequences.extend_from_slice(&other.sequences);
         Ok(())
     }
 
     /// Adds keys `(b, s, h_kv, d)` and values `(b, s, h_kv, d_v)` of one's own, for attention that is composed on
-    /// [`sdpa::attend_bshd`](crate::sdpa::attend_bshd): latent, gated or another one that the layer does not have.
+    /// [`sdpa::attend_bshd`](crate::sdpa::attend_bshd): one that the layer does not have.
     /// Returns the keys and values that the `s` new queries attend to, `(b, kept + s, h_kv, ·)`. They are views of the
     /// cache, which later calls do not change unless tokens are removed; keys and values that track a gradient are
     /// concatenated instead.
@@ -423,7 +419,8 @@ impl KvCache {
             return Err(Error::shape("values", values.dims(), format!("({b}, {s}, {h_kv}, d_v)")));
         }
         same_dtype_and_device("values", values, keys)?;
-        let counts = self.check_chunk(TokenShape::of([keys, values])?, keys.device(), s, None)?;
+        let chunk = [keys.clone(), values.clone()];
+        let counts = self.check_chunk(TokenShape::of(&chunk)?, keys.device(), s, None)?;
         self.check_layer(None)?;
         if self.unequal(&counts, s).is_some() {
             let expected = "equal ones; a layer of the crate takes unequal ones";
@@ -435,7 +432,7 @@ impl KvCache {
         }
         let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
-        let [keys, values] = self.or_unchanged(|cache| cache.add([keys.clone(), values.clone()], &new, false))?;
+        let [keys, values] = self.or_unchanged(|cache| cache.add(chunk, &new, false))?;
         Ok((keys, values))
     }
 
@@ -504,7 +501,7 @@ impl KvCache {
     /// # Errors
     /// The device is out of memory.
     pub fn try_clone(&self) -> Result<Self> {
-        let copy = |[k, v]: &[Tensor; 2]| Ok::<_, Error>([k.copy()?, v.copy()?]);
+        let copy = |buffers: &Vec<Tensor>| buffers.iter().map(Tensor::copy).collect::<candle_core::Result<_>>();
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
         Ok(Self { buffers, ..self.snapshot() })
     }
@@ -518,7 +515,7 @@ impl fmt::Debug for KvCache {
             .field("sequences", &self.sequences.len())
             .field("len", &self.len())
             .field("retained_len", &self.retained_len())
-            .field("dtype", &self.buffers.as_ref().map(|[keys, _]| keys.dtype()))
+            .field("dtype", &self.buffers.as_ref().map(|buffers| buffers[0].dtype()))
             .finish_non_exhaustive()
     }
 }

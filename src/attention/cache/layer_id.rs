@@ -7,7 +7,7 @@ use candle_core::{Tensor, TensorId};
 use crate::attention::MultiHeadAttention;
 use crate::error::{Error, Result};
 use crate::tensor::{Frozen, same_elements};
-use crate::weights::{LinearWeights, NormWeights};
+use crate::weights::StepWeights;
 
 /// A layer with its weights of a moment. Clones and frozen copies of a layer are the same layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,12 +105,9 @@ impl MultiHeadAttention {
     }
 
     fn key_weights(&self) -> Result<Vec<Tensor>> {
-        let [k, v] = self.qkv.key_value_weights()?;
-        let projections = [k, v].into_iter().flat_map(|LinearWeights { weight, bias }| [Some(weight), bias]);
-        let norm =
-            self.qk_norm.iter().flat_map(|[_, NormWeights { weight, bias }]| [Some(weight.clone()), bias.clone()]);
-        let extra = self.bias_kv.iter().flatten().cloned();
-        Ok(projections.chain(norm).flatten().chain(extra).collect())
+        let steps = self.steps.weights()[1..].iter().flat_map(StepWeights::tensors);
+        let extra = self.bias_kv.iter().flatten();
+        Ok(self.qkv.cached_weights()?.into_iter().chain(steps.chain(extra).cloned()).collect())
     }
 }
 

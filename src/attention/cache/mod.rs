@@ -11,10 +11,12 @@ mod append;
 mod cross;
 #[cfg(all(test, not(feature = "cuda")))]
 mod faults;
+mod key_values;
 mod kv_cache;
 mod layer_id;
 
 pub(super) use append::{NewTokens, TokenShape};
 pub use cross::CrossCache;
+pub use key_values::KeyValues;
 pub use kv_cache::KvCache;
 pub(super) use layer_id::Identity;

@@ -1,8 +1,10 @@
 //! The kinds of masks, one file each, those that are tensors in one. A new kind is a file here and its constructor in
 //! `AttentionMask`.
 
-mod disentangled;
+mod chunks;
+mod distance_products;
 mod distances;
+mod grid_bias;
 mod lengths;
 mod or;
 mod relative_bias;
@@ -12,8 +14,10 @@ mod stripes;
 mod tensors;
 mod window;
 
-pub(crate) use disentangled::{Disentangled, DistanceEmbeddings};
+pub(crate) use chunks::Chunks;
+pub(crate) use distance_products::{DistanceEmbeddings, DistanceProducts};
 pub(crate) use distances::Distances;
+pub(crate) use grid_bias::GridBias;
 pub(crate) use lengths::KeyLengths;
 pub(crate) use or::Or;
 pub(crate) use relative_bias::RelativeBias;

@@ -1,4 +1,4 @@
-//! Learned biases by distance (T5).
+//! Learned biases by distance (T5), perhaps times a factor of the query (WavLM).
 
 use std::fmt;
 use std::ops::Range;
@@ -22,12 +22,19 @@ pub(crate) struct RelativeBias {
     table: Tensor,
     /// The distance of row 0.
     first: i64,
+    /// `(b, h, s_q, 1)`: a factor for each query.
+    factors: Option<Tensor>,
 }
 
 impl RelativeBias {
     /// Biases `(distances, h)` of the distances from `first` on.
     pub(crate) fn new(table: Tensor, first: i64) -> Self {
-        Self { table, first }
+        Self { table, first, factors: None }
+    }
+
+    /// The same times a factor for each query, `(b, h, s_q, 1)`.
+    pub(crate) fn times(self, factors: Tensor) -> Self {
+        Self { factors: Some(factors), ..self }
     }
 
     /// The bias `(sequences, h, s_q, s_kv)`, where query 0 of each sequence stands at the key `starts[i]`.
@@ -40,12 +47,22 @@ impl RelativeBias {
     }
 
     fn additive(&self, call: &MaskCall) -> Result<Additive> {
-        Additive::new(&self.tensor(&call.starts, call.shape.s_q, call.shape.s_kv)?, MaskDims::Scores)
+        let bias = self.tensor(&call.starts, call.shape.s_q, call.shape.s_kv)?;
+        let bias = match &self.factors {
+            Some(factors) => bias.broadcast_mul(&factors.to_dtype(bias.dtype())?)?,
+            None => bias,
+        };
+        Additive::new(&bias, MaskDims::Scores)
     }
 }
 
 impl MaskTerm for RelativeBias {
     fn check(&self, shape: AttnShape) -> Result<()> {
+        let AttnShape { b, h, s_q, .. } = shape;
+        if let Some(factors) = self.factors.as_ref().filter(|factors| factors.dims() != [b, h, s_q, 1]) {
+            let expected = format!("({b}, {h}, {s_q}, 1)");
+            return Err(Error::shape("the factors on biases by distance", factors.dims(), expected));
+        }
         match self.table.dims() {
             [_, h] if *h == shape.h => Ok(()),
             dims => Err(Error::shape("the biases by distance", dims, format!("(distances, {}), the heads", shape.h))),
@@ -57,8 +74,8 @@ impl MaskTerm for RelativeBias {
     }
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
-        let AttnShape { h, s_q, s_kv, .. } = call.shape;
-        [call.starts.len(), h, s_q, s_kv]
+        let AttnShape { b, h, s_q, s_kv } = call.shape;
+        [if self.factors.is_some() { b } else { call.starts.len() }, h, s_q, s_kv]
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
@@ -73,16 +90,20 @@ impl MaskTerm for RelativeBias {
             values
         })?;
         debug_assert_eq!(values.len(), h * distances);
-        lowered.tables.push(DistanceTable { values, first: self.first, distances });
+        let factors = self.factors.as_ref().map(|factors| factors.to_dtype(DType::F32)).transpose()?;
+        lowered.tables.push(DistanceTable { values, first: self.first, distances, factors });
         Ok(())
     }
 
-    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
+    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let part = |factors: &Tensor| factors.narrow(2, queries.start, queries.len());
+        let factors = self.factors.as_ref().map(part).transpose()?;
+        Ok(Some(Arc::new(Self { factors, ..self.clone() })))
     }
 
     fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, ..*self })))
+        let factors = self.factors.as_ref().map(|factors| select(factors, heads, 1)).transpose()?;
+        Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, factors, ..*self })))
     }
 
     fn depends_on_position(&self) -> bool {
@@ -90,7 +111,7 @@ impl MaskTerm for RelativeBias {
     }
 
     fn tracks_gradient(&self) -> bool {
-        self.table.track_op()
+        self.table.track_op() || self.factors.as_ref().is_some_and(Tensor::track_op)
     }
 }
 

@@ -159,7 +159,16 @@ mod tests {
 
     fn call(shape: AttnShape) -> Call {
         let device = DeviceKind::Cuda(Gpu::default());
-        Call { shape, h_kv: 2, d: 8, d_v: 6, dtype: DType::F32, device, distance_embeddings: 0, tracks_gradient: false }
+        Call {
+            shape,
+            h_kv: 2,
+            d: 8,
+            d_v: 6,
+            dtype: DType::F32,
+            device,
+            distance_embeddings: [0; 2],
+            tracks_gradient: false,
+        }
     }
 
     fn zeros(dims: &[usize]) -> Tensor {

@@ -134,7 +134,7 @@ mod tests {
                 d_v: 8,
                 dtype: DType::BF16,
                 device,
-                distance_embeddings: 0,
+                distance_embeddings: [0; 2],
                 tracks_gradient: false,
             };
             for mask in [AttentionMask::full(), AttentionMask::causal()] {

@@ -25,7 +25,7 @@ pub(super) fn call(b: usize, [h, h_kv]: [usize; 2], s_q: usize, s_kv: usize, d: 
         d_v: d,
         dtype: DType::F32,
         device: DeviceKind::Metal,
-        distance_embeddings: 0,
+        distance_embeddings: [0; 2],
         tracks_gradient: false,
     }
 }

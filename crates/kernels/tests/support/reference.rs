@@ -88,8 +88,18 @@ pub(super) fn mask_term(mask: &Mask, [b, h, i, j]: [usize; 4], s_q: usize, s_kv:
         let distance = if distances.symmetric { distance.abs() } else { distance };
         f64::from(distances.slopes[h]) * distance as f64
     });
-    let tables: f64 = mask.tables.iter().map(|table| f64::from(by_distance(table))).sum();
-    bias + tables - slopes.sum::<f64>()
+    let factor =
+        |table: &DistanceTable| table.factors.map_or(1.0, |factors| f64::from(factors.data[at(factors.strides)]));
+    let tables: f64 = mask.tables.iter().map(|table| f64::from(by_distance(table)) * factor(table)).sum();
+    let grids = mask.grids.iter().map(|grid| {
+        let at = |[b_stride, h_stride, i_stride, stride]: [usize; 4], place: usize| {
+            b * b_stride + h * h_stride + i * i_stride + place * stride
+        };
+        let [_, width] = grid.grid;
+        let (row, column) = (at(grid.rows.strides, j / width), at(grid.columns.strides, j % width));
+        f64::from(grid.rows.data[row]) + f64::from(grid.columns.data[column])
+    });
+    bias + tables + grids.sum::<f64>() - slopes.sum::<f64>()
 }
 
 /// The products of a query and a key with the embedding of their distance.

@@ -3,7 +3,10 @@
 use candle_attention::NormKind;
 
 use crate::families::encoders::BERT_MODEL;
-use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, Model, SegmentTypes};
+use crate::families::model::{
+    AbsolutePositions, Block, BlockNorms, ConvolutionRow, EmbeddingGateRow, FeedForwardNames, InnerSizeRow, Model,
+    SegmentTypes,
+};
 use crate::families::task_heads::ClassifierHead;
 
 const NORM_EPS: (&str, f64) = ("layer_norm_eps", 1e-6);
@@ -90,4 +93,84 @@ pub(super) const EUROBERT_MODEL: Model = Model {
     pad_token_id: 128_001,
     classifier: None,
     ..LLAMA_MODEL
+};
+
+/// Qwen 3 that sees both ways (pplx-embed).
+pub(super) const QWEN3_BOTH_WAYS_MODEL: Model = Model { sees_both_ways: true, classifier: None, ..QWEN3_MODEL };
+
+/// The same with a projection of each token (voyage-4-nano).
+pub(super) const VOYAGE_MODEL: Model =
+    Model { final_projection: Some(("linear", "num_labels")), ..QWEN3_BOTH_WAYS_MODEL };
+
+/// LFM2: short convolutions, and attention in some blocks.
+pub(super) const LFM2_MODEL: Model = Model {
+    prefixes: &["model", "lfm2"],
+    block: Block {
+        norms: BlockNorms::Pre { attention: "operator_norm", feed_forward: "ffn_norm" },
+        feed_forward: FeedForwardNames::Apart {
+            activated: "feed_forward.w1",
+            plain: "feed_forward.w3",
+            last: "feed_forward.w2",
+        },
+        convolution: Some(ConvolutionRow {
+            kind: "conv",
+            width: "conv_L_cache",
+            default_width: 3,
+            bias: "conv_bias",
+            prefix: "conv",
+            input: "in_proj",
+            kernel: "conv",
+            output: "out_proj",
+            attention_layers: "full_attn_idxs",
+        }),
+        ..LLAMA_MODEL.block
+    },
+    final_norm: Some("embedding_norm"),
+    heads_can_be_pruned: false,
+    renamed_keys: &[("norm_eps", "layer_norm_eps"), ("block_ff_dim", "intermediate_size")],
+    default_keys: &[("layer_norm_eps", 1e-5), ("max_position_embeddings", 128_000.0), ("num_key_value_heads", 8.0)],
+    activation: Some("silu"),
+    inner_size: Some(InnerSizeRow {
+        adjusts: "block_auto_adjust_ff_dim",
+        factor: "block_ffn_dim_multiplier",
+        multiple: "block_multiple_of",
+        default_multiple: 256,
+    }),
+    classifier: None,
+    ..LLAMA_MODEL
+};
+
+/// LFM2 that sees both ways (LFM2.5-Embedding, LFM2.5-ColBERT).
+pub(super) const LFM2_BOTH_WAYS_MODEL: Model = Model { sees_both_ways: true, ..LFM2_MODEL };
+
+/// The text model of EmbeddingGemma 2, which is an encoder. The model around it has images and sounds too.
+pub(super) const EMBEDDING_GEMMA2_MODEL: Model = Model {
+    prefixes: &["language_model", "model.language_model", "model"],
+    block: Block {
+        norm_kind: NormKind::Rms,
+        embedding_gate: Some(EmbeddingGateRow {
+            size: "hidden_size_per_layer_input",
+            projection: "ple.per_layer_model_projection",
+            projection_norm: "ple.per_layer_projection_norm",
+            first: "ple_block.per_layer_input_gate",
+            last: "ple_block.per_layer_projection",
+            norm: "ple_block.post_per_layer_input_norm",
+            factor: "layer_scalar",
+        }),
+        ..GEMMA3_MODEL.block
+    },
+    final_projection: Some(("embedding_projection", "embedding_dim")),
+    heads_can_be_pruned: false,
+    activation: Some("gelu_pytorch_tanh"),
+    default_keys: &[
+        NORM_EPS,
+        ("max_position_embeddings", 262_144.0),
+        ("num_key_value_heads", 2.0),
+        ("head_dim", 256.0),
+        ("hidden_size_per_layer_input", 512.0),
+        ("embedding_dim", 768.0),
+    ],
+    mask_must_be_stated: false,
+    classifier: None,
+    ..GEMMA3_MODEL
 };

@@ -3,7 +3,9 @@
 use candle_attention::NormKind;
 use candle_nn::Activation;
 
-use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, GateKey, Model, SegmentTypes};
+use crate::families::model::{
+    AbsolutePositions, Block, BlockNorms, ExpertsRow, FeedForwardNames, GateKey, Model, SegmentTypes,
+};
 use crate::families::task_heads::{
     ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
 };
@@ -32,15 +34,23 @@ pub(crate) const BERT_MODEL: Model = Model {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
         feed_forward_bias: true,
+        experts: None,
+        convolution: None,
+        embedding_gate: None,
     },
     final_norm: None,
+    final_projection: None,
     pad_token_id: 0,
     renamed_keys: &[],
     default_keys: &[("layer_norm_eps", 1e-12)],
     mask_must_be_stated: false,
+    sees_both_ways: false,
+    activation: None,
+    inner_size: None,
     activation_key: None,
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
+    needed_numbers: &[],
     classifier: Some(ClassifierHead::BERT),
     token_classifier: TokenClassifierHead::BERT,
     masked_lm: Some(MaskedLmHead::BERT),
@@ -65,7 +75,6 @@ pub(super) const JINA_MODEL: Model = Model {
         ..BERT_MODEL.block
     },
     // It decides, whatever `hidden_act` states.
-    renamed_keys: &[("feed_forward_type", "hidden_act")],
     gate: Some(GateKey { key: "feed_forward_type", gates: &["geglu", "reglu"], required: true }),
     ..BERT_MODEL
 };
@@ -280,6 +289,36 @@ pub(super) const NOMIC_MODEL: Model = Model {
         "moe_every_n_layers",
     ],
     ..NOMIC_BASE
+};
+
+/// NomicBERT without gates, and with a mixture of experts in every other block (nomic-embed-text-v2-moe).
+pub(super) const NOMIC_MOE_MODEL: Model = Model {
+    block: Block {
+        feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
+        experts: Some(ExpertsRow {
+            every: "moe_every_n_layers",
+            count: "num_experts",
+            top_k: "moe_top_k",
+            normalized: "moe_normalize_expert_weights",
+            router: "mlp.router.layer",
+            first: "mlp.experts.mlp.w1",
+            last: "mlp.experts.mlp.w2",
+            bias: "mlp.experts.bias",
+        }),
+        ..NOMIC_BASE.block
+    },
+    gate: None,
+    unsupported_keys: &[
+        "prenorm",
+        "parallel_block",
+        "causal",
+        "use_rms_norm",
+        "rotary_emb_scale_base",
+        "expert_choice_router",
+        "num_shared_experts",
+    ],
+    needed_numbers: &[("ffn_div", 1)],
+    ..NOMIC_MODEL
 };
 
 /// Jina embeddings v3.

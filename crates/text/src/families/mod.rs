@@ -26,8 +26,16 @@ struct ModelFamily {
     model: Model,
 }
 
+/// Stands for [`model_class`](candle_attention::checkpoint::model_class) in the place of a config key.
+pub(crate) const CLASS: &str = "class";
+
 const fn family(model_types: &'static [&'static str], model: Model) -> ModelFamily {
     ModelFamily { model_types, required_config_key: None, required_tensor: None, model }
+}
+
+/// A model whose code is published beside its checkpoints, under the `model_type` of another one.
+const fn of_class(model_types: &'static [&'static str], class: &'static str, model: Model) -> ModelFamily {
+    ModelFamily { required_config_key: Some((CLASS, class)), ..family(model_types, model) }
 }
 
 const JINA: Option<(&str, &str)> = Some(("position_embedding_type", "alibi"));
@@ -47,6 +55,10 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["distilbert"], encoders::DISTILBERT_MODEL),
     family(&["albert"], encoders::ALBERT_MODEL),
     family(&["modernbert"], encoders::MODERNBERT_MODEL),
+    ModelFamily {
+        required_config_key: Some(("activation_function", "gelu")),
+        ..family(&["nomic_bert"], encoders::NOMIC_MOE_MODEL)
+    },
     family(&["nomic_bert"], encoders::NOMIC_MODEL),
     family(&["jina_embeddings_v3"], encoders::JINA_V3_MODEL),
     family(&["gte", "new"], encoders::GTE_MODEL),
@@ -54,8 +66,13 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["llama"], decoders::LLAMA_MODEL),
     family(&["mistral"], decoders::MISTRAL_MODEL),
     family(&["qwen2"], decoders::QWEN2_MODEL),
+    of_class(&["qwen3"], "Qwen3BidirectionalModel", decoders::VOYAGE_MODEL),
     family(&["qwen3"], decoders::QWEN3_MODEL),
+    family(&["bidirectional_pplx_qwen3"], decoders::QWEN3_BOTH_WAYS_MODEL),
+    family(&["lfm2"], decoders::LFM2_MODEL),
+    family(&["lfm2_bidirectional"], decoders::LFM2_BOTH_WAYS_MODEL),
     family(&["gemma3_text"], decoders::GEMMA3_MODEL),
+    family(&["embedding_gemma2_text"], decoders::EMBEDDING_GEMMA2_MODEL),
     family(&["eurobert"], decoders::EUROBERT_MODEL),
     ModelFamily {
         required_config_key: Some(("feed_forward_proj", "gated-gelu")),
@@ -65,8 +82,8 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["mt5", "umt5"], encoder_decoders::GATED_T5_MODEL),
 ];
 
-/// The whole model of this `model_type`. `value_of` gives the text that `config.json` has under a key, `has_tensor`
-/// says whether a tensor is present in the checkpoint.
+/// The whole model of this `model_type`. `value_of` gives the text that `config.json` has under a key or for [`CLASS`],
+/// `has_tensor` says whether a tensor is present in the checkpoint.
 pub(crate) fn model<'a>(
     model_type: &str,
     value_of: impl Fn(&str) -> Option<&'a str>,

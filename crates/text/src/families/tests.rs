@@ -9,6 +9,9 @@ use super::FAMILIES;
 const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("bert", "`tests/fixtures/tiny-bert` and the embedded model"),
     ("t5, gated-gelu", "`tests/fixtures/encoders/t5_gated`"),
+    ("nomic_bert, gelu", "`tests/fixtures/encoders/nomic_moe`"),
+    ("qwen3, Qwen3BidirectionalModel", "`tests/fixtures/encoders/voyage`"),
+    ("lfm2_bidirectional", "`tests/fixtures/encoders/lfm2_bidirectional`, which states `lfm2` as published files do"),
     ("bert, alibi", "`jina.rs` of the suite builds Jina-BERT and Jina's model for code from seeds"),
 ];
 

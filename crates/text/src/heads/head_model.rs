@@ -12,7 +12,7 @@ use candle_core::{Module, Tensor};
 
 use crate::families::task_heads::HeadActivation;
 use crate::model::config::TextModelConfig;
-use crate::model::feed_forward::read_linear;
+use crate::model::mlp::read_linear;
 use crate::model::text_model::TextModel;
 
 /// A [`TextModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use crate::heads::head_model::{Head, HeadInput, HeadKind, HeadModel, Transform};
 use crate::heads::task_head::TaskHead;
 use crate::model::config::TextModelConfig;
-use crate::model::feed_forward::read_linear;
 use crate::model::hidden_states::HiddenStates;
+use crate::model::mlp::read_linear;
 use crate::model::text_model::{TextModel, body};
 
 /// A [`TextModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the

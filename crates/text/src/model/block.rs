@@ -1,27 +1,27 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
-use candle_attention::tensor::{Freeze, MapTensors};
-use candle_attention::weights::AttentionWeights;
-use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_attention::tensor::MapTensors;
 use candle_core::Tensor;
 
 use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::TextModelConfig;
+use crate::model::embedding_gate::{EmbeddingGate, EmbeddingProjections};
 use crate::model::feed_forward::FeedForward;
+use crate::model::mixer::Mixer;
 use crate::model::stream::Stream;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the
 /// family has them.
 #[derive(Debug, Clone)]
 pub(crate) struct Block {
-    pub attention: MultiHeadAttention,
-    /// Which tokens the model lets each token attend to in this layer.
-    mask: AttentionMask,
+    pub mixer: Mixer,
     attention_norms: Norms,
     pub(super) feed_forward: FeedForward,
     feed_forward_norms: Norms,
+    pub(super) embedding_gate: Option<EmbeddingGate>,
 }
 
 /// The norms around a sub-layer; most families have one of them.
@@ -53,11 +53,11 @@ impl MapTensors for Norms {
 impl MapTensors for Block {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {
-            attention: self.attention.map_tensors(f)?,
-            mask: self.mask.clone(),
+            mixer: self.mixer.map_tensors(f)?,
             attention_norms: self.attention_norms.map_tensors(f)?,
             feed_forward: self.feed_forward.map_tensors(f)?,
             feed_forward_norms: self.feed_forward_norms.map_tensors(f)?,
+            embedding_gate: self.embedding_gate.map_tensors(f)?,
         })
     }
 }
@@ -77,13 +77,14 @@ impl Norms {
 
 impl Block {
     /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has
-    /// some.
+    /// some; `projections` are those of embeddings.
     pub fn load(
         config: &TextModelConfig,
         row: &BlockRow,
         source: &AnySource,
         index: usize,
         shared: &SharedTables,
+        projections: Option<&EmbeddingProjections>,
     ) -> Result<Self> {
         let norm = |name: &str| config.norm(row, config.hidden_size, &source.child(name));
         let (mut attention_norms, mut feed_forward_norms) = (Norms::default(), Norms::default());
@@ -105,50 +106,59 @@ impl Block {
                 feed_forward_norms.branch = Some(norm(feed_forward[1])?);
             }
         }
-        let attention_source = source.child(row.attention);
-        let (attention, mask) = config.attention_of(&attention_source, index)?;
-        let (mut weights, _) = AttentionWeights::read(&attention, &attention_source)?;
-        shared.insert_into(&mut weights.position, &config.pruned_heads.of_layer(index))?;
-        let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
-        if source.gives_own_tensors() {
-            attention.freeze_in_place()?;
-        }
         Ok(Self {
-            attention,
-            mask,
+            mixer: Mixer::load(config, row, source, index, shared)?,
             attention_norms,
-            feed_forward: FeedForward::load(config, row, source)?,
+            feed_forward: FeedForward::load(config, row, source, index)?,
             feed_forward_norms,
+            embedding_gate: match (&row.embedding_gate, projections) {
+                (Some(names), Some(projections)) => {
+                    Some(EmbeddingGate::load(config, row, names, projections, source, index)?)
+                }
+                _ => None,
+            },
         })
     }
 
     /// Packs the weights of projections and gives their tensors back; nobody else may hold these.
     pub fn pack(&mut self) -> Result<()> {
-        self.attention.freeze_in_place()?;
-        self.feed_forward.pack()
+        self.mixer.pack()?;
+        self.feed_forward.pack()?;
+        self.embedding_gate.as_mut().map_or(Ok(()), EmbeddingGate::pack)
     }
 
     /// Runs the block as layer `index` of the model on hidden states of any kind.
     pub fn forward<S: Stream>(&self, stream: &mut S, index: usize) -> Result<()> {
         let (first, second) = (&self.attention_norms, &self.feed_forward_norms);
         stream.set_input(first.input.as_ref())?;
-        let branch = stream.attend(index, &self.attention, &self.mask)?;
+        let branch = match &self.mixer {
+            Mixer::Attention(attention, mask) => stream.attend(index, attention, mask)?,
+            Mixer::Convolution(convolution) => stream.convolve(convolution)?,
+        };
         let branch = first.normalize(stream, branch)?;
         stream.add(branch, first.output.as_ref(), second.input.as_ref())?;
         let branch = stream.feed_forward(&self.feed_forward)?;
         let branch = second.normalize(stream, branch)?;
-        stream.add(branch, second.output.as_ref(), None)
+        stream.add(branch, second.output.as_ref(), None)?;
+        let Some(gate) = &self.embedding_gate else { return Ok(()) };
+        let branch = stream.gate_by_embeddings(gate)?;
+        let branch = stream.normalize_branch(branch, &gate.norm)?;
+        stream.add(branch, None, None)?;
+        stream.scale(&gate.factor)
     }
 
     /// Multiply-adds of the block for a ragged batch on f32 rows.
     pub fn ragged_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        Ok(self.attention.rows_multiply_adds(offsets)?.saturating_add(self.feed_forward.multiply_adds(tokens)?))
+        let gate = self.embedding_gate.as_ref().map_or(Ok(0), |gate| gate.multiply_adds(tokens))?;
+        let parts = [self.mixer.ragged_multiply_adds(offsets)?, self.feed_forward.multiply_adds(tokens)?, gate];
+        Ok(parts.into_iter().fold(0, usize::saturating_add))
     }
 
     /// Whether the block runs on f32 rows on the CPU.
     pub fn supports_rows(&self) -> bool {
-        self.attention.supports_rows() && self.feed_forward.supports_rows()
+        let gate = self.embedding_gate.as_ref().is_none_or(EmbeddingGate::supports_rows);
+        self.mixer.supports_rows() && self.feed_forward.supports_rows() && gate
     }
 }
 
@@ -166,7 +176,7 @@ mod tests {
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};
     use crate::random::Random;
-    use candle_attention::NormKind;
+    use candle_attention::{AttentionMask, NormKind};
 
     const WIDTH: usize = 12;
     const HEADS: usize = 3;
@@ -182,6 +192,9 @@ mod tests {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "up", last: "down" },
         feed_forward_bias: true,
+        experts: None,
+        convolution: None,
+        embedding_gate: None,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
@@ -293,7 +306,7 @@ mod tests {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
                 let block =
-                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default()).unwrap();
+                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default(), None).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();
@@ -316,7 +329,7 @@ mod tests {
                 check(&stream.hidden.squeeze(0).unwrap(), &Tensor::cat(&want, 0).unwrap(), "ragged tensor");
 
                 let (mask, options) = (AttentionMask::full(), ForwardOptions::default());
-                let batch = Batch::Padded { mask: &mask, options: &options };
+                let batch = Batch::Padded { mask: &mask, options: &options, lengths: None };
                 let mut stream = TensorStream::new(sequence(2).unsqueeze(0).unwrap(), batch, 0.0);
                 block.forward(&mut stream, index).unwrap();
                 check(&stream.hidden.squeeze(0).unwrap(), &want[2], "padded tensor");

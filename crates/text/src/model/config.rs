@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer};
+use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer, head_sizes};
 use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
@@ -13,12 +13,14 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::families;
-use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
-use crate::model::config_keys::{normalize_config_keys, supported_models};
+use crate::families::model::{AbsolutePositions, Block, EmbeddingGateRow, Model, SegmentTypes};
+use crate::model::config_keys::{normalize_config_keys, stated_text, supported_models};
+use crate::model::experts::ExpertsConfig;
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
 /// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
-/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT; and the encoders of T5, mT5 and UMT5.
+/// decoders that embed texts: Qwen 3, Qwen 2, Mistral, Llama, Gemma 3, EuroBERT, LFM2; the text model of EmbeddingGemma
+/// 2; and the encoders of T5, mT5 and UMT5.
 /// The keys are BERT's; the keys of other families are renamed to them. Positions and masks that belong to attention
 /// are applied per layer.
 #[derive(Debug, Clone, Deserialize)]
@@ -27,8 +29,9 @@ use crate::model::config_keys::{normalize_config_keys, supported_models};
 pub struct TextModelConfig {
     /// `bert` (with `position_embedding_type` `alibi`: Jina-BERT v2), `roberta`, `xlm-roberta`, `camembert`, `electra`,
     /// `distilbert`, `mpnet`, `albert`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `gte`, `new` (GTE's own
-    /// code), `deberta`, `deberta-v2`, `qwen3`, `qwen2`, `mistral`, `llama`, `gemma3_text`, `eurobert`, `t5`, `mt5` or
-    /// `umt5`.
+    /// code), `deberta`, `deberta-v2`, `qwen3`, `bidirectional_pplx_qwen3` (pplx-embed), `qwen2`, `mistral`,
+    /// `llama`, `gemma3_text`, `embedding_gemma2_text` (also as the `text_config` of `embedding_gemma2`), `eurobert`,
+    /// `lfm2`, `lfm2_bidirectional`, `t5`, `mt5` or `umt5`.
     pub model_type: String,
     /// Number of rows of the word embedding.
     pub vocab_size: usize,
@@ -86,11 +89,11 @@ pub struct TextModelConfig {
 
 /// The most layers of a model. Layers that share their weights add nothing to a file, so that its size does not bound
 /// their number. The deepest published encoders have 48.
-const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
 
 /// The largest number of rows or features of a table of weights: ids are 32-bit numbers, and twice a size must not
 /// overflow. The largest published vocabulary has fewer than 2^20 tokens.
-const MAX_MODEL_SIZE: usize = 1 << 30;
+pub(crate) const MAX_MODEL_SIZE: usize = 1 << 30;
 
 impl<'de> Deserialize<'de> for TextModelConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -191,6 +194,9 @@ impl TextModelConfig {
             return Err(Error::config("layer_norm_eps", self.layer_norm_eps, "a finite number from 0"));
         }
         check_activation("hidden_act", self.hidden_act)?;
+        if let Some(experts) = &row.block.experts {
+            ExpertsConfig::read(self, experts)?;
+        }
         let dropouts = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
@@ -210,6 +216,13 @@ impl TextModelConfig {
             let allowed = format!("none: layers of {} share their weights", self.model_type);
             return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
         }
+        if row.block.convolution.is_some() {
+            self.first_attention_layer()?;
+        }
+        if let Some(gate) = &row.block.embedding_gate {
+            self.size_of_gate(gate)?;
+        }
+        self.output_size()?;
         let shared = self.num_key_value_heads.is_some_and(|heads| heads != self.num_attention_heads);
         if !self.pruned_heads.is_empty() && (shared || !row.heads_can_be_pruned) {
             let why = if shared { "share keys and values" } else { "have columns of a table in one layer" };
@@ -229,6 +242,9 @@ impl TextModelConfig {
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
         let mut config = self.attention();
+        let [head_dim, key_value_heads] = head_sizes(&self.keys, source)?;
+        config.head_dim = head_dim.or(config.head_dim);
+        config.num_key_value_heads = key_value_heads.or(config.num_key_value_heads);
         let pruned = self.pruned_heads.of_layer(index);
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());
@@ -236,6 +252,39 @@ impl TextModelConfig {
             config.num_key_value_heads = None;
         }
         configure_layer(&self.keys, source, config, &pruned)
+    }
+
+    /// Whether layer `index` has a short convolution in the place of attention.
+    pub(crate) fn is_convolution(&self, index: usize) -> bool {
+        let kind = self.keys.get("layer_types").and_then(|kinds| kinds.get(index)).and_then(Value::as_str);
+        self.row().block.convolution.is_some_and(|convolution| kind == Some(convolution.kind))
+    }
+
+    /// The first layer with attention.
+    pub(crate) fn first_attention_layer(&self) -> Result<usize> {
+        let first = (0..self.num_hidden_layers).find(|index| !self.is_convolution(*index));
+        first.ok_or_else(|| Error::config("layer_types", "convolutions alone", "a layer with attention"))
+    }
+
+    /// The width of the hidden states that the model gives out: its own, or that of its last projection.
+    pub(crate) fn output_size(&self) -> Result<usize> {
+        let Some((_, key)) = self.row().final_projection else { return Ok(self.hidden_size) };
+        match self.key_number(key)? {
+            Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
+            Some(other) => Err(Error::config(key, other, format!("1 to {MAX_MODEL_SIZE}"))),
+            None => Err(Error::config(key, "absent", "the size of an embedding")),
+        }
+    }
+
+    /// The number of inner features of the third part of a block.
+    pub(crate) fn size_of_gate(&self, row: &EmbeddingGateRow) -> Result<usize> {
+        match self.key_number(row.size)? {
+            Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
+            other => {
+                let found = other.map_or("absent".to_string(), |size| size.to_string());
+                Err(Error::config(row.size, found, format!("1 to {MAX_MODEL_SIZE}")))
+            }
+        }
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.
@@ -298,7 +347,7 @@ impl TextModelConfig {
     fn find_row(&self, holds: impl Fn(&str) -> bool) -> Option<&'static Model> {
         let stated = |key: &str| match key {
             "position_embedding_type" => Some(self.position_embedding_type.as_str()),
-            key => self.keys.get(key).and_then(Value::as_str),
+            key => self.keys.as_object().and_then(|keys| stated_text(keys, key)),
         };
         families::model(&self.model_type, stated, holds)
     }
@@ -343,6 +392,13 @@ impl TextModelConfig {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(other) => Err(Error::config(key, other, "a text")),
         }
+    }
+
+    /// The whole number at a key of the file; see [`key_text`](Self::key_text).
+    pub(crate) fn key_number(&self, key: &'static str) -> Result<Option<usize>> {
+        let Some(value) = self.key(key) else { return Ok(None) };
+        let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+        number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
     }
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use candle_attention::checkpoint;
 
 use crate::families;
-use crate::families::model::{FeedForwardNames, SegmentTypes};
+use crate::families::model::{ConvolutionRow, FeedForwardNames, InnerSizeRow, SegmentTypes};
+use crate::model::config::{MAX_LAYERS, MAX_MODEL_SIZE};
 
 /// The activation of each kind of gate ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
 const GATES: &[(&str, &str)] = &[("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu"), ("glu", "sigmoid")];
@@ -29,12 +30,11 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         keys.insert(KV_HEADS.to_string(), heads);
     }
     keys.retain(|_, value| !value.is_null());
-    if let Some(Value::String(stated)) = keys.get("model_type") {
-        let positions = keys.get("position_embedding_type").and_then(Value::as_str);
-        let model_type = checkpoint::resolved_model_type(stated, positions).to_string();
+    enter_section(keys)?;
+    if let Some(model_type) = checkpoint::resolved_model_type(keys).map(str::to_string) {
         keys.insert("model_type".to_string(), model_type.into());
     }
-    let text = |key: &str| keys.get(key).and_then(Value::as_str);
+    let text = |key: &str| stated_text(keys, key);
     let found = text("model_type").unwrap_or("absent");
     let row = families::model(found, text, |_| false)
         .ok_or_else(|| Error::config("model_type", found, supported_models()))?;
@@ -43,6 +43,16 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         if let Some(value) = keys.get(*key).filter(|value| is_on(value)) {
             return Err(Error::config(key, value, "false, or absent"));
         }
+    }
+    if row.sees_both_ways {
+        let key = "use_bidirectional_attention";
+        match keys.remove(key) {
+            None | Some(Value::Bool(true)) => keys.insert("is_causal".to_string(), false.into()),
+            Some(other) => return Err(Error::config(key, other, "true, or absent: the model sees both ways")),
+        };
+    }
+    if let Some(convolution) = &row.block.convolution {
+        list_layer_types(keys, convolution)?;
     }
     if row.mask_must_be_stated && !keys.contains_key("is_causal") && keys.contains_key("auto_map") {
         let allowed = "beside `is_causal`: the model's own code may see both ways, and nothing else tells";
@@ -53,13 +63,25 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
         let activation = t5_activation(keys, key, default, gated)?;
         keys.insert("hidden_act".to_string(), activation.into());
     }
-    if let Some(gate) = row.gate.filter(|gate| gate.required || keys.contains_key(gate.key)) {
-        replace_gate(keys, gate.key, gate.gates)?;
+    for (key, needed) in row.needed_numbers {
+        if let Some(value) = keys.get(*key).filter(|value| value.as_u64() != Some(*needed)) {
+            return Err(Error::config(key, value, format!("{needed}, or absent")));
+        }
     }
     for (theirs, ours) in row.renamed_keys {
-        if let Some(value) = keys.remove(*theirs) {
+        if let Some(value) = keys.get(*theirs).cloned() {
             keys.insert((*ours).to_string(), value);
         }
+    }
+    if let Some(gate) = row.gate.filter(|gate| gate.required || keys.contains_key(gate.key)) {
+        let activation = activation_of_gate(keys, gate.key, gate.gates)?;
+        keys.insert("hidden_act".to_string(), activation.into());
+    }
+    if let Some(activation) = row.activation {
+        keys.entry("hidden_act").or_insert(activation.into());
+    }
+    if let Some(inner) = &row.inner_size {
+        adjust_inner_size(keys, inner)?;
     }
     for (key, default) in row.default_keys {
         // Sizes are whole numbers.
@@ -74,6 +96,82 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     if let SegmentTypes::Optional(types) = row.types {
         keys.entry("type_vocab_size").or_insert(types.into());
     }
+    Ok(())
+}
+
+/// Models of text and more whose text model runs alone, by `model_type`, and where the configuration describes it.
+const SECTIONS: &[(&str, &str)] = &[("embedding_gemma2", "text_config")];
+
+/// Puts the section of a text model in the place of the whole configuration.
+fn enter_section(keys: &mut Map<String, Value>) -> Result<()> {
+    let whole = keys.get("model_type").and_then(Value::as_str);
+    let Some((_, section)) = SECTIONS.iter().find(|(model_type, _)| Some(*model_type) == whole) else { return Ok(()) };
+    match keys.remove(*section) {
+        Some(Value::Object(section)) => {
+            *keys = section;
+            keys.retain(|_, value| !value.is_null());
+            Ok(())
+        }
+        _ => Err(Error::config(section, "absent", "the configuration of the text model")),
+    }
+}
+
+/// The text at a key, or the class of the model for [`families::CLASS`].
+pub(crate) fn stated_text<'a>(keys: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+    match key {
+        families::CLASS => checkpoint::model_class(keys),
+        key => keys.get(key).and_then(Value::as_str),
+    }
+}
+
+/// Writes the list of `layer_types` that follows from the blocks with attention, if there is none.
+fn list_layer_types(keys: &mut Map<String, Value>, row: &ConvolutionRow) -> Result<()> {
+    const KEY: &str = "layer_types";
+    let layers = keys.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    if let Some(stated) = keys.get(KEY) {
+        let kinds = stated.as_array().into_iter().flatten();
+        let known = |kind: &&Value| kind.as_str() == Some(row.kind) || kind.as_str() == Some("full_attention");
+        return match kinds.clone().find(|kind| !known(kind)) {
+            Some(other) => Err(Error::config(KEY, other, format!("{} or full_attention", row.kind))),
+            None if stated.is_array() => Ok(()),
+            None => Err(Error::config(KEY, stated, "a list")),
+        };
+    }
+    let listed = match keys.get(row.attention_layers) {
+        None => None,
+        Some(Value::Array(listed)) => Some(listed.clone()),
+        Some(other) => return Err(Error::config(row.attention_layers, other, "a list of layers")),
+    };
+    // More layers are refused when the sizes are checked.
+    let kind = |layer: u64| match &listed {
+        Some(listed) if !listed.contains(&layer.into()) => row.kind,
+        _ => "full_attention",
+    };
+    let kinds: Vec<Value> = (0..layers.min(MAX_LAYERS as u64)).map(|layer| kind(layer).into()).collect();
+    keys.insert(KEY.to_string(), kinds.into());
+    Ok(())
+}
+
+/// Puts the size of the feed-forward part in the place of `intermediate_size`, which states another one.
+fn adjust_inner_size(keys: &mut Map<String, Value>, row: &InnerSizeRow) -> Result<()> {
+    const KEY: &str = "intermediate_size";
+    match keys.get(row.adjusts) {
+        None | Some(Value::Bool(true)) => {}
+        Some(Value::Bool(false)) => return Ok(()),
+        Some(other) => return Err(Error::config(row.adjusts, other, "true or false")),
+    }
+    // One that is absent or no size gets its error where all are read.
+    let Some(stated) = keys.get(KEY).and_then(Value::as_u64).filter(|size| *size <= MAX_MODEL_SIZE as u64) else {
+        return Ok(());
+    };
+    let factor = keys.get(row.factor).map_or(Some(1.0), Value::as_f64).filter(|factor| (0.0..=1e6).contains(factor));
+    let factor = factor.ok_or_else(|| Error::config(row.factor, &keys[row.factor], "a number from 0"))?;
+    let multiple = keys.get(row.multiple).map_or(Some(row.default_multiple), Value::as_u64);
+    let multiple = multiple.filter(|multiple| (1..=MAX_MODEL_SIZE as u64).contains(multiple));
+    let multiple = multiple.ok_or_else(|| Error::config(row.multiple, &keys[row.multiple], "at least 1"))?;
+    // Casts of floats to integers round towards zero, as those of Python do.
+    let size = (factor * (2 * stated / 3) as f64) as u64;
+    keys.insert(KEY.to_string(), size.next_multiple_of(multiple).into());
     Ok(())
 }
 
@@ -95,14 +193,9 @@ fn t5_activation(keys: &Map<String, Value>, key: &'static str, default: &str, ga
     Ok(activation.to_string())
 }
 
-/// Replaces the name of a gate by its activation.
-fn replace_gate(keys: &mut Map<String, Value>, key: &'static str, allowed: &[&str]) -> Result<()> {
-    let found = keys.get(key).and_then(Value::as_str).unwrap_or("absent").to_string();
-    match GATES.iter().find(|(gate, _)| *gate == found && allowed.contains(gate)) {
-        Some((_, activation)) => {
-            keys.insert(key.to_string(), (*activation).into());
-            Ok(())
-        }
-        None => Err(Error::config(key, found, allowed.join(" or "))),
-    }
+/// The activation of the gate that `key` names.
+fn activation_of_gate(keys: &Map<String, Value>, key: &'static str, allowed: &[&str]) -> Result<&'static str> {
+    let found = keys.get(key).and_then(Value::as_str).unwrap_or("absent");
+    let known = GATES.iter().find(|(gate, _)| *gate == found && allowed.contains(gate));
+    known.map(|(_, activation)| *activation).ok_or_else(|| Error::config(key, found, allowed.join(" or ")))
 }

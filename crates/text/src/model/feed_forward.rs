@@ -1,133 +1,71 @@
-//! The feed-forward part of a block, plain or gated.
+//! The feed-forward part of a block: a multi-layer perceptron, or a mixture of them.
 
 use candle_attention::Result;
-use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::ops::{Linear, PendingBias};
-use candle_attention::tensor::MapTensors;
-use candle_attention::weights::LinearWeights;
-use candle_attention_kernels as kernels;
-use candle_attention_kernels::{Element, ScratchPool, Team, element_count};
-use candle_core::{DType, Device, Module, Tensor, WithDType};
-use candle_nn::Activation;
-use half::bf16;
+use candle_attention::checkpoint::AnySource;
+use candle_attention::ops::PendingBias;
+use candle_attention::tensor::{MapTensors, ShareWeights};
+use candle_attention_kernels::{ScratchPool, Team};
+use candle_core::Tensor;
 
-use crate::families::model::{Block, FeedForwardNames};
+use crate::families::model::Block;
 use crate::model::config::TextModelConfig;
+use crate::model::experts::{Experts, ExpertsConfig};
+use crate::model::mlp::Mlp;
 
-/// Intermediate values of the rows that go through both products together: 1 MB in f32, half of the L2 cache of a core.
-const BLOCK_VALUES: usize = 1 << 18;
-
-/// The feed-forward part of a layer.
+/// What a block computes of each token for itself.
 #[derive(Debug, Clone)]
-pub(crate) struct FeedForward {
-    pub activated: Linear,
-    pub plain: Option<Linear>,
-    pub both: Option<Both>,
-    activation: Activation,
-    pub last: Linear,
-}
-
-/// The gate and what it multiplies, where they are stored as the halves of one matrix.
-#[derive(Debug, Clone)]
-pub(crate) struct Both {
-    /// The whole, of which both are views. `None` once they are packed, each for itself.
-    pub whole: Option<Linear>,
-    /// The index of the activated half.
-    activated: usize,
+pub(crate) enum FeedForward {
+    Mlp(Mlp),
+    Experts(Experts),
 }
 
 impl FeedForward {
-    /// Loads the projections below the prefix of `source`, that of a layer.
-    pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource) -> Result<Self> {
-        let names = row.feed_forward;
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let read = |name: &str, out, input| {
-            let source = source.child(name);
-            // In gated families each bias is optional.
-            let bias = match names {
-                FeedForwardNames::Plain { .. } => row.feed_forward_bias,
-                _ => source.contains("bias"),
-            };
-            read_linear(&source, out, input, bias)
-        };
-        // Packed one after another, so that never all tensors and all packed weights are in memory.
-        let own = source.gives_own_tensors();
-        let dense = |name: &str, out, input| -> Result<Linear> {
-            let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
-            if own {
-                linear.pack()?;
-            }
-            Ok(linear)
-        };
-        let activation = config.hidden_act;
-        Ok(match names {
-            FeedForwardNames::Plain { first, last } => {
-                let activated = dense(first, inner, hidden)?;
-                Self { activated, plain: None, both: None, activation, last: dense(last, hidden, inner)? }
-            }
-            FeedForwardNames::Apart { activated, plain, last } => {
-                let (activated, plain) = (dense(activated, inner, hidden)?, dense(plain, inner, hidden)?);
-                Self { activated, plain: Some(plain), both: None, activation, last: dense(last, hidden, inner)? }
-            }
-            FeedForwardNames::Halves { both, activated: half, last } => {
-                let weights = read(both, 2 * inner, hidden)?;
-                let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                let [activated, plain] = halves(&whole, half)?;
-                let both = Some(Both { whole: Some(whole), activated: half });
-                let last = dense(last, hidden, inner)?;
-                let mut loaded = Self { activated, plain: Some(plain), both, activation, last };
-                if own {
-                    loaded.pack()?;
-                }
-                loaded
-            }
-        })
+    /// Loads the part of block `index`, which is at the prefix of `source`.
+    pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource, index: usize) -> Result<Self> {
+        if let Some(names) = &row.experts
+            && let Some(stated) = ExpertsConfig::read(config, names)?
+            && stated.is_mixture(index)
+        {
+            return Ok(Self::Experts(Experts::load(config, names, stated, source)?));
+        }
+        Ok(Self::Mlp(Mlp::load(config, row, source)?))
     }
 
-    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
+    /// Packs the weights now and gives their tensors back, as
+    /// [`Linear::pack`](candle_attention::ops::Linear::pack) does.
     pub fn pack(&mut self) -> Result<()> {
-        for linear in [&mut self.activated, &mut self.last].into_iter().chain(&mut self.plain) {
-            linear.pack()?;
+        match self {
+            Self::Mlp(mlp) => mlp.pack(),
+            Self::Experts(experts) => experts.pack(),
         }
-        if let Some(both) = &mut self.both
-            && self.activated.is_only_packed()
-        {
-            both.whole = None;
-        }
-        Ok(())
     }
 
     /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
     pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
-        if let Some(activation) = fused_activation(self.activation)
-            && let both = self.both.as_ref().and_then(|both| Some((both.whole.as_ref()?, both.activated)))
-            && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
-        {
-            return self.last.forward_pending_bias(&inner);
+        match self {
+            Self::Mlp(mlp) => mlp.forward(xs),
+            Self::Experts(experts) => Ok(experts.forward(xs)?.into()),
         }
-        let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
-        let inner = match &self.plain {
-            Some(plain) => (inner * plain.forward(xs, xs.dtype())?)?,
-            None => inner,
-        };
-        Ok(self.last.forward(&inner, xs.dtype())?.into())
     }
 
+    /// Whether [`forward_rows`](Self::forward_rows) can run.
     pub fn supports_rows(&self) -> bool {
-        self.activated.can_pack() && self.last.can_pack() && self.plain.as_ref().is_none_or(Linear::can_pack)
+        match self {
+            Self::Mlp(mlp) => mlp.supports_rows(),
+            Self::Experts(experts) => experts.supports_rows(),
+        }
     }
 
     /// Multiply-adds of [`forward_rows`](Self::forward_rows).
     pub fn multiply_adds(&self, tokens: usize) -> Result<usize> {
-        let all = [Some(&self.activated), self.plain.as_ref(), Some(&self.last)].into_iter().flatten();
-        all.into_iter().try_fold(0usize, |sum, part| Ok(sum.saturating_add(part.packed()?.multiply_adds(tokens))))
+        match self {
+            Self::Mlp(mlp) => mlp.multiply_adds(tokens),
+            Self::Experts(experts) => experts.multiply_adds(tokens),
+        }
     }
 
     /// [`forward`](Self::forward) on CPU buffers, xs `(tokens, hidden_size)` to `outer` of the same shape; only call it
     /// if [`supports_rows`](Self::supports_rows).
-    ///
-    /// Rows go through all products in blocks, whose intermediate features stay in the cache of a core. If there are
-    /// fewer blocks than threads, these share each product instead.
     pub fn forward_rows(
         &self,
         team: Team,
@@ -136,129 +74,28 @@ impl FeedForward {
         scratch: &ScratchPool,
         outer: &mut [f32],
     ) -> Result<()> {
-        let width = self.activated.packed()?.in_features();
-        let inner = self.last.packed()?.in_features();
-        let rows = (BLOCK_VALUES / inner.max(1)).next_multiple_of(8).clamp(64, 256);
-        if team.threads() > 1 && tokens < team.threads() * rows {
-            return self.forward_block(team, xs, tokens, scratch, outer);
+        match self {
+            Self::Mlp(mlp) => mlp.forward_rows(team, xs, tokens, scratch, outer),
+            Self::Experts(experts) => experts.forward_rows(team, xs, tokens, scratch, outer),
         }
-        team.try_for_chunks(outer, rows * width, |block, outer| {
-            let xs = &xs[block * rows * width..][..outer.len()];
-            self.forward_block(Team::ALONE, xs, outer.len() / width, scratch, outer)
-        })
     }
-
-    fn forward_block(
-        &self,
-        team: Team,
-        xs: &[f32],
-        rows: usize,
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
-        let size = element_count("the intermediate features", &[rows, self.last.packed()?.in_features()])?;
-        if self.plain.is_none() && self.last.packed()?.rounds_to_bf16() {
-            // The next product rounds its inputs to bf16, so nothing wider is stored.
-            let mut memory = scratch.take(size.div_ceil(2))?;
-            let inner: &mut [bf16] = &mut bytemuck::cast_slice_mut(&mut memory)[..size];
-            self.activated_rows(team, xs, rows, inner)?;
-            return self.last_rows(team, inner, rows, outer);
-        }
-        let mut inner = scratch.take(size)?;
-        self.activated_rows(team, xs, rows, &mut inner)?;
-        if let Some(plain) = &self.plain {
-            let mut factors = scratch.take(size)?;
-            plain.packed()?.multiply_into(team, xs, rows, kernels::Activation::Identity, &mut factors)?;
-            inner.iter_mut().zip(&*factors).for_each(|(x, factor)| *x *= *factor);
-        }
-        self.last_rows(team, &inner, rows, outer)
-    }
-
-    fn activated_rows<T: Element + WithDType>(
-        &self,
-        team: Team,
-        xs: &[f32],
-        rows: usize,
-        inner: &mut [T],
-    ) -> Result<()> {
-        let fused = fused_activation(self.activation);
-        self.activated.packed()?.multiply_into(
-            team,
-            xs,
-            rows,
-            fused.unwrap_or(kernels::Activation::Identity),
-            inner,
-        )?;
-        if fused.is_none() {
-            let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
-            inner.copy_from_slice(&self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?);
-        }
-        Ok(())
-    }
-
-    fn last_rows<T: Element>(&self, team: Team, inner: &[T], rows: usize, outer: &mut [f32]) -> Result<()> {
-        Ok(self.last.packed()?.multiply_into(team, inner, rows, kernels::Activation::Identity, outer)?)
-    }
-}
-
-/// The activation of the kernels that computes what candle's does; `None` if they do not have it.
-fn fused_activation(activation: Activation) -> Option<kernels::Activation> {
-    Some(match activation {
-        Activation::Gelu => kernels::Activation::Gelu,
-        Activation::NewGelu | Activation::GeluPytorchTanh => kernels::Activation::GeluTanh,
-        Activation::Silu | Activation::Swish => kernels::Activation::Silu,
-        Activation::Relu => kernels::Activation::Relu,
-        _ => return None,
-    })
-}
-
-/// The activated half of a layer and the other one, as views, which follow its weights if these change.
-fn halves(both: &Linear, activated: usize) -> Result<[Linear; 2]> {
-    let (out, input, weights) = (both.out_features(), both.in_features(), both.weights()?);
-    let half = |which: usize| {
-        let weights = weights.narrow(which * (out / 2), out / 2)?;
-        Linear::new("a half of the feed-forward", weights, out / 2, input)
-    };
-    Ok([half(activated)?, half(1 - activated)?])
-}
-
-/// The inverse of [`halves`].
-fn joined([first, second]: [&Linear; 2], activated: usize) -> Result<Linear> {
-    let mut weights = [first.weights()?, second.weights()?];
-    weights.rotate_right(activated);
-    let (out, input) = (first.out_features() + second.out_features(), first.in_features());
-    Linear::new("the feed-forward", LinearWeights::concat(&weights.each_ref())?, out, input)
 }
 
 impl MapTensors for FeedForward {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let (activation, last) = (self.activation, self.last.map_tensors(f)?);
-        if let (Some(both), Some(plain)) = (&self.both, &self.plain) {
-            let whole = match &both.whole {
-                Some(whole) => whole.map_tensors(f)?,
-                None => joined([&self.activated, plain], both.activated)?.map_tensors(f)?,
-            };
-            let [activated, plain] = halves(&whole, both.activated)?;
-            let both = Some(Both { whole: Some(whole), activated: both.activated });
-            return Ok(Self { activated, plain: Some(plain), both, activation, last });
-        }
-        Ok(Self {
-            activated: self.activated.map_tensors(f)?,
-            plain: self.plain.map_tensors(f)?,
-            both: None,
-            activation,
-            last,
+        Ok(match self {
+            Self::Mlp(mlp) => Self::Mlp(mlp.map_tensors(f)?),
+            Self::Experts(experts) => Self::Experts(experts.map_tensors(f)?),
         })
     }
 }
 
-/// Loads the weights of a projection `(out, input)`.
-pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
-    let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
-    Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
-}
-
-/// Loads a projection `(out, input)` with its bias.
-pub(crate) fn load_linear(source: &AnySource, out: usize, input: usize) -> Result<Linear> {
-    Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
+impl ShareWeights for FeedForward {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        match (self, other) {
+            (Self::Mlp(own), Self::Mlp(other)) => own.share_weights(other),
+            (Self::Experts(own), Self::Experts(other)) => own.share_weights(other),
+            _ => Ok(()),
+        }
+    }
 }

@@ -28,7 +28,7 @@ impl Freeze for TextModel {
 
     fn pack(&mut self) -> Result<()> {
         self.blocks.iter_mut().try_for_each(Block::pack)?;
-        self.projection.as_mut().map_or(Ok(()), Linear::pack)
+        [&mut self.projection, &mut self.final_projection].into_iter().flatten().try_for_each(Linear::pack)
     }
 }
 
@@ -42,6 +42,7 @@ impl MapTensors for TextModel {
             blocks: self.blocks.iter().map(|block| block.map_tensors(f)).collect::<Result<_>>()?,
             layers: self.layers.clone(),
             final_norm: self.final_norm.map_tensors(f)?,
+            final_projection: self.final_projection.map_tensors(f)?,
             frozen: Frozen::default(),
         })
     }

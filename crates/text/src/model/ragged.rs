@@ -6,13 +6,14 @@ use std::ops::Range;
 use candle_attention::ops::Linear;
 use candle_attention::ragged::{Bucket, offsets, share_sequences};
 use candle_attention::tensor::compute_dtype;
-use candle_attention::{AttentionMask, Error, PaddedIds, Result};
+use candle_attention::{AttentionMask, Error, MultiHeadAttention, PaddedIds, Result};
 use candle_attention_kernels::{element_count, zeros};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::HiddenStates;
+use crate::model::options::ForwardOptions;
 use crate::model::pooling::Pooling;
 use crate::model::row_stream::RowStream;
 use crate::model::tensor_stream::{Batch, TensorStream};
@@ -26,7 +27,8 @@ impl TextModel {
     }
 
     fn supports_rows(&self) -> bool {
-        self.blocks.iter().all(Block::supports_rows) && self.projection.as_ref().is_none_or(Linear::can_pack)
+        let mut projections = [&self.projection, &self.final_projection].into_iter().flatten();
+        self.blocks.iter().all(Block::supports_rows) && projections.all(Linear::can_pack)
     }
 
     /// A ragged batch → hidden states `(tokens, hidden_size)` in f32, or f64 for an f64 model.
@@ -85,7 +87,7 @@ impl TextModel {
         offsets: &[usize],
         pooling: Option<(&Pooling, usize)>,
     ) -> Result<Tensor> {
-        let width = self.config.hidden_size;
+        let width = self.output_size();
         let rows_of = |sequences: &Range<usize>| match pooling {
             Some(_) => sequences.len(),
             None => offsets[sequences.end] - offsets[sequences.start],
@@ -140,7 +142,7 @@ impl TextModel {
     fn forward_ragged_tensor(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
         // candle's kernels for NVIDIA GPUs cannot look up nothing.
         if ids.is_empty() {
-            return Ok(Tensor::zeros((0, self.config.hidden_size), DType::F32, self.device())?);
+            return Ok(Tensor::zeros((0, self.output_size()), DType::F32, self.device())?);
         }
         let hidden = self.embeddings.of_ragged(ids, types, lengths)?;
         let mut stream = TensorStream::new(hidden, Batch::ragged(lengths), 0.0);
@@ -169,6 +171,9 @@ impl TextModel {
     ) -> Result<HiddenStates> {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         let buckets = Bucket::of_like_lengths(&lengths);
+        let rotates_for_length = MultiHeadAttention::rotates_for_length;
+        // What no token attends to is part of a convolution nevertheless: the expansion of queries in LFM2.5-ColBERT.
+        let zeroed = self.config.key_flag("conv_zero_padding")?.unwrap_or(false);
         let forward = |bucket: &Bucket| {
             let pad = |rows: &[&[u32]], with| {
                 let rows: Vec<&[u32]> = bucket.sequences.iter().map(|&i| rows[i]).collect();
@@ -178,15 +183,17 @@ impl TextModel {
             let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
             let mask = match visible {
                 Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
-                None if self.blocks.iter().any(|block| block.attention.rotates_for_length()) => {
+                None if self.blocks.iter().filter_map(|block| block.mixer.attention()).any(rotates_for_length) => {
                     AttentionMask::padding(&of_bucket(&lengths))
                 }
                 None => AttentionMask::lengths(&of_bucket(&lengths)),
             };
-            self.forward(&ids, Some(&types), &mask)
+            let lengths = of_bucket(if zeroed { visible.unwrap_or(&lengths) } else { &lengths });
+            let options = ForwardOptions::default();
+            Ok::<_, Error>(self.forward_padded(&ids, Some(&types), &mask, Some(&lengths), &options)?.hidden)
         };
         let tokens = match buckets.as_slice() {
-            [] => Tensor::zeros((0, self.config.hidden_size), self.dtype(), self.device())?,
+            [] => Tensor::zeros((0, self.output_size()), self.dtype(), self.device())?,
             [one] if one.sequences.len() == ids.len() => forward(&Bucket::of_all(&lengths))?,
             several => {
                 let padded =
@@ -227,8 +234,10 @@ mod tests {
             "roberta",
             "deberta",
             "deberta_v2",
+            "nomic_moe",
         ];
-        let decoders = ["qwen3", "mistral", "gemma3_text", "eurobert"];
+        let decoders =
+            ["qwen3", "mistral", "gemma3_text", "eurobert", "embedding_gemma2_text", "lfm2", "lfm2_bidirectional"];
         let encoders =
             encoders.into_iter().chain(decoders).chain(["t5", "umt5"]).map(|name| fixtures.join("encoders").join(name));
         for folder in encoders.chain([fixtures.join("tiny-bert")]) {
@@ -244,7 +253,7 @@ mod tests {
             let got = model.forward_ragged_tensor(&ids, &types, &lengths).unwrap();
             assert_eq!((got.dims(), got.dtype()), (want.dims(), DType::F32));
             assert!(worst(&got, &want) < 1e-5, "{}", folder.display());
-            assert_eq!(model.forward_ragged_tensor(&[], &[], &[0]).unwrap().dims(), [0, config.hidden_size]);
+            assert_eq!(model.forward_ragged_tensor(&[], &[], &[0]).unwrap().dims(), [0, model.output_size()]);
         }
     }
 

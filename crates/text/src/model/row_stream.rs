@@ -6,8 +6,11 @@ use candle_attention::ragged::Buffers;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
 
 use candle_attention_kernels::{Activation, AlignedVec, Isa, Team};
+use candle_core::{DType, Tensor};
 
+use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
+use crate::model::short_convolution::ShortConvolution;
 use crate::model::stream::Stream;
 
 /// Hidden states `(tokens, width)` of a ragged batch, changed in place: each step is a single pass over the rows, and
@@ -24,6 +27,8 @@ pub(crate) struct RowStream<'a> {
     /// Memory of the last branch, for the next one.
     branch: AlignedVec<f32>,
     buffers: Buffers,
+    /// The embeddings of the tokens, in families that read them again.
+    embeddings: AlignedVec<f32>,
 }
 
 impl<'a> RowStream<'a> {
@@ -37,6 +42,7 @@ impl<'a> RowStream<'a> {
             input_is_normalized: false,
             branch: AlignedVec::default(),
             buffers: Buffers::default(),
+            embeddings: AlignedVec::default(),
         })
     }
 
@@ -70,11 +76,37 @@ impl Stream for RowStream<'_> {
         Ok(branch)
     }
 
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<AlignedVec<f32>> {
+        let mut branch = self.new_branch(self.hidden.len())?;
+        let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
+        convolution.forward_rows(self.team, input, self.offsets, &self.buffers.scratch, &mut branch)?;
+        Ok(branch)
+    }
+
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.hidden.len())?;
         let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
         feed_forward.forward_rows(self.team, input, self.tokens(), &self.buffers.scratch, &mut branch)?;
         Ok(branch)
+    }
+
+    fn keep_embeddings(&mut self) -> Result<()> {
+        self.embeddings.resize("hidden states", self.hidden.len())?;
+        self.embeddings.copy_from_slice(&self.hidden);
+        Ok(())
+    }
+
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<AlignedVec<f32>> {
+        let mut branch = self.new_branch(self.hidden.len())?;
+        let (inputs, scratch) = ([&*self.hidden, &*self.embeddings], &self.buffers.scratch);
+        gate.forward_rows((self.isa, self.team), inputs, self.tokens(), scratch, &mut branch)?;
+        Ok(branch)
+    }
+
+    fn scale(&mut self, factor: &Tensor) -> Result<()> {
+        let factor = factor.to_dtype(DType::F32)?.to_vec1::<f32>()?[0];
+        self.hidden.iter_mut().for_each(|x| *x *= factor);
+        Ok(())
     }
 
     fn normalize_branch(&mut self, mut branch: AlignedVec<f32>, norm: &Norm) -> Result<AlignedVec<f32>> {

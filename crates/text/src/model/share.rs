@@ -5,7 +5,7 @@ use candle_attention::tensor::ShareWeights;
 
 use crate::model::block::Block;
 use crate::model::embeddings::Embeddings;
-use crate::model::feed_forward::FeedForward;
+use crate::model::mlp::Mlp;
 use crate::model::text_model::TextModel;
 
 impl TextModel {
@@ -25,6 +25,7 @@ impl ShareWeights for TextModel {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         self.embeddings.share_weights(&other.embeddings)?;
         self.projection.share_weights(&other.projection)?;
+        self.final_projection.share_weights(&other.final_projection)?;
         let mut pairs = self.blocks.iter_mut().zip(&other.blocks);
         pairs.try_for_each(|(block, of_other)| block.share_weights(of_other))
     }
@@ -40,12 +41,13 @@ impl ShareWeights for Embeddings {
 
 impl ShareWeights for Block {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.attention.share_weights(&other.attention)?;
-        self.feed_forward.share_weights(&other.feed_forward)
+        self.mixer.share_weights(&other.mixer)?;
+        self.feed_forward.share_weights(&other.feed_forward)?;
+        self.embedding_gate.share_weights(&other.embedding_gate)
     }
 }
 
-impl ShareWeights for FeedForward {
+impl ShareWeights for Mlp {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
         // Halves of one matrix are views of it: they are taken together with it, or not.
         match (&mut self.both, &other.both) {
@@ -72,6 +74,7 @@ mod tests {
 
     use super::*;
     use crate::model::config::TextModelConfig;
+    use crate::model::feed_forward::FeedForward;
     use candle_attention::checkpoint::Checkpoint;
     use candle_attention::lora::LoraAdapter;
 
@@ -87,8 +90,10 @@ mod tests {
             let adapted = TextModel::load(&config, adapter.apply(source)?)?.with_shared_weights(&base)?;
             assert_eq!(adapted.embeddings.words.id(), base.embeddings.words.id());
             for (index, (own, of_base)) in adapted.blocks.iter().zip(&base.blocks).enumerate() {
-                let [own, of_base] =
-                    [own, of_base].map(|block| (block.attention.projection_ids(), &block.feed_forward));
+                let [own, of_base] = [own, of_base].map(|block| {
+                    let FeedForward::Mlp(mlp) = &block.feed_forward else { panic!("a mixture of experts") };
+                    (block.mixer.attention().unwrap().projection_ids(), mlp)
+                });
                 assert_eq!(own.1.last.id(), of_base.1.last.id());
                 assert_eq!(own.1.activated.id(), of_base.1.activated.id());
                 // The adapter changes the values of the second layer.

@@ -3,8 +3,11 @@
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_core::Tensor;
 
+use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
+use crate::model::short_convolution::ShortConvolution;
 
 /// Hidden states on their way through the blocks of an encoder, and the operations of a block on them.
 ///
@@ -21,8 +24,20 @@ pub(crate) trait Stream {
     /// Self-attention of layer `index` over the input, under the layer's own `mask` and that of the batch.
     fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<Self::Branch>;
 
+    /// A short convolution over the input.
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<Self::Branch>;
+
     /// The feed-forward part of a layer over the input.
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<Self::Branch>;
+
+    /// Keeps the hidden states as they are now, the embeddings of the tokens.
+    fn keep_embeddings(&mut self) -> Result<()>;
+
+    /// The third part of a layer over the hidden states and the embeddings that were kept.
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<Self::Branch>;
+
+    /// Multiplies the hidden states by a number, `(1)`.
+    fn scale(&mut self, factor: &Tensor) -> Result<()>;
 
     /// `norm(branch)`.
     fn normalize_branch(&mut self, branch: Self::Branch, norm: &Norm) -> Result<Self::Branch>;

@@ -3,12 +3,14 @@
 use candle_attention::norm::Norm;
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::ragged::Buffers;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, MultiHeadAttention, Result};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, Error, MultiHeadAttention, Result};
 use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
+use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
 use crate::model::options::ForwardOptions;
+use crate::model::short_convolution::ShortConvolution;
 use crate::model::stream::Stream;
 
 /// Hidden states `(b, s, width)`: differentiable, and without waiting for the device. A ragged batch is
@@ -19,6 +21,8 @@ pub(crate) struct TensorStream<'a> {
     pub observed: Vec<(usize, AttentionStats)>,
     /// The input of the next sub-layer, if it is not `hidden`.
     input: Option<Tensor>,
+    /// The embeddings of the tokens, in families that read them again.
+    embeddings: Option<Tensor>,
     batch: Batch<'a>,
     /// Probability of dropping an element; 0 outside training.
     dropout: f64,
@@ -26,8 +30,16 @@ pub(crate) struct TensorStream<'a> {
 
 /// How the tokens of a batch are stored.
 pub(crate) enum Batch<'a> {
-    Padded { mask: &'a AttentionMask, options: &'a ForwardOptions<'a> },
-    Ragged { lengths: &'a [usize], buffers: Buffers },
+    /// `lengths` are those of the sequences, if they are not what the mask says.
+    Padded {
+        mask: &'a AttentionMask,
+        options: &'a ForwardOptions<'a>,
+        lengths: Option<&'a [usize]>,
+    },
+    Ragged {
+        lengths: &'a [usize],
+        buffers: Buffers,
+    },
 }
 
 impl<'a> Batch<'a> {
@@ -42,7 +54,7 @@ impl<'a> TensorStream<'a> {
     pub fn new(hidden: Tensor, batch: Batch<'a>, dropout: f64) -> Self {
         let train = matches!(&batch, Batch::Padded { options, .. } if options.train);
         let dropout = if train { dropout } else { 0.0 };
-        Self { hidden, observed: Vec::new(), input: None, batch, dropout }
+        Self { hidden, observed: Vec::new(), input: None, embeddings: None, batch, dropout }
     }
 
     /// The input is read once: without this reference its memory is free as soon as the sub-layer is done with it.
@@ -67,7 +79,7 @@ impl Stream for TensorStream<'_> {
     fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<PendingBias> {
         let xs = self.take_input();
         let branch = match &self.batch {
-            Batch::Padded { mask: of_batch, options } => {
+            Batch::Padded { mask: of_batch, options, .. } => {
                 let mask = (*of_batch).clone().and(mask.clone());
                 let inputs = AttentionInputs::self_attention(&xs, mask);
                 let of_layer = options.of_layer(index);
@@ -90,9 +102,41 @@ impl Stream for TensorStream<'_> {
         self.drop_out_branch(branch)
     }
 
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<PendingBias> {
+        let xs = self.take_input();
+        let (b, s, _) = xs.dims3()?;
+        let all = vec![s; b];
+        let lengths = match &self.batch {
+            Batch::Padded { lengths: Some(lengths), .. } | Batch::Ragged { lengths, .. } => lengths,
+            Batch::Padded { mask, .. } if mask.is_full() => all.as_slice(),
+            Batch::Padded { mask, .. } => {
+                mask.sequence_lengths().filter(|lengths| lengths.len() == b).ok_or_else(|| {
+                    let expected = format!("the lengths of {b} sequences alone, which short convolutions need to know");
+                    Error::value("the mask", mask, expected)
+                })?
+            }
+        };
+        self.drop_out_branch(convolution.forward(&xs, lengths)?.into())
+    }
+
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<PendingBias> {
         let branch = feed_forward.forward(&self.take_input())?;
         self.drop_out_branch(branch)
+    }
+
+    fn keep_embeddings(&mut self) -> Result<()> {
+        self.embeddings = Some(self.hidden.clone());
+        Ok(())
+    }
+
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<PendingBias> {
+        let embeddings = self.embeddings.as_ref().unwrap_or(&self.hidden);
+        self.drop_out_branch(gate.forward(&self.hidden, embeddings)?.into())
+    }
+
+    fn scale(&mut self, factor: &Tensor) -> Result<()> {
+        self.hidden = self.hidden.broadcast_mul(factor)?;
+        Ok(())
     }
 
     fn normalize_branch(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {

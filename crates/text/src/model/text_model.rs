@@ -12,8 +12,9 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
 use crate::model::config::TextModelConfig;
+use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
-use crate::model::feed_forward::load_linear;
+use crate::model::mlp::{load_linear, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
@@ -65,6 +66,8 @@ pub struct TextModel {
     /// The block of each layer: layers of ALBERT share their weights.
     pub(crate) layers: Vec<usize>,
     pub(crate) final_norm: Option<Norm>,
+    /// From the width of the model to that of what it gives out, where they differ.
+    pub(crate) final_projection: Option<Linear>,
     pub(crate) frozen: Frozen<Self>,
 }
 
@@ -92,20 +95,29 @@ impl TextModel {
 
     /// [`load_from`](Self::load_from) a source that has the weights under their own names.
     fn load_plain(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let source = body(config, source).unwrap_or_else(|| source.clone());
+        let (beside, source) = (source, body(config, source).unwrap_or_else(|| source.clone()));
         let row = config.row_in(&source);
         let embeddings = Embeddings::load(config, &source)?;
         let prefixes = config.block_prefixes();
-        let first = source.child(&prefixes[0]).child(row.block.attention);
-        let (attention, _) = config.attention_of(&first, 0)?;
-        let pruned = config.pruned_heads.of_layer(0).len();
+        let index = config.first_attention_layer()?;
+        let first = source.child(&prefixes[index]).child(row.block.attention);
+        let (attention, _) = config.attention_of(&first, index)?;
+        let pruned = config.pruned_heads.of_layer(index).len();
         let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
+        let projections = EmbeddingProjections::load(config, &row.block, &source)?;
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {
             layers.push(match loaded.iter().position(|earlier| *earlier == prefix) {
                 Some(block) => block,
                 None => {
-                    blocks.push(Block::load(config, &row.block, &source.child(prefix), index, &shared)?);
+                    blocks.push(Block::load(
+                        config,
+                        &row.block,
+                        &source.child(prefix),
+                        index,
+                        &shared,
+                        projections.as_ref(),
+                    )?);
                     loaded.push(prefix);
                     blocks.len() - 1
                 }
@@ -127,6 +139,14 @@ impl TextModel {
             blocks,
             layers,
             final_norm: norm(row.final_norm, config.hidden_size)?,
+            final_projection: row
+                .final_projection
+                .map(|(name, _)| {
+                    let own = source.child(name);
+                    let beside = beside.child(name);
+                    final_projection(config, if own.contains("weight") { &own } else { &beside })
+                })
+                .transpose()?,
             frozen: Frozen::default(),
         };
         if own {
@@ -140,9 +160,15 @@ impl TextModel {
         &self.config
     }
 
-    /// The number of attention heads of each layer.
+    /// The number of attention heads of each layer, 0 for one that has a convolution instead.
     pub fn heads(&self) -> Vec<usize> {
-        self.layers().map(|block| block.attention.config().num_attention_heads).collect()
+        let heads = |block: &Block| block.mixer.attention().map_or(0, |own| own.config().num_attention_heads);
+        self.layers().map(heads).collect()
+    }
+
+    /// The width of the hidden states that the model gives out.
+    pub(crate) fn output_size(&self) -> usize {
+        self.final_projection.as_ref().map_or(self.config.hidden_size, Linear::out_features)
     }
 
     /// The block of each layer.
@@ -195,9 +221,21 @@ impl TextModel {
         mask: &AttentionMask,
         options: &ForwardOptions,
     ) -> Result<ForwardOutput> {
+        self.forward_padded(ids, token_type_ids, mask, None, options)
+    }
+
+    /// [`forward_with`](Self::forward_with) for sequences of these lengths, if they are not what the mask says.
+    pub(crate) fn forward_padded(
+        &self,
+        ids: &Tensor,
+        token_type_ids: Option<&Tensor>,
+        mask: &AttentionMask,
+        lengths: Option<&[usize]>,
+        options: &ForwardOptions,
+    ) -> Result<ForwardOutput> {
         options.check(self.layers.len())?;
         let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
-        let batch = Batch::Padded { mask, options };
+        let batch = Batch::Padded { mask, options, lengths };
         let mut stream = TensorStream::new(hidden, batch, self.config.hidden_dropout_prob);
         self.run(&mut stream)?;
         Ok(ForwardOutput { hidden: stream.hidden, observed: stream.observed })
@@ -206,6 +244,9 @@ impl TextModel {
     /// Everything between the sum of the embeddings and the hidden states of the last layer, whatever the batch and the
     /// device.
     pub(crate) fn run<S: Stream>(&self, stream: &mut S) -> Result<()> {
+        if self.blocks.iter().any(|block| block.embedding_gate.is_some()) {
+            stream.keep_embeddings()?;
+        }
         if let Some(norm) = &self.embeddings_norm {
             stream.normalize(norm)?;
         }
@@ -216,11 +257,20 @@ impl TextModel {
         for (index, block) in self.layers().enumerate() {
             block.forward(stream, index)?;
         }
-        match &self.final_norm {
-            Some(norm) => stream.normalize(norm),
+        if let Some(norm) = &self.final_norm {
+            stream.normalize(norm)?;
+        }
+        match &self.final_projection {
+            Some(projection) => stream.project(projection),
             None => Ok(()),
         }
     }
+}
+
+/// Loads the projection of each token, which may be beside the body of the model.
+fn final_projection(config: &TextModelConfig, source: &AnySource) -> Result<Linear> {
+    let (out, input) = (config.output_size()?, config.hidden_size);
+    Linear::new(&source.full_name(""), read_linear(source, out, input, false)?, out, input)
 }
 
 /// One line, whatever the sizes: what the model is, its dtype and its device.

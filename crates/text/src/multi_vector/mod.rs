@@ -65,7 +65,7 @@ impl MultiVectorEncoder {
         let config = folder.transformer_config(&settings.transformer)?;
         let inline = source.child("linear");
         let model = TextModel::load_from(&config, source)?;
-        let (mut steps, mut size) = (Vec::new(), config.hidden_size);
+        let (mut steps, mut size) = (Vec::new(), model.output_size());
         for layer in &settings.layers {
             let dense = match layer {
                 Layer::Normalize => None,

@@ -43,7 +43,11 @@ impl TokenRules {
         let expansion = settings.expansion.as_ref().map(|stated| {
             let names: Vec<&str> = match &stated.token {
                 Some(token) => vec![token],
-                None => tokenizer_config.mask_token().into_iter().chain(["[MASK]", "<mask>"]).collect(),
+                None => {
+                    let masks = tokenizer_config.mask_token().into_iter().chain(["[MASK]", "<mask>"]);
+                    // As PyLate does for decoders, which have no mask.
+                    masks.chain(tokenizer_config.eos_token()).collect()
+                }
             };
             let Some(id) = names.iter().find_map(|name| known(name).1) else {
                 return Err(Error::value("the token that expands queries", names.join(" or "), "one of the tokenizer"));

@@ -4,6 +4,7 @@ use candle_attention::Result;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::tensor::{Freeze, Frozen};
 
+use crate::model::mixer::Mixer;
 use crate::model::text_model::TextModel;
 
 impl TextModel {
@@ -21,7 +22,10 @@ impl TextModel {
         for (index, layer) in pruned.blocks.iter_mut().enumerate() {
             let of_layer = heads.of_layer(index);
             if !of_layer.is_empty() {
-                layer.attention = layer.attention.prune_heads(&of_layer)?;
+                // A layer without attention has no heads, which is checked.
+                if let Mixer::Attention(attention, _) = &mut layer.mixer {
+                    **attention = attention.prune_heads(&of_layer)?;
+                }
             }
         }
         if self.frozen.is_itself() {

@@ -167,7 +167,8 @@ fn replace(
     let places = config.block_prefixes();
     let mut counts = Vec::new();
     for (index, _) in places.iter().enumerate() {
-        counts.push(config.num_attention_heads - config.pruned_heads.of_layer(index).len());
+        let all = if config.is_convolution(index) { 0 } else { config.num_attention_heads };
+        counts.push(all - config.pruned_heads.of_layer(index).len());
     }
     heads.check(&counts)?;
     if row.shared_layers.is_some() {

@@ -30,6 +30,8 @@ enum Step {
     Normalize,
     LayerNorm(Norm),
     Dense(Box<Dense>),
+    /// `round(127 · tanh(x))`, a number of int8 (pplx-embed).
+    Int8,
 }
 
 /// Between which keys a module works; a module without a file works on embeddings.
@@ -63,6 +65,10 @@ impl Modules {
         for module in modules {
             let path = folder.path.join(&module.path);
             let width = loaded.size.unwrap_or(width);
+            if module.has_no_files() {
+                loaded.steps.push(Step::Int8);
+                continue;
+            }
             check_keys(folder, &path, EMBEDDING, EMBEDDING)?;
             match module.kind() {
                 "Normalize" => loaded.steps.push(Step::Normalize),
@@ -89,6 +95,7 @@ impl Modules {
             Step::Normalize => l2_normalize(&xs),
             Step::LayerNorm(norm) => Ok(norm.forward(&xs)?),
             Step::Dense(dense) => dense.forward(&xs),
+            Step::Int8 => Ok((xs.tanh()? * 127.0)?.round()?),
         })
     }
 

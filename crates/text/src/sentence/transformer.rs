@@ -86,7 +86,7 @@ impl Input {
     /// The size of the vectors.
     pub fn output_size(&self) -> usize {
         match self {
-            Self::Transformer(of) => of.pooling.output_size(of.model.config().hidden_size),
+            Self::Transformer(of) => of.pooling.output_size(of.model.output_size()),
             Self::Static(table) => table.width(),
         }
     }

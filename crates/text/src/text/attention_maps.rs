@@ -55,7 +55,8 @@ impl TextBatcher {
         let (padded, types) = self.padded(model, &[Tokens::new(encoding, false)])?;
         let layers = match &options.layers {
             Some(layers) => layers.clone(),
-            None => (0..model.heads().len()).collect(),
+            // A layer with a convolution has none.
+            None => (0..).zip(model.heads()).filter(|(_, heads)| *heads > 0).map(|(layer, _)| layer).collect(),
         };
         let mut what = ObserveOptions::default().with_attention_weights(true);
         what.heads = options.heads.clone();

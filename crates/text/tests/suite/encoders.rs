@@ -15,13 +15,13 @@ const CPU: Device = Device::Cpu;
 /// Two layers, each to 1e-5.
 const MODEL: f64 = 2e-5;
 
-fn load(folder: &Path) -> Result<TextModel, Error> {
+pub fn load(folder: &Path) -> Result<TextModel, Error> {
     let config = TextModelConfig::from_file(folder.join("config.json"))?;
     TextModel::load(&config, Checkpoint::open(folder)?.at("", DType::F32, &CPU))
 }
 
 /// What a family's golden file holds.
-struct Case {
+pub struct Case {
     ids: Tensor,
     types: Option<Tensor>,
     lengths: Vec<usize>,
@@ -30,6 +30,11 @@ struct Case {
 
 impl Case {
     fn new(folder: &Path) -> Self {
+        Self::of(folder, "hidden")
+    }
+
+    /// The case whose hidden states have this name.
+    pub fn of(folder: &Path, name: &str) -> Self {
         let golden = Checkpoint::open(folder.join("golden.safetensors")).unwrap();
         let get = |name: &str, dtype| golden.tensor(name, &CPU).unwrap().to_dtype(dtype).unwrap();
         let lengths = get("lengths", DType::I64).to_vec1::<i64>().unwrap();
@@ -37,7 +42,7 @@ impl Case {
             ids: get("ids", DType::U32),
             types: golden.contains("types").then(|| get("types", DType::U32)),
             lengths: lengths.iter().map(|&n| n as usize).collect(),
-            want: get("hidden", DType::F32),
+            want: get(name, DType::F32),
         }
     }
 
@@ -50,14 +55,14 @@ impl Case {
         Tensor::cat(&(0..self.lengths.len()).map(|row| self.tokens(t, row)).collect::<Vec<_>>(), 0).unwrap()
     }
 
-    fn check(&self, name: &str, model: &TextModel) {
+    pub fn check(&self, name: &str, model: &TextModel) {
         let mask = AttentionMask::lengths(&self.lengths);
         let got = model.forward(&self.ids, self.types.as_ref(), &mask).unwrap();
         assert_close(name, &self.flat(&got), &self.flat(&self.want), MODEL);
     }
 
     /// Without padding: the same, and a text's hidden states are bitwise those that it has alone.
-    fn check_ragged(&self, name: &str, model: &TextModel) {
+    pub fn check_ragged(&self, name: &str, model: &TextModel) {
         assert!(model.supports_ragged(), "{name}");
         let numbers = |t: &Tensor| t.to_vec1::<u32>().unwrap();
         let ids = numbers(&self.flat(&self.ids));
@@ -74,7 +79,7 @@ impl Case {
     }
 }
 
-fn encoder(name: &str) {
+pub fn encoder(name: &str) {
     let folder = fixture(&format!("encoders/{name}"));
     let (model, case) = (load(&folder).unwrap(), Case::new(&folder));
     case.check(name, &model);
@@ -84,7 +89,7 @@ fn encoder(name: &str) {
 }
 
 /// A copy of a family's folder with some keys of the configuration removed and others put in.
-fn changed(name: &str, without: &[&str], with: Value) -> tempfile::TempDir {
+pub fn changed(name: &str, without: &[&str], with: Value) -> tempfile::TempDir {
     let (from, to) = (fixture(&format!("encoders/{name}")), tempfile::tempdir().unwrap());
     std::fs::copy(from.join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
     let text = std::fs::read_to_string(from.join("config.json")).unwrap();
@@ -158,27 +163,45 @@ fn nomic_with_its_own_config_keys_gives_the_same_states() {
         says(load(with(key, value).path()), &[&format!("{key} = "), "expected false, or absent"]);
     }
     says(load(with("moe_every_n_layers", json!(2)).path()), &["moe_every_n_layers = 2"]);
-    says(load(with("activation_function", json!("gelu")).path()), &["activation_function = gelu", "swiglu or geglu"]);
+    says(load(with("activation_function", json!("relu")).path()), &["activation_function = relu", "swiglu or geglu"]);
+    // Nomic's models without gates have other tensors.
+    says(load(with("activation_function", json!("gelu")).path()), &["encoder.layers.0.mlp.fc1"]);
 }
 
 /// Gated, pre-norm and rotary models learn, too: each parameter gets a gradient.
 #[test]
 fn every_parameter_gets_a_gradient() {
-    for name in ["modernbert", "nomic_bert", "gte", "mpnet", "deberta", "deberta_v2", "qwen3", "gemma3_text", "t5"] {
-        let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
-        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
-        let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
-        let model = TextModel::load(&config, VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
-        assert!(!model.supports_ragged(), "{name}");
-        let mask = AttentionMask::lengths(&case.lengths);
-        let hidden = model.forward(&case.ids, case.types.as_ref(), &mask).unwrap();
-        let weighting = Random::new(41).tensor(hidden.dims(), DType::F64);
-        let grads = (hidden * weighting).unwrap().sum_all().unwrap().backward().unwrap();
-        for (name, variable) in map.data().lock().unwrap().iter().filter(|(name, _)| !name.starts_with("pooler")) {
-            let grad = numbers(grads.get(variable).unwrap_or_else(|| panic!("`{name}` has no gradient")));
-            // The bias of a key moves all scores of a query alike.
-            assert!(name.ends_with("k.bias") || grad.iter().any(|n| n.abs() > 1e-6), "`{name}` has a zero gradient");
-        }
+    for name in [
+        "modernbert",
+        "nomic_bert",
+        "gte",
+        "mpnet",
+        "deberta",
+        "deberta_v2",
+        "qwen3",
+        "gemma3_text",
+        "embedding_gemma2_text",
+        "lfm2",
+        "t5",
+    ] {
+        every_parameter_learns(name);
+    }
+}
+
+pub fn every_parameter_learns(name: &str) {
+    let (folder, case) = (fixture(&format!("encoders/{name}")), Case::new(&fixture(&format!("encoders/{name}"))));
+    let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
+    let map = Checkpoint::open(&folder).unwrap().to_varmap("", DType::F64, &CPU).unwrap();
+    let model = TextModel::load(&config, VarBuilder::from_varmap(&map, DType::F64, &CPU)).unwrap();
+    assert!(!model.supports_ragged(), "{name}");
+    let mask = AttentionMask::lengths(&case.lengths);
+    let hidden = model.forward(&case.ids, case.types.as_ref(), &mask).unwrap();
+    let weighting = Random::new(41).tensor(hidden.dims(), DType::F64);
+    let grads = (hidden * weighting).unwrap().sum_all().unwrap().backward().unwrap();
+    for (name, variable) in map.data().lock().unwrap().iter().filter(|(name, _)| !name.starts_with("pooler")) {
+        let grad = numbers(grads.get(variable).unwrap_or_else(|| panic!("`{name}` has no gradient")));
+        // The bias of a key moves all scores of a query alike.
+        assert!(name.ends_with("k.bias") || grad.iter().any(|n| n.abs() > 1e-6), "`{name}` has a zero gradient");
     }
 }
 
@@ -248,7 +271,9 @@ encoders! {
     mistral
     llama
     gemma3_text
+    embedding_gemma2_text
     eurobert
+    lfm2
     t5
     t5_gated
     mt5

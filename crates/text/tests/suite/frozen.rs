@@ -5,8 +5,8 @@ use candle_attention::position::{Rotary, T5RelativeBias};
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::weights::{AttentionWeights, FusedOrder, LinearWeights, QkvWeights};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,
-    QkNorm, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, HeadNorm, MultiHeadAttention, NormKind,
+    NormOver, Scoring,
 };
 use candle_attention_text::{MaskedLm, SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor, Var};
@@ -109,7 +109,7 @@ fn a_frozen_layer_sees_changes_through_detached_tensors() {
 #[test]
 fn layers_of_every_kind_can_be_frozen() {
     let plain = || AttentionConfig::new(12, 4);
-    let norm = QkNorm::new(NormKind::Layer, NormOver::Head, 1e-6);
+    let norm = HeadNorm::new(NormKind::Layer, NormOver::Head, 1e-6);
     let configs = [
         plain().with_add_bias_kv(true).with_add_zero_attn(true),
         plain().with_scoring(Scoring::Additive),

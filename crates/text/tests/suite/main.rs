@@ -27,6 +27,7 @@ mod model_names;
 #[path = "../../../../tests/common/models.rs"]
 mod models;
 mod multi_vector;
+mod own_encoders;
 mod quality;
 mod ragged;
 mod rerankers;

@@ -63,6 +63,12 @@ fn pylate() {
     equals_sentence_transformers("pylate");
 }
 
+/// LFM2.5-ColBERT: convolutions read the tokens that expand a query.
+#[test]
+fn lfm2() {
+    equals_sentence_transformers("lfm2");
+}
+
 #[test]
 fn stanford() {
     equals_sentence_transformers("stanford");

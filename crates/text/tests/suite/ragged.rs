@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::position::{Alibi, Position, Rotary, Rotary2d, RotaryScaling, RotaryStyle, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention, NormKind, NormOver,
-    QkNorm, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, HeadNorm, MultiHeadAttention, NormKind,
+    NormOver, Scoring,
 };
 use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
@@ -90,7 +90,7 @@ fn ragged_batch_equals_its_sequences_alone() {
         (plain.clone().with_add_zero_attn(true), DType::F32),
         (plain.clone().with_scale(0.05), DType::F32),
         (plain.clone().with_clip_qkv(0.3), DType::F32),
-        (plain.clone().with_qk_norm(QkNorm::new(NormKind::Rms, NormOver::Head, 1e-5)), DType::F32),
+        (plain.clone().with_qk_norm(HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-5)), DType::F32),
         (plain.with_scoring(Scoring::Additive).with_add_bias_kv(true), DType::F32),
     ]) {
         let layer = frozen(&config, dtype);

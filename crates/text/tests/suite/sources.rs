@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_attention::checkpoint::{
     Checkpoint, ModelAttention, VarMapSource, WeightSource, config_from_json, infer_config,
 };
-use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, NormKind, NormOver, QkNorm};
+use candle_attention::{AttentionConfig, AttentionMask, HeadNorm, MultiHeadAttention, NormKind, NormOver};
 use candle_attention_text::{
     CrossEncoder, EncodeOptions, FillMask, MaskedLm, SentenceEncoder, SequenceClassifier, TextClassifier, TextModel,
     TextModelConfig,
@@ -184,8 +184,8 @@ fn extent_of_norms_that_does_not_fit_is_named() {
     let load = |over: NormOver, name: &str| {
         let (_folder, checkpoint, _, json) = family(name);
         let source = checkpoint.at(prefix, DType::F32, &CPU);
-        let mut config = config_from_json(&json, &source).unwrap().config;
-        config.qk_norm = Some(QkNorm::new(NormKind::Rms, over, 1e-6));
+        let config = config_from_json(&json, &source).unwrap().config;
+        let config = config.with_qk_norm(HeadNorm::new(NormKind::Rms, over, 1e-6));
         MultiHeadAttention::load(&config, source)
     };
     assert!(checkpoint.attention(prefix, &json, DType::F32, &CPU).is_ok());

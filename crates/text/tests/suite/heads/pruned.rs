@@ -2,8 +2,8 @@
 
 use candle_attention::position::{Alibi, Disentangled, Rotary, T5RelativeBias};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, NormKind, NormOver,
-    Position, QkNorm, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, HeadNorm, MultiHeadAttention, NormKind,
+    NormOver, Position, Scoring,
 };
 use candle_core::{DType, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -16,7 +16,7 @@ use crate::common::{Random, assert_within, attend_ragged, says};
 fn pruned_layer_equals_masked_layer() {
     let plain = AttentionConfig::new(24, 6);
     let grouped = plain.clone().with_num_key_value_heads(2);
-    let norm = QkNorm::new(NormKind::Rms, NormOver::Head, 1e-5);
+    let norm = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-5);
     let configs = [
         plain.clone(),
         grouped.clone().with_qk_norm(norm).with_position(Position::Rotary(Rotary::default())),
@@ -62,7 +62,7 @@ fn pruned_layer_equals_masked_layer() {
         }
     }
     says(layer(&configs[0], 1).prune_heads(&[6]), &["a head to prune is 6", "less than 6"]);
-    let over_all = QkNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
+    let over_all = HeadNorm::new(NormKind::Rms, NormOver::AllHeads, 1e-5);
     says(
         layer(&configs[0].clone().with_qk_norm(over_all), 1).prune_heads(&[1]),
         &["a norm over all heads depends on each"],
@@ -72,7 +72,7 @@ fn pruned_layer_equals_masked_layer() {
 /// Training the original layer does not change the pruned one.
 #[test]
 fn pruned_layer_shares_no_weights() {
-    let norm = QkNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
+    let norm = HeadNorm::new(NormKind::Layer, NormOver::Head, 1e-5);
     let disentangled = Position::Disentangled(Disentangled::new(4).with_norm_eps(1e-5));
     for config in
         [AttentionConfig::new(24, 6).with_qk_norm(norm), AttentionConfig::new(24, 6).with_position(disentangled)]

@@ -1,4 +1,4 @@
-//! Scores of queries and keys with embeddings of their distance (DeBERTa).
+//! Scores of queries and keys with embeddings of their distance (DeBERTa, Shaw, Transformer-XL).
 
 use std::fmt;
 use std::ops::Range;
@@ -9,27 +9,27 @@ use candle_core::{D, DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::kinds::{Additive, MaskDims};
-use crate::mask::lowered::LoweredMask;
+use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::select;
+use crate::tensor::{bias_from_table, select, with_f32_slice};
 
 /// The products of queries and keys with embeddings of their distance are added to the scores.
 ///
-/// Unlike other terms it depends on the queries and keys of the call: it holds the same tensors. It needs as many
-/// key-value heads as query heads, and all sequences of a call start alike.
+/// Unlike other terms it depends on the queries and keys of the call: it holds the same tensors. Products with keys
+/// need as many key-value heads as query heads. All sequences of a call start alike.
 #[derive(Debug, Clone)]
-pub(crate) struct Disentangled {
+pub(crate) struct DistanceProducts {
     /// `(b, s_q, h, d)`.
     pub q: Tensor,
-    /// `(b, s_kv, h, d)`.
+    /// `(b, s_kv, h_kv, d)`.
     pub k: Tensor,
     pub embeddings: DistanceEmbeddings,
     /// The factor on the scores, and so on the products.
     pub scale: f64,
 }
 
-impl Disentangled {
+impl DistanceProducts {
     /// The products `(b, h, s_q, s_kv)`; differentiable.
     fn additive(&self, call: &MaskCall) -> Result<Additive> {
         let AttnShape { b, h, s_q, s_kv } = call.shape;
@@ -51,14 +51,19 @@ impl Disentangled {
             [only] => only.clone(),
             [c2p, p2c, ..] => (c2p + p2c)?,
         };
+        let sum = match &self.embeddings.bias {
+            Some(bias) => sum.broadcast_add(&self.embeddings.bias_of(bias, start, s_q, s_kv)?)?,
+            None => sum,
+        };
         Additive::new(&(sum * self.scale)?, MaskDims::Scores)
     }
 }
 
-impl MaskTerm for Disentangled {
+impl MaskTerm for DistanceProducts {
     fn check(&self, AttnShape { b, h, s_q, s_kv }: AttnShape) -> Result<()> {
-        for (name, tensor, s) in [("the queries", &self.q, s_q), ("the keys", &self.k, s_kv)] {
-            if tensor.dims().get(..3) != Some(&[b, s, h]) {
+        let sides = [("the queries", &self.q, s_q, true), ("the keys", &self.k, s_kv, self.embeddings.p2c.is_some())];
+        for (name, tensor, s, is_read) in sides {
+            if is_read && tensor.dims().get(..3) != Some(&[b, s, h]) {
                 let name = format!("{name} that distances are compared with");
                 return Err(Error::shape(name, tensor.dims(), format!("({b}, {s}, {h}, d)")));
             }
@@ -74,8 +79,7 @@ impl MaskTerm for Disentangled {
         if !lowered.reads_distances || lowered.embeddings.is_some() {
             return self.additive(call)?.lower(lowered, call, device);
         }
-        lowered.embeddings = Some(self.embeddings.clone());
-        Ok(())
+        self.embeddings.lower(self.scale, lowered)
     }
 
     fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
@@ -84,20 +88,17 @@ impl MaskTerm for Disentangled {
 
     fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         let embeddings = self.embeddings.of_heads(heads, self.q.dim(2)?)?;
-        Ok(Some(Arc::new(Self {
-            q: select(&self.q, heads, 2)?,
-            k: select(&self.k, heads, 2)?,
-            embeddings,
-            ..self.clone()
-        })))
+        let k = if embeddings.p2c.is_some() { select(&self.k, heads, 2)? } else { self.k.clone() };
+        Ok(Some(Arc::new(Self { q: select(&self.q, heads, 2)?, k, embeddings, ..self.clone() })))
     }
 
     fn depends_on_position(&self) -> bool {
         true
     }
 
-    fn distance_embeddings(&self) -> usize {
-        self.embeddings.count
+    fn distance_embeddings(&self) -> [usize; 2] {
+        let of = |values: &Option<Tensor>| values.as_ref().map_or(0, |_| self.embeddings.count);
+        [of(&self.embeddings.c2p), of(&self.embeddings.p2c)]
     }
 
     fn tracks_gradient(&self) -> bool {
@@ -105,9 +106,9 @@ impl MaskTerm for Disentangled {
     }
 }
 
-impl fmt::Display for Disentangled {
+impl fmt::Display for DistanceProducts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "disentangled({} embeddings)", self.embeddings.count)
+        write!(f, "products with distances({} embeddings)", self.embeddings.count)
     }
 }
 
@@ -134,6 +135,8 @@ pub(crate) struct DistanceEmbeddings {
     pub c2p: Option<Tensor>,
     /// `(count, h · d)`.
     pub p2c: Option<Tensor>,
+    /// `(count, h)`: products of embeddings with a vector per head, the same for all queries and keys.
+    pub bias: Option<Tensor>,
     /// The number of embeddings.
     pub count: usize,
     /// The embedding of each distance from `first` on, never rising. The distance of a key after the query is positive.
@@ -148,6 +151,28 @@ impl DistanceEmbeddings {
         self.indices[(distance - self.first).clamp(0, last) as usize]
     }
 
+    /// Adds the embeddings to what the CPU kernel reads. `scale` is the factor on the scores.
+    pub(crate) fn lower(&self, scale: f64, lowered: &mut LoweredMask) -> Result<()> {
+        if let Some(bias) = &self.bias {
+            let by_embedding = with_f32_slice(&bias.t()?, |biases| {
+                let of_head = |biases: &[f32]| {
+                    self.indices.iter().map(|&e| (f64::from(biases[e as usize]) * scale) as f32).collect::<Vec<_>>()
+                };
+                biases.chunks_exact(self.count.max(1)).flat_map(of_head).collect()
+            })?;
+            let (first, distances) = (self.first, self.indices.len());
+            lowered.tables.push(DistanceTable { values: by_embedding, first, distances, factors: None });
+        }
+        lowered.embeddings = Some(self.clone());
+        Ok(())
+    }
+
+    /// `bias` of each query and key `(1, h, s_q, s_kv)`, where query 0 stands at the key `start`. Differentiable.
+    fn bias_of(&self, bias: &Tensor, start: i64, s_q: usize, s_kv: usize) -> Result<Tensor> {
+        let place = |i: usize| (0..s_kv as i64).map(move |j| self.index(j - start - i as i64));
+        bias_from_table(bias, (0..s_q).flat_map(place).collect(), [1, s_q, s_kv])
+    }
+
     /// The embeddings of these heads of `h`, in this order.
     pub(crate) fn of_heads(&self, heads: &[usize], h: usize) -> Result<Self> {
         let of_heads = |values: &Option<Tensor>| -> Result<Option<Tensor>> {
@@ -156,11 +181,12 @@ impl DistanceEmbeddings {
             let selected = select(&values.reshape((count, h, width / h))?, heads, 1)?;
             Ok(Some(selected.reshape((count, heads.len() * (width / h)))?))
         };
-        Ok(Self { c2p: of_heads(&self.c2p)?, p2c: of_heads(&self.p2c)?, ..self.clone() })
+        let bias = self.bias.as_ref().map(|bias| select(bias, heads, 1)).transpose()?;
+        Ok(Self { c2p: of_heads(&self.c2p)?, p2c: of_heads(&self.p2c)?, bias, ..self.clone() })
     }
 
     /// Whether a gradient flows into the embeddings.
     pub(crate) fn tracks_gradient(&self) -> bool {
-        [&self.c2p, &self.p2c].into_iter().flatten().any(Tensor::track_op)
+        [&self.c2p, &self.p2c, &self.bias].into_iter().flatten().any(Tensor::track_op)
     }
 }

@@ -1,0 +1,137 @@
+//! The third part of a block of EmbeddingGemma 2: an inner layer whose features are multiplied by a projection of the
+//! token's embedding.
+
+use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::norm::Norm;
+use candle_attention::ops::Linear;
+use candle_attention::tensor::{MapTensors, ShareWeights};
+use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
+use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
+use candle_core::{Module, Tensor};
+
+use crate::families::model::{Block as BlockRow, EmbeddingGateRow};
+use crate::model::config::TextModelConfig;
+use crate::model::mlp::{Mlp, read_linear};
+
+/// The projections of embeddings for all blocks, and the norm of what each of them gives.
+pub(crate) struct EmbeddingProjections {
+    /// `(layers · size, hidden_size)`.
+    weight: Tensor,
+    norm: Norm,
+    size: usize,
+}
+
+impl EmbeddingProjections {
+    /// Reads the projections from the body of a checkpoint.
+    pub fn load(config: &TextModelConfig, row: &BlockRow, source: &AnySource) -> Result<Option<Self>> {
+        let Some(names) = &row.embedding_gate else { return Ok(None) };
+        let (size, hidden) = (config.size_of_gate(names)?, config.hidden_size);
+        let rows = element_count("the projections of embeddings", &[config.num_hidden_layers, size])?;
+        let weight = source.child(names.projection).get("weight", &[rows, hidden])?;
+        // The model divides by the root of `hidden_size` first, which to the norm is a larger epsilon.
+        let eps = config.layer_norm_eps * hidden as f64;
+        let norm = Norm::load(row.norm_kind, false, size, eps, &source.child(names.projection_norm))?;
+        Ok(Some(Self { weight, norm, size }))
+    }
+}
+
+/// `factor · (x + norm(last(activation(first(x)) · projection_norm(projection(embedding)))))`.
+#[derive(Debug, Clone)]
+pub(crate) struct EmbeddingGate {
+    projection: Linear,
+    projection_norm: Norm,
+    mlp: Mlp,
+    pub norm: Norm,
+    /// `(1)`.
+    pub factor: Tensor,
+}
+
+impl EmbeddingGate {
+    /// Reads the part of block `index`, which is at the prefix of `source`.
+    pub fn load(
+        config: &TextModelConfig,
+        row: &BlockRow,
+        names: &EmbeddingGateRow,
+        projections: &EmbeddingProjections,
+        source: &AnySource,
+        index: usize,
+    ) -> Result<Self> {
+        let (hidden, size) = (config.hidden_size, projections.size);
+        let linear = |name: &str, weights: LinearWeights, out, input| {
+            let mut linear = Linear::new(&source.full_name(name), weights, out, input)?;
+            if source.gives_own_tensors() {
+                linear.pack()?;
+            }
+            Ok::<_, Error>(linear)
+        };
+        let read =
+            |name: &str, out, input| linear(name, read_linear(&source.child(name), out, input, false)?, out, input);
+        let own = LinearWeights::new(projections.weight.narrow(0, index * size, size)?, None);
+        Ok(Self {
+            projection: linear(names.projection, own, size, hidden)?,
+            projection_norm: projections.norm.clone(),
+            mlp: Mlp::plain(read(names.first, size, hidden)?, config.hidden_act, read(names.last, hidden, size)?),
+            norm: config.norm(row, hidden, &source.child(names.norm))?,
+            factor: source.get(names.factor, &[1])?,
+        })
+    }
+
+    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
+    pub fn pack(&mut self) -> Result<()> {
+        self.projection.pack()?;
+        self.mlp.pack()
+    }
+
+    /// xs and embeddings `(b, s, hidden_size)` → what is normalized and added to xs.
+    pub fn forward(&self, xs: &Tensor, embeddings: &Tensor) -> Result<Tensor> {
+        let factors = self.projection_norm.forward(&self.projection.forward(embeddings, xs.dtype())?)?;
+        self.mlp.forward_times(xs, &factors)
+    }
+
+    pub fn supports_rows(&self) -> bool {
+        self.projection.can_pack() && self.mlp.supports_rows()
+    }
+
+    /// Multiply-adds of [`forward_rows`](Self::forward_rows).
+    pub fn multiply_adds(&self, tokens: usize) -> Result<usize> {
+        Ok(self.projection.packed()?.multiply_adds(tokens).saturating_add(self.mlp.multiply_adds(tokens)?))
+    }
+
+    /// [`forward`](Self::forward) on CPU buffers `(tokens, hidden_size)`; only call it if
+    /// [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(
+        &self,
+        (isa, team): (Isa, Team),
+        [xs, embeddings]: [&[f32]; 2],
+        tokens: usize,
+        scratch: &ScratchPool,
+        outer: &mut [f32],
+    ) -> Result<()> {
+        let projection = self.projection.packed()?;
+        let size = element_count("the projected embeddings", &[tokens, projection.out_features()])?;
+        let mut factors = scratch.take(size)?;
+        projection.multiply_into(team, embeddings, tokens, Activation::Identity, &mut factors)?;
+        self.projection_norm.forward_rows(isa, team, &mut factors, None)?;
+        self.mlp.forward_rows_times(team, xs, tokens, &factors, scratch, outer)
+    }
+}
+
+impl MapTensors for EmbeddingGate {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            projection: self.projection.map_tensors(f)?,
+            projection_norm: self.projection_norm.map_tensors(f)?,
+            mlp: self.mlp.map_tensors(f)?,
+            norm: self.norm.map_tensors(f)?,
+            factor: f(&self.factor)?,
+        })
+    }
+}
+
+impl ShareWeights for EmbeddingGate {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.projection.share_weights(&other.projection)?;
+        self.mlp.share_weights(&other.mlp)
+    }
+}

@@ -1,0 +1,231 @@
+//! A mixture of experts: each token goes to a few of many multi-layer perceptrons
+//! ([Shazeer 2017](https://arxiv.org/abs/1701.06538)).
+
+use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ops::Linear;
+use candle_attention::tensor::{MapTensors, ShareWeights, compute_dtype};
+use candle_attention::weights::LinearWeights;
+use candle_attention::{Error, Result};
+use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
+use candle_core::{D, DType, Tensor};
+use candle_nn::ops::softmax;
+
+use crate::families::model::ExpertsRow;
+use crate::model::config::TextModelConfig;
+use crate::model::mlp::{Mlp, read_linear};
+
+/// The most experts of a block. Published encoders have eight; the largest decoders have fewer than a thousand.
+const MAX_EXPERTS: usize = 1 << 12;
+
+/// What a configuration states about its mixtures of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertsConfig {
+    every: usize,
+    count: usize,
+    top_k: usize,
+    normalized: bool,
+}
+
+impl ExpertsConfig {
+    /// Reads the keys of `row`; `None` if no block is a mixture.
+    ///
+    /// # Errors
+    /// A number of experts that is absent, 0 or too large; more experts per token than there are.
+    pub fn read(config: &TextModelConfig, row: &ExpertsRow) -> Result<Option<Self>> {
+        let every = config.key_number(row.every)?.unwrap_or(0);
+        let normalized = config.key_flag(row.normalized)?.unwrap_or(false);
+        let number = |key, most: usize, why: &str| match config.key_number(key)? {
+            Some(number) if (1..=most).contains(&number) => Ok(number),
+            Some(other) => Err(Error::config(key, other, format!("1 to {most}{why}"))),
+            None => Err(Error::config(key, "absent", format!("1 to {most}{why}"))),
+        };
+        match every {
+            0 => return Ok(None),
+            // Nomic's own code makes no block a mixture then, which nobody who writes it can mean.
+            1 => return Err(Error::config(row.every, 1, "0, or at least 2")),
+            _ => {}
+        }
+        let count = number(row.count, MAX_EXPERTS, "")?;
+        let top_k = number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
+        Ok(Some(Self { every, count, top_k, normalized }))
+    }
+
+    /// Whether block `index` is a mixture: the second, and each `every` blocks after it.
+    pub fn is_mixture(&self, index: usize) -> bool {
+        index % self.every == 1
+    }
+}
+
+/// `Σ wₑ · expertₑ(x) + b` over the experts `e` with the largest weights `w = softmax(router(x))`.
+///
+/// An expert runs on the tokens that are routed to it, all at once, and the sum of a token goes through its experts in
+/// their order. So a token gets the same numbers whatever shares its batch, as everywhere in this crate. Which experts
+/// a token goes to has to be known on the CPU: on a GPU, each of these blocks waits for the device.
+#[derive(Debug, Clone)]
+pub(crate) struct Experts {
+    router: Linear,
+    experts: Vec<Mlp>,
+    /// `(hidden_size)`.
+    bias: Tensor,
+    top_k: usize,
+    normalized: bool,
+}
+
+/// The tokens of an expert, each with its weight.
+type Routed = Vec<(usize, f32)>;
+
+impl Experts {
+    /// Loads the mixture below the prefix of `source`, that of a block.
+    pub fn load(config: &TextModelConfig, row: &ExpertsRow, stated: ExpertsConfig, source: &AnySource) -> Result<Self> {
+        let ExpertsConfig { count, top_k, normalized, .. } = stated;
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let router = read_linear(&source.child(row.router), count, hidden, false)?;
+        let router = Linear::new(&source.full_name(row.router), router, count, hidden)?;
+        let all = [element_count("the inner features of all experts", &[count, inner])?, hidden];
+        let (first, last) = (source.get(row.first, &all)?, source.get(row.last, &all)?);
+        let mut experts = Vec::with_capacity(count);
+        for expert in 0..count {
+            // Views, which follow the weights if these change.
+            let part = |all: &Tensor| all.narrow(0, expert * inner, inner);
+            let linear = |name: &str, weight: Tensor, out, input| {
+                Linear::new(&source.full_name(name), LinearWeights::new(weight, None), out, input)
+            };
+            let first = linear(row.first, part(&first)?, inner, hidden)?;
+            let mut expert = Mlp::plain(first, config.hidden_act, linear(row.last, part(&last)?.t()?, hidden, inner)?);
+            if source.gives_own_tensors() {
+                expert.pack()?;
+            }
+            experts.push(expert);
+        }
+        Ok(Self { router, experts, bias: source.get(row.bias, &[hidden])?, top_k, normalized })
+    }
+
+    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
+    pub fn pack(&mut self) -> Result<()> {
+        self.router.pack()?;
+        self.experts.iter_mut().try_for_each(Mlp::pack)
+    }
+
+    /// xs `(b, s, hidden_size)` → the same. Differentiable: a router learns from the weights of the experts that it
+    /// chose.
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        let (b, s, hidden) = xs.dims3()?;
+        let tokens = b * s;
+        let scores = self.router.forward(xs, compute_dtype(xs.dtype()))?.reshape((tokens, self.experts.len()))?;
+        let weights = softmax(&scores, D::Minus1)?;
+        let rows = weights.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+        let routed = self.routed(rows.iter().map(Vec::as_slice));
+        let flat = xs.reshape((tokens, hidden))?;
+        let mut parts = Vec::new();
+        let mut sum_of_weights = weights.zeros_like()?.narrow(1, 0, 1)?.contiguous()?;
+        for (expert, routed) in routed.iter().enumerate().filter(|(_, routed)| !routed.is_empty()) {
+            let places = Tensor::from_iter(routed.iter().map(|(token, _)| *token as u32), xs.device())?;
+            let weights = weights.narrow(1, expert, 1)?.contiguous()?.index_select(&places, 0)?;
+            if self.normalized {
+                sum_of_weights = sum_of_weights.index_add(&places, &weights, 0)?;
+            }
+            parts.push((expert, places, weights));
+        }
+        let mut sum = flat.zeros_like()?;
+        for (expert, places, mut weights) in parts {
+            if self.normalized {
+                weights = (weights / sum_of_weights.index_select(&places, 0)?)?;
+            }
+            let ys = self.experts[expert].forward(&flat.index_select(&places, 0)?.unsqueeze(0)?)?.apply()?;
+            let ys = ys.squeeze(0)?.broadcast_mul(&weights.to_dtype(xs.dtype())?)?;
+            sum = sum.index_add(&places, &ys, 0)?;
+        }
+        Ok(sum.broadcast_add(&self.bias)?.reshape((b, s, hidden))?)
+    }
+
+    pub fn supports_rows(&self) -> bool {
+        self.router.can_pack() && self.experts.iter().all(Mlp::supports_rows)
+    }
+
+    /// Multiply-adds of [`forward_rows`](Self::forward_rows).
+    pub fn multiply_adds(&self, tokens: usize) -> Result<usize> {
+        let router = self.router.packed()?.multiply_adds(tokens);
+        let experts = self.experts.first().map_or(Ok(0), |one| one.multiply_adds(tokens.saturating_mul(self.top_k)))?;
+        Ok(router.saturating_add(experts))
+    }
+
+    /// [`forward`](Self::forward) on CPU buffers, xs `(tokens, hidden_size)` to `outer` of the same shape; only call it
+    /// if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(
+        &self,
+        team: Team,
+        xs: &[f32],
+        tokens: usize,
+        scratch: &ScratchPool,
+        outer: &mut [f32],
+    ) -> Result<()> {
+        let (hidden, count) = (self.router.in_features(), self.experts.len());
+        let mut weights = scratch.take(element_count("the weights of experts", &[tokens, count])?)?;
+        self.router.packed()?.multiply_into(team, xs, tokens, Activation::Identity, &mut weights)?;
+        weights.chunks_exact_mut(count).for_each(softmax_row);
+        let routed = self.routed(weights.chunks_exact(count));
+        let bias = self.bias.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+        let mut sums = vec![0.0f32; tokens];
+        if self.normalized {
+            routed.iter().flatten().for_each(|(token, weight)| sums[*token] += weight);
+        }
+        outer.fill(0.0);
+        for (expert, routed) in self.experts.iter().zip(&routed).filter(|(_, routed)| !routed.is_empty()) {
+            let size = element_count("the tokens of an expert", &[routed.len(), hidden])?;
+            let (mut own, mut ys) = (scratch.take(size)?, scratch.take(size)?);
+            for (row, (token, _)) in own.chunks_exact_mut(hidden).zip(routed) {
+                row.copy_from_slice(&xs[token * hidden..][..hidden]);
+            }
+            expert.forward_rows(team, &own, routed.len(), scratch, &mut ys)?;
+            for (row, (token, weight)) in ys.chunks_exact(hidden).zip(routed) {
+                let weight = if self.normalized { weight / sums[*token] } else { *weight };
+                outer[token * hidden..][..hidden].iter_mut().zip(row).for_each(|(sum, y)| *sum += weight * y);
+            }
+        }
+        outer.chunks_exact_mut(hidden).for_each(|row| row.iter_mut().zip(&bias).for_each(|(y, bias)| *y += bias));
+        Ok(())
+    }
+
+    /// For each expert the tokens that are routed to it, given the weights of all experts for each token. Of equal
+    /// weights the first ones count.
+    fn routed<'a>(&self, weights: impl Iterator<Item = &'a [f32]>) -> Vec<Routed> {
+        let mut routed = vec![Vec::new(); self.experts.len()];
+        let mut order: Vec<usize> = Vec::new();
+        for (token, weights) in weights.enumerate() {
+            order.clear();
+            order.extend(0..weights.len());
+            order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]));
+            for expert in &order[..self.top_k] {
+                routed[*expert].push((token, weights[*expert]));
+            }
+        }
+        routed
+    }
+}
+
+/// The softmax of a row, in place.
+fn softmax_row(row: &mut [f32]) {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+    let sum: f32 = row.iter().sum();
+    row.iter_mut().for_each(|x| *x /= sum);
+}
+
+impl MapTensors for Experts {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok(Self {
+            router: self.router.map_tensors(f)?,
+            experts: self.experts.iter().map(|expert| expert.map_tensors(f)).collect::<Result<_>>()?,
+            bias: f(&self.bias)?,
+            ..*self
+        })
+    }
+}
+
+impl ShareWeights for Experts {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.router.share_weights(&other.router)?;
+        let mut pairs = self.experts.iter_mut().zip(&other.experts);
+        pairs.try_for_each(|(own, other)| own.share_weights(other))
+    }
+}

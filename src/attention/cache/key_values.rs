@@ -1,0 +1,193 @@
+//! Keys and values of one call, for layers that have none of their own.
+
+use candle_core::Tensor;
+
+use super::append::NewTokens;
+use super::kv_cache::KvCache;
+use crate::attention::MultiHeadAttention;
+use crate::attention::call::{PreparedCall, Ran, Route};
+use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
+use crate::config::KeyValueSource;
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+use crate::ops::PendingBias;
+use crate::position::ExplicitPositions;
+use crate::sdpa::Plan;
+
+/// The keys and values that one call of a layer attended to, with the positions of its tokens, for later layers of the
+/// same model that have none of their own (Gemma 3n, Gemma 4).
+///
+/// [`MultiHeadAttention::attend_sharing`] returns it, with and without a cache, and
+/// [`AttentionInputs::shared`](crate::AttentionInputs::shared) uses it in the same pass. The cache of the layer that made
+/// them is no substitute: one with a window forgets keys that the first of several new tokens still sees. A clone shares
+/// the tensors.
+///
+/// ```
+/// use candle_attention::{
+///     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KeyValueSource, KvCache, MultiHeadAttention,
+/// };
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let config = AttentionConfig::new(8, 2).with_mask(AttentionMask::causal());
+/// let first = MultiHeadAttention::new(&config, vb.pp("first"))?;
+/// let config = config.with_key_value_source(KeyValueSource::Shared { layer: Some(0) });
+/// let second = MultiHeadAttention::new(&config, vb.pp("second"))?;
+///
+/// let (options, mut cache) = (AttentionOptions::default(), KvCache::growing());
+/// for s in [5, 1, 1] {
+///     let xs = Tensor::randn(0f32, 1., (2, s, 8), &Device::Cpu)?;
+///     let inputs = AttentionInputs::self_attention(&xs, AttentionMask::full());
+///     let (attended, key_values) = first.attend_sharing(&inputs.with_cache(&mut cache), &options)?;
+///     let inputs = AttentionInputs::shared(&attended.output, &key_values, AttentionMask::full());
+///     assert_eq!(second.attend_with(&inputs, &options)?.output.dims(), [2, s, 8]);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct KeyValues {
+    /// `(b, s_kv, h_kv, d)`.
+    pub(in crate::attention) keys: Tensor,
+    /// `(b, s_kv, h_kv, d_v)`.
+    pub(in crate::attention) values: Tensor,
+    /// The tokens of the call, which are the last of the keys.
+    pub(in crate::attention) tokens: usize,
+    /// The positions that the call gave.
+    pub(in crate::attention) explicit: Option<ExplicitPositions>,
+    /// The length of each sequence of a padded batch, if the mask of the call had it.
+    pub(in crate::attention) lengths: Option<Vec<usize>>,
+    /// Those of a call with a cache.
+    pub(in crate::attention) new_tokens: Option<NewTokens>,
+    /// What the cache adds to the mask of a call.
+    pub(in crate::attention) mask: AttentionMask,
+}
+
+impl KeyValues {
+    /// The number of keys, which are the columns of a mask.
+    pub fn len(&self) -> usize {
+        self.keys.dims()[1]
+    }
+
+    /// Whether there are no keys.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The keys `(b, s_kv, num_key_value_heads, head_dim)` after all steps, and the values.
+    pub fn tensors(&self) -> [&Tensor; 2] {
+        [&self.keys, &self.values]
+    }
+
+    pub(in crate::attention) fn tracks_gradient(&self) -> bool {
+        self.keys.track_op() || self.values.track_op()
+    }
+}
+
+impl PreparedCall<'_> {
+    /// Makes the call one over tensors that shares its keys and values. `cache` is that of the call.
+    pub(in crate::attention) fn share(&mut self, cache: Option<&KvCache>) -> Result<()> {
+        if let Route::Rows { .. } = self.route {
+            self.route = Route::Tensors(Plan::choose(&self.call, &self.options)?);
+        }
+        // What is shared is keys and values, not latents.
+        self.absorbed = None;
+        let unequal = self.new_tokens.as_ref().and_then(|new| new.unequal.as_ref());
+        let full = AttentionMask::full();
+        self.shared_mask = Some(cache.map_or(full.clone(), |cache| cache.mask(&full, unequal)));
+        Ok(())
+    }
+
+    /// What layers after this one need of a call that [shares](Self::share) these keys and values.
+    pub(in crate::attention) fn key_values(
+        &self,
+        [keys, values]: [Tensor; 2],
+        inputs: &AttentionInputs,
+    ) -> Option<KeyValues> {
+        let (mask, tokens) = (self.shared_mask.clone()?, inputs.key.dims()[1]);
+        let (explicit, lengths, new_tokens) = (self.explicit.clone(), self.lengths.clone(), self.new_tokens.clone());
+        Some(KeyValues { keys, values, tokens, explicit, lengths, new_tokens, mask })
+    }
+}
+
+impl MultiHeadAttention {
+    /// [`attend_sharing`](Self::attend_sharing), with the last bias left to the next operation.
+    pub(in crate::attention) fn attended_sharing(
+        &self,
+        inputs: &AttentionInputs,
+        options: &AttentionOptions,
+    ) -> Result<(PendingBias, Option<Tensor>, KeyValues)> {
+        let what = "a call that shares its keys and values";
+        if !matches!(inputs.tokens, Tokens::Padded) {
+            return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
+        }
+        if self.bias_kv.is_some() || self.config.add_zero_attn || self.config.num_attention_heads == 0 {
+            let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
+            return Err(Error::value(what, "another one", expected));
+        }
+        self.check_required(inputs, options)?;
+        match self.attended_in(inputs, options, true)? {
+            Ran { output, attention_weights, key_values: Some(key_values) } => {
+                Ok((output, attention_weights, key_values))
+            }
+            _ => Err(Error::value(what, "one without tensors of keys", "one over tensors")),
+        }
+    }
+
+    /// Checks that a call gives the keys of another layer if and only if the layer has none of its own.
+    pub(in crate::attention) fn check_source(&self, inputs: &AttentionInputs) -> Result<()> {
+        match (self.config.key_value_source, inputs.tokens) {
+            (KeyValueSource::Shared { .. }, Tokens::Shared(_)) => Ok(()),
+            (KeyValueSource::Shared { .. }, _) => self.check_own_keys(),
+            (_, Tokens::Shared(_)) => {
+                let found = "those of another layer";
+                Err(Error::value("the keys and values of a call", found, "none: the layer has its own"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the layer makes keys of its own.
+    pub(in crate::attention) fn check_own_keys(&self) -> Result<()> {
+        let KeyValueSource::Shared { layer } = self.config.key_value_source else { return Ok(()) };
+        let whose = layer.map_or("another layer".to_string(), |layer| format!("layer {layer}"));
+        let expected =
+            format!("those of {whose}, which its `attend_sharing` returns, by `AttentionInputs::shared`; padded");
+        Err(Error::value("the keys and values of a call", "none", expected))
+    }
+
+    /// Checks queries against the keys and values of another layer.
+    pub(in crate::attention) fn check_shared(
+        &self,
+        queries: &Tensor,
+        shared: &KeyValues,
+        options: &AttentionOptions,
+    ) -> Result<()> {
+        self.check_input("query", queries, self.config.resolved_query_size())?;
+        let (b, s, h_kv) = (queries.dim(0)?, queries.dim(1)?, self.config.resolved_num_key_value_heads());
+        let sizes = [
+            ("keys", &shared.keys, self.config.resolved_head_dim()),
+            ("values", &shared.values, self.config.resolved_value_head_dim()),
+        ];
+        for (name, tensor, d) in sizes {
+            let want = [b, shared.len(), h_kv, d];
+            if tensor.dims() != want {
+                return Err(Error::shape(format!("the {name} of another layer"), tensor.dims(), format!("{want:?}")));
+            }
+        }
+        if !shared.keys.device().same_device(queries.device()) {
+            let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));
+            return Err(Error::Device { tensor: "the keys of another layer".to_string(), found, expected });
+        }
+        let unequal = shared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some());
+        if s > shared.tokens || unequal && s < shared.tokens {
+            let expected = format!("{}, the tokens of the call that made the keys", shared.tokens);
+            return Err(Error::value("the number of queries", s, expected));
+        }
+        if options.positions.is_some() {
+            let allowed = "none: they are those of the call that made the keys";
+            return Err(Error::config("positions", "given by the call", allowed));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! What is done to the context before the output projection: a norm, then a gate that depends on the layer's input.
+//!
+//! Neither needs a kernel of attention to know it: the gate is one more projection of the input of the queries, and
+//! both act on the output of the kernel, in tensors here, in place in the buffers of the CPU.
+
+use candle_attention_kernels::{GateFunction, Isa, RowGate, Team};
+use candle_core::Tensor;
+
+use crate::attention::MultiHeadAttention;
+use crate::attention::steps::{norm_size, normalize, softplus, unit};
+use crate::config::{AttentionConfig, GateActivation, NormKind};
+use crate::error::{Error, Result};
+use crate::ops::{NormParameters, accumulate_dtype};
+use crate::tensor::{compute_dtype, same_dtype_and_device};
+use crate::weights::NormWeights;
+
+impl MultiHeadAttention {
+    /// Whether there is anything between the heads and the output projection.
+    pub(super) fn has_output_stage(&self) -> bool {
+        self.config.output_gate.is_some() || self.config.context_norm.is_some()
+    }
+
+    /// The context `(b, s, h · d_v)` as the output projection takes it; `query` `(b, s, query_size)` is the input of
+    /// the queries. Differentiable.
+    pub(super) fn gated(&self, context: Tensor, query: &Tensor) -> Result<Tensor> {
+        if !self.has_output_stage() {
+            return Ok(context);
+        }
+        let wide = accumulate_dtype(self.qkv.like());
+        let (b, s, width) = context.dims3()?;
+        let (h, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
+        let mut context = context.to_dtype(wide)?.reshape((b, s, h, d_v))?;
+        if let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.context_norm) {
+            context = normalize(&context, norm, weights)?;
+        }
+        if let (Some(gate), Some(projected)) = (&self.config.output_gate, self.qkv.gate(query, wide)?) {
+            let gates = gate.activation.of(&projected.to_dtype(compute_dtype(wide))?)?.to_dtype(wide)?;
+            context = context.broadcast_mul(&gates.reshape((b, s, h, ()))?)?; // (b, s, h, d_v or 1)
+        }
+        Ok(context.reshape((b, s, width))?)
+    }
+
+    /// Whether [`gate_rows`](Self::gate_rows) can do it: the weights are fixed, and a token without any key, whose
+    /// context is zeros, is the same whatever its input is.
+    pub(super) fn output_stage_runs_on_buffers(&self) -> bool {
+        let parameters = |norm: &NormWeights| [Some(norm.weight.clone()), norm.bias.clone()];
+        let tracked = self.context_norm.iter().flat_map(parameters).flatten().any(|tensor| tensor.track_op());
+        let shifted = self.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        !tracked && !(shifted && self.config.output_gate.is_some())
+    }
+
+    /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with
+    /// queries, keys, values and the gates of each token.
+    pub(super) fn gate_rows(&self, team: Team, context: &mut [f32], projected: &[f32]) -> Result<()> {
+        self.normalize_context(team, context)?;
+        let (h, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
+        let Some(gate) = self.config.output_gate.filter(|_| !projected.is_empty()) else { return Ok(()) };
+        let (width, count) = (self.qkv.packed()?.out_features(), gate.rows(h, d_v));
+        let function = match gate.activation {
+            GateActivation::Sigmoid => GateFunction::Sigmoid,
+            GateActivation::Softplus => GateFunction::Softplus,
+        };
+        let gates = RowGate { gates: &projected[width - count..], stride: width, count, function };
+        Ok(gates.apply(Isa::detect()?, team, context, h * d_v)?)
+    }
+
+    /// The norm of the context `(tokens, h · d_v)` in place.
+    pub(super) fn normalize_context(&self, team: Team, context: &mut [f32]) -> Result<()> {
+        let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.context_norm) else { return Ok(()) };
+        let norm = NormParameters {
+            weight: &weights.weight,
+            bias: weights.bias.as_ref(),
+            eps: norm.eps,
+            rms: norm.kind != NormKind::Layer,
+            offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+        };
+        norm.normalize_rows(Isa::detect()?, team, context, None)
+    }
+
+    /// The parameters of the norm of the context that `config` asks for, checked: those of `weights`, or ones if it has
+    /// no weight. `like` has the dtype and the device of the layer.
+    pub(super) fn checked_context_norm(
+        config: &AttentionConfig,
+        weights: Option<NormWeights>,
+        like: &Tensor,
+    ) -> Result<Option<NormWeights>> {
+        let Some(norm) = config.context_norm else {
+            return match weights {
+                Some(_) => Err(Error::config("context_norm", "none", "set: the weights have one")),
+                None => Ok(None),
+            };
+        };
+        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        match (norm.weighted, weights) {
+            (true, Some(weights)) => {
+                let size = norm_size(norm.over, h, d_v);
+                for tensor in [Some(&weights.weight), weights.bias.as_ref()].into_iter().flatten() {
+                    if tensor.dims() != [size] {
+                        return Err(Error::shape("the norm of the context", tensor.dims(), format!("[{size}]")));
+                    }
+                    same_dtype_and_device("the norm of the context", tensor, like)?;
+                }
+                Ok(Some(weights))
+            }
+            (false, None) => unit(&norm, h, d_v, like).map(Some),
+            (weighted, _) => {
+                let allowed = "weighted if and only if the weights have a norm of the context";
+                Err(Error::config("context_norm", format!("weighted: {weighted}"), allowed))
+            }
+        }
+    }
+}
+
+impl GateActivation {
+    /// The gates of a projection. Differentiable.
+    fn of(self, xs: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Self::Sigmoid => (xs * 0.5)?.tanh()?.affine(0.5, 0.5)?,
+            Self::Softplus => softplus(xs, 1.0, xs.dtype())?,
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! The steps between projection and scores: norms, the rotation and factors, over tensors and in the buffers of the CPU
+//! kernel.
+
+use candle_attention_kernels::{Isa, Team};
+use candle_core::{DType, Tensor};
+
+use crate::attention::MultiHeadAttention;
+use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, SIDES, Step};
+use crate::error::{Error, Result};
+use crate::ops::{Norm, NormParameters, concat_last};
+use crate::position::TokenPositions;
+use crate::ragged::RaggedBatch;
+use crate::tensor::{compute_dtype, same_dtype_and_device, with_f32_slice};
+use crate::weights::{NormWeights, StepWeights};
+
+/// The names of the norms of queries, keys and values that have weights, in this crate's own layout.
+pub(super) const NORM_NAMES: [&str; 3] = ["q_norm", "k_norm", "v_norm"];
+/// The names of their learned factors.
+pub(super) const FACTOR_NAMES: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
+
+/// The weights of the steps of a layer.
+#[derive(Clone)]
+pub(super) struct StepState {
+    /// The learned ones of queries, keys and values.
+    weights: [StepWeights; 3],
+    /// Those of each norm of a side, in order: learned ones, or ones for a norm without weights.
+    norms: [Vec<NormWeights>; 3],
+}
+
+impl StepState {
+    /// Checks `weights` against the configuration. The projections have the dtype and device of `like`.
+    pub(super) fn new(config: &AttentionConfig, weights: [StepWeights; 3], like: &Tensor) -> Result<Self> {
+        let mut norms = [Vec::new(), Vec::new(), Vec::new()];
+        for (side, StepWeights { norm: learned, factor }) in weights.iter().enumerate() {
+            let [h, d] = heads_of(config, side);
+            let name = |what: &str| format!("{what} of {}", SIDES[side]);
+            let fits = |what: &str, tensor: &Tensor, want: &[usize]| {
+                if tensor.dims() != want {
+                    return Err(Error::shape(what, tensor.dims(), format!("{want:?}")));
+                }
+                same_dtype_and_device(what, tensor, like)
+            };
+            if learned.is_some() != config.steps.weighted_norm(side).is_some() {
+                let found = if learned.is_some() { "weights of a norm" } else { "no weights of a norm" };
+                let expected = "those of its norm with weights, if it has one";
+                return Err(Error::value(name("the weights of the steps"), found, expected));
+            }
+            if factor.is_some() != config.steps.has_learned_factor(side) {
+                let found = if factor.is_some() { "a factor" } else { "no factor" };
+                let expected = "one if and only if the steps have a learned factor";
+                return Err(Error::value(name("the weights of the steps"), found, expected));
+            }
+            if let Some(factor) = factor {
+                fits(FACTOR_NAMES[side], factor, &[d])?;
+            }
+            for norm in config.steps.norms(side) {
+                let weights = match learned {
+                    Some(learned) if norm.weighted => learned.clone(),
+                    _ => unit(norm, h, d, like)?,
+                };
+                for tensor in [Some(&weights.weight), weights.bias.as_ref()].into_iter().flatten() {
+                    fits(NORM_NAMES[side], tensor, &norm_shape(norm.over, tensor, h, d))?;
+                }
+                norms[side].push(weights);
+            }
+        }
+        Ok(Self { weights, norms })
+    }
+
+    /// The learned weights of queries, keys and values.
+    pub(super) fn weights(&self) -> &[StepWeights; 3] {
+        &self.weights
+    }
+
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.weights.iter().flat_map(StepWeights::tensors)
+    }
+
+    pub(super) fn tracks_gradient(&self) -> bool {
+        self.tensors().any(Tensor::track_op)
+    }
+
+    /// Whether the steps run in the buffers of the CPU kernel: fixed weights, the same for all heads.
+    pub(super) fn run_on_buffers(&self) -> bool {
+        self.tensors().all(|tensor| tensor.rank() == 1 && !tensor.track_op())
+    }
+}
+
+/// The number of heads of queries (0), keys (1) or values (2), and their size.
+fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
+    let h_kv = config.resolved_num_key_value_heads();
+    match side {
+        0 => [config.num_attention_heads, config.resolved_head_dim()],
+        1 => [h_kv, config.resolved_head_dim()],
+        _ => [h_kv, config.resolved_value_head_dim()],
+    }
+}
+
+/// The number of elements that a norm of `h` heads of size `d` takes together.
+pub(super) fn norm_size(over: NormOver, h: usize, d: usize) -> usize {
+    if over == NormOver::AllHeads { h * d } else { d }
+}
+
+/// The weights with which a norm multiplies by 1.
+pub(super) fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
+    let size = norm_size(norm.over, h, d);
+    let weight = match norm.kind {
+        NormKind::RmsOffset => Tensor::zeros(size, like.dtype(), like.device())?,
+        NormKind::Rms | NormKind::Layer => Tensor::ones(size, like.dtype(), like.device())?,
+    };
+    Ok(NormWeights::new(weight, None))
+}
+
+/// The expected shape of a parameter of a norm: of rank 2 if it is per head.
+fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
+    match (over, parameter.rank()) {
+        (NormOver::AllHeads, _) => vec![h * d],
+        (NormOver::Head, 2) => vec![h, d],
+        (NormOver::Head, _) => vec![d],
+    }
+}
+
+/// Which steps of a side.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Those before the rotation; all, if there is none.
+    Before,
+    /// Those after it.
+    After,
+}
+
+/// The tokens of a side: the last of `s_kv`.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    tokens: &'a TokenPositions<'a>,
+    s_kv: usize,
+}
+
+impl MultiHeadAttention {
+    /// Queries, keys and values `(b, s, heads, d)` after their steps. Differentiable.
+    pub(super) fn stepped(&self, [q, k, v]: [Tensor; 3], tokens: &TokenPositions) -> Result<[Tensor; 3]> {
+        let places = Places { tokens, s_kv: k.dim(1)? };
+        let [q, k] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, k, places)?];
+        let [q, k] = self.config.position.scheme().rotate(q, k, tokens)?;
+        Ok([
+            self.run(0, Part::After, q, places)?,
+            self.run(1, Part::After, k, places)?,
+            self.run(2, Part::Before, v, places)?,
+        ])
+    }
+
+    /// Queries `(b, s, h, d)` of latent attention, of which the last elements are rotated, and the key that all heads
+    /// share, `(b, s, 1, rope)`, after their steps. Differentiable.
+    pub(super) fn stepped_latent(&self, q: Tensor, key: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
+        let places = Places { tokens, s_kv: key.dim(1)? };
+        let [mut q, mut key] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, key, places)?];
+        let scheme = self.config.position.scheme();
+        if scheme.rotates() {
+            let (d, rope) = (q.dim(3)?, key.dim(3)?);
+            let [rotated, of_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
+            (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, of_key);
+        }
+        Ok([self.run(0, Part::After, q, places)?, self.run(1, Part::After, key, places)?])
+    }
+
+    /// Queries alone, over `s_kv` keys that are there already.
+    pub(super) fn stepped_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
+        let (scheme, places) = (self.config.position.scheme(), Places { tokens, s_kv });
+        let q = self.run(0, Part::Before, q, places)?;
+        let q = if scheme.rotates() { scheme.rotate_queries(q, s_kv, tokens)? } else { q };
+        self.run(0, Part::After, q, places)
+    }
+
+    /// Keys and values alone, of a layer without positions.
+    pub(super) fn stepped_memory(&self, [k, v]: [Tensor; 2]) -> Result<[Tensor; 2]> {
+        let places = Places { tokens: &TokenPositions::default(), s_kv: k.dim(1)? };
+        let k = self.run(1, Part::After, self.run(1, Part::Before, k, places)?, places)?;
+        Ok([k, self.run(2, Part::Before, v, places)?])
+    }
+
+    /// The steps of a side before or after its rotation, and how many norms come before them.
+    fn steps_of(&self, side: usize, part: Part) -> (&[Step], usize) {
+        let steps = self.config.steps.sides()[side];
+        let mut parts = steps.splitn(2, |step| *step == Step::Rotate);
+        let before = parts.next().unwrap_or(&[]);
+        match part {
+            Part::Before => (before, 0),
+            Part::After => {
+                let norms = before.iter().filter(|step| matches!(step, Step::Norm(_))).count();
+                (parts.next().unwrap_or(&[]), norms)
+            }
+        }
+    }
+
+    fn run(&self, side: usize, part: Part, xs: Tensor, places: Places) -> Result<Tensor> {
+        let (steps, first_norm) = self.steps_of(side, part);
+        let mut norms = self.steps.norms[side][first_norm..].iter();
+        let mut xs = xs;
+        for step in steps {
+            xs = match step {
+                Step::Norm(norm) => match norms.next() {
+                    Some(weights) => normalize(&xs, norm, weights)?,
+                    None => xs,
+                },
+                Step::Factor(factor) => self.multiplied(side, &xs, *factor, places)?,
+                Step::Rotate => xs,
+            };
+        }
+        Ok(xs)
+    }
+
+    fn multiplied(&self, side: usize, xs: &Tensor, factor: Factor, places: Places) -> Result<Tensor> {
+        match (factor, &self.steps.weights[side].factor) {
+            (Factor::Softplus { scale }, Some(weight)) => {
+                Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
+            }
+            (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
+                let s = xs.dim(1)?;
+                let (rows, positions) = places.tokens.of_last(s, places.s_kv)?;
+                let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();
+                let factors = Tensor::from_vec(factors, (rows, s, 1, 1), &candle_core::Device::Cpu)?;
+                Ok(xs.broadcast_mul(&factors.to_dtype(xs.dtype())?.to_device(xs.device())?)?)
+            }
+            _ => Ok(xs.affine(factor.at(0), 0.0)?),
+        }
+    }
+
+    /// [`stepped`](Self::stepped) in place: `qkv` `(tokens, q k v …)` of a ragged batch.
+    pub(super) fn step_in_place(&self, team: Team, qkv: &mut [f32], batch: RaggedBatch) -> Result<()> {
+        let scheme = self.config.position.scheme();
+        for side in 0..3 {
+            self.run_in_place(team, side, Part::Before, qkv, batch)?;
+        }
+        let heads = self.config.num_attention_heads + self.config.resolved_num_key_value_heads();
+        scheme.rotate_in_place(qkv, heads, self.config.resolved_head_dim(), batch)?;
+        for side in 0..2 {
+            self.run_in_place(team, side, Part::After, qkv, batch)?;
+        }
+        Ok(())
+    }
+
+    fn run_in_place(&self, team: Team, side: usize, part: Part, qkv: &mut [f32], batch: RaggedBatch) -> Result<()> {
+        let (steps, first_norm) = self.steps_of(side, part);
+        let width = self.qkv.packed()?.out_features();
+        let ends = [0, 1, 2].map(|side| heads_of(&self.config, side).iter().product::<usize>());
+        let start = ends[..side].iter().sum();
+        let of_side = start..start + ends[side];
+        let mut norms = self.steps.norms[side][first_norm..].iter();
+        for step in steps {
+            match step {
+                Step::Rotate => {}
+                Step::Norm(norm) => {
+                    let Some(weights) = norms.next() else { continue };
+                    let norm = NormParameters {
+                        weight: &weights.weight,
+                        bias: weights.bias.as_ref(),
+                        eps: norm.eps,
+                        rms: norm.kind != NormKind::Layer,
+                        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+                    };
+                    norm.normalize_parts(Isa::detect()?, team, qkv, width, of_side.clone())?;
+                }
+                Step::Factor(factor) => {
+                    let of_elements = match (factor, &self.steps.weights[side].factor) {
+                        (Factor::Softplus { scale }, Some(weight)) => {
+                            with_f32_slice(&softplus(weight, *scale, DType::F32)?, <[f32]>::to_vec)?
+                        }
+                        _ => vec![1.0],
+                    };
+                    let positions = batch.lengths().flat_map(|length| 0..length);
+                    for (token, position) in qkv.chunks_exact_mut(width).zip(positions) {
+                        let of_token = factor.at(position) as f32;
+                        let elements = token[of_side.clone()].iter_mut().zip(of_elements.iter().cycle());
+                        elements.for_each(|(x, of_element)| *x *= of_token * of_element);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `softplus(weight) · scale` in `dtype`. Differentiable.
+pub(super) fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tensor> {
+    let weight = weight.to_dtype(compute_dtype(weight.dtype()))?;
+    // Without overflow: ln(1 + eʷ) = max(w, 0) + ln(1 + e^-|w|).
+    let softplus = (weight.relu()? + (weight.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
+    Ok((softplus * scale)?.to_dtype(dtype)?)
+}
+
+/// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
+pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> Result<Tensor> {
+    let (b, s, h, d) = xs.dims4()?;
+    let xs = match norm.over {
+        NormOver::Head => xs.clone(),
+        NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
+    };
+    let norm = Norm {
+        xs: &xs,
+        add: None,
+        add_bias: None,
+        weight: &weights.weight,
+        bias: weights.bias.as_ref(),
+        eps: norm.eps,
+        rms: norm.kind != NormKind::Layer,
+        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+        keep_sum: false,
+    };
+    let (_, ys) = norm.forward()?;
+    Ok(ys.reshape((b, s, h, d))?)
+}
+
+#[cfg(all(test, not(feature = "cuda")))]
+mod tests {
+    use super::*;
+    use crate::ops::cuda::with_mock_device;
+    use crate::tensor::random::Random;
+
+    fn worst(got: &Tensor, want: &Tensor) -> f32 {
+        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
+        differences.max(0).unwrap().to_scalar().unwrap()
+    }
+
+    #[test]
+    fn fused_norms_equal_tensor_operations() {
+        let mut random = Random(1);
+        let (b, s, h, d) = (2, 5, 3, 8);
+        // A part of a packed projection.
+        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
+        for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
+        {
+            for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
+                let norm = HeadNorm::new(kind, over, 1e-6);
+                let weights = NormWeights::new(random.tensor(&dims), bias.then(|| random.tensor(&dims)));
+                let want = normalize(&xs, &norm, &weights).unwrap();
+                let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
+                assert_eq!((got.dims(), steps), (want.dims(), 1));
+                assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
+            }
+        }
+    }
+}

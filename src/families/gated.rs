@@ -1,0 +1,164 @@
+//! Decoders with a gate or a norm between the heads and the output projection.
+
+use crate::config::{GateActivation, NormKind, NormOver};
+use crate::families::decoders::{LLAMA, QWEN3, windows};
+use crate::families::family::{
+    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, MaxKeys, Mrope, OWN, QueryFactor, ROTARY,
+    RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+};
+
+const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
+const SOFTPLUS: Option<GateRow> = Some(GateRow { activation: GateActivation::Softplus, switch: None });
+
+/// Layers of another kind between those of attention, by the last component of their prefix.
+const DELTA: &[(&str, &str)] =
+    &[("linear_attn", "linear attention by the gated delta rule: a recurrent state in place of keys and values")];
+
+/// Qwen3-Next, whose query projection holds the gate and which rotates a quarter of each head.
+const QWEN3_NEXT: Family = Family {
+    layouts: &["gated-query"],
+    gate: SIGMOID,
+    qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+    positions: LayerPositions::Rotary(RotaryRow { share: Some(0.25), ..ROTARY }),
+    unsupported_parts: DELTA,
+    ..LLAMA
+};
+
+/// Muse, whose norms of queries and keys have no weight.
+const MUSE: Family = Family {
+    states: &["layer_types", "layer_rope_theta"],
+    gate: SIGMOID,
+    steps: StepsRow {
+        weightless_norm: WeightlessNorm::Always,
+        query_factor: QueryFactor::Key("qk_scale_factor"),
+        ..BASE.steps
+    },
+    window: windows(WindowLayers::Listed),
+    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, ..ROTARY }),
+    defaults: &[("qk_scale_factor", 3.87), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
+    ..LLAMA
+};
+
+pub(crate) const GATED: &[Family] = &[
+    Family { model_types: &["qwen3_next"], ..QWEN3_NEXT },
+    Family {
+        model_types: &["qwen3_5_text", "qwen3_5_moe_text"],
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.25), mrope: Some(Mrope::Alternating), ..ROTARY }),
+        ..QWEN3_NEXT
+    },
+    // Its indexer chooses blocks of tokens of those before the last whole one.
+    Family {
+        model_types: &["qwen4_exp_text"],
+        max_keys: Some(MaxKeys::WholeBlocks("indexer_budget", "indexer_compress_ratio")),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), mrope: Some(Mrope::Alternating), ..ROTARY }),
+        ..QWEN3_NEXT
+    },
+    Family {
+        model_types: &["afmoe"],
+        gate: SIGMOID,
+        window: windows(WindowLayers::AllButLastOf { key: Some("global_attn_every_n_layers"), default: 4 }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+        defaults: &[("sliding_window", 1024.0), ("rms_norm_eps", 1e-5)],
+        ..QWEN3
+    },
+    Family {
+        model_types: &["hrm_text"],
+        layouts: &["hrm"],
+        gate: SIGMOID,
+        note: Some("causal: with `token_type_ids`, tokens of the model's prompt see one another"),
+        ..LLAMA
+    },
+    // Which layers have a window, heads of their own and which rotation is stated for each layer or each kind of layer.
+    Family {
+        model_types: &["laguna"],
+        layouts: &["g-proj"],
+        reads: &["gating"],
+        gate: SOFTPLUS,
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            share: Some(1.0),
+            theta: 500_000.0,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 512.0)],
+        ..QWEN3
+    },
+    Family {
+        model_types: &["lfm3"],
+        layouts: &["g-proj", "candle-attention"],
+        reads: &["proportional"],
+        states: &["layer_types"],
+        gate: Some(GateRow { activation: GateActivation::Sigmoid, switch: Some(("use_attention_gate", true)) }),
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            theta: 1_000_000.0,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("sliding_window", 256.0), ("norm_eps", 1e-5)],
+        ..QWEN3
+    },
+    // A gate per head alone: the model of a configuration with one per element fails.
+    Family {
+        model_types: &["step3p5"],
+        layouts: &["g-proj"],
+        reads: &["gating", "per_layer_config"],
+        gate: SIGMOID,
+        qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
+        scale: Scale::QueryPreAttnScalar,
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            share: Some(1.0),
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["beam"],
+        layouts: &["beam"],
+        states: &["layer_types"],
+        gate: SIGMOID,
+        window: windows(WindowLayers::Listed),
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::Windowed,
+            window_theta: Some(10_000.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
+        steps: StepsRow { query_factor: QueryFactor::Beam, ..BASE.steps },
+        defaults: &[("sliding_window", 512.0)],
+        ..QWEN3
+    },
+    Family { model_types: &["muse_glimmer_text"], ..MUSE },
+    Family {
+        model_types: &["muse_spark_text"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
+        context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::Head, weighted: false }),
+        defaults: &[("qk_scale_factor", 5.473_006_486_387_5), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
+        ..MUSE
+    },
+    Family {
+        model_types: &["bitnet"],
+        layouts: OWN,
+        context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::AllHeads, weighted: true }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, ..ROTARY }),
+        defaults: &[("rms_norm_eps", 1e-5)],
+        refuses: &[("quantization_config", "rounding of weights and activations")],
+        ..LLAMA
+    },
+    Family {
+        model_types: &["kosmos_2_text_model"],
+        layouts: BART,
+        causal: Causal::Always,
+        context_norm: Some(ContextNormRow { kind: NormKind::Layer, over: NormOver::AllHeads, weighted: true }),
+        defaults: &[("layer_norm_eps", 1e-5)],
+        qk_norm: None,
+        ..BASE
+    },
+];

@@ -1,0 +1,161 @@
+//! Families with latent attention, and what their rows mean.
+
+use serde_json::Value;
+
+use crate::config::{AttentionConfig, GateActivation, LatentAttention};
+use crate::error::{Error, Result};
+use crate::families::family::{
+    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
+};
+use crate::families::layer::Layer;
+
+/// A gate of each head, or of each element.
+const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
+/// DeepSeek's norms have an `eps` of their own, whatever `rms_norm_eps` states.
+const ROW: LatentRow = LatentRow { eps: Some(1e-6), scaled: false, indexed: false, states_share: false };
+const INTERLEAVED: RotaryRow = RotaryRow { interleaved: true, ..ROTARY };
+
+const DEEPSEEK_V2: Family = Family {
+    layouts: &["deepseek", "deepseek-lite"],
+    causal: Causal::Always,
+    positions: LayerPositions::Rotary(INTERLEAVED),
+    scale: Scale::Mscale,
+    qk_norm: None,
+    latent: Some(ROW),
+    ..BASE
+};
+/// A key says which elements form a pair.
+const DEEPSEEK_V3: Family = Family { reads: &["rope_interleave"], ..DEEPSEEK_V2 };
+const DEEPSEEK_V32: Family =
+    Family { latent: Some(LatentRow { indexed: true, ..ROW }), defaults: &[("index_topk", 2048.0)], ..DEEPSEEK_V2 };
+
+pub(crate) const LATENT: &[Family] = &[
+    Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
+    Family { model_types: &["deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1"], ..DEEPSEEK_V3 },
+    Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
+    Family {
+        model_types: &["hy_v4"],
+        layouts: &["hy-v4"],
+        positions: LayerPositions::Rotary(ROTARY),
+        gate: Some(SIGMOID),
+        ..DEEPSEEK_V32
+    },
+    Family {
+        model_types: &["mistral4"],
+        positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..INTERLEAVED }),
+        latent: Some(LatentRow { states_share: true, ..ROW }),
+        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        ..DEEPSEEK_V3
+    },
+    Family { model_types: &["minicpm3"], positions: LayerPositions::Rotary(ROTARY), ..DEEPSEEK_V2 },
+    Family {
+        model_types: &["longcat_flash"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 10_000_000.0, ..INTERLEAVED }),
+        latent: Some(LatentRow { scaled: true, ..ROW }),
+        ..DEEPSEEK_V2
+    },
+    // Nothing is rotated, whatever its files state. The other layers are Kimi delta attention, in another layout.
+    Family {
+        model_types: &["kimi_linear"],
+        reads: &["rope_theta"],
+        positions: LayerPositions::FromWeights,
+        scale: Scale::HeadDim,
+        ..DEEPSEEK_V2
+    },
+    Family {
+        model_types: &["glm5_next_text"],
+        positions: LayerPositions::FromWeights,
+        scale: Scale::HeadDim,
+        latent: Some(LatentRow { eps: None, indexed: true, ..ROW }),
+        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
+        ..DEEPSEEK_V2
+    },
+    // The other layers are delta attention, in another layout.
+    Family {
+        model_types: &["bailing_hybrid"],
+        layouts: &["ling"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 6_000_000.0, ..INTERLEAVED }),
+        gate: Some(SIGMOID),
+        ..DEEPSEEK_V2
+    },
+];
+
+impl Layer<'_> {
+    /// Adds to `latent`, which has the sizes of the weights, what the family does.
+    ///
+    /// # Errors
+    /// The configuration states other sizes.
+    pub(super) fn latent(
+        &self,
+        row: &LatentRow,
+        mut latent: LatentAttention,
+        config: &AttentionConfig,
+    ) -> Result<LatentAttention> {
+        let stated = [
+            ("q_lora_rank", latent.q_lora_rank.unwrap_or(0)),
+            ("kv_lora_rank", latent.kv_lora_rank),
+            ("qk_nope_head_dim", latent.qk_nope_head_dim),
+            ("qk_rope_head_dim", latent.qk_rope_head_dim),
+            ("v_head_dim", latent.v_head_dim),
+        ];
+        // Without heads no shape shows the size of one.
+        for (key, found) in stated.into_iter().filter(|_| config.num_attention_heads > 0) {
+            if let Some(stated) = self.number(key)?.filter(|stated| *stated != found) {
+                return Err(Error::config(
+                    key,
+                    stated,
+                    format!("{found}, as the weights under `{}` have it", self.prefix),
+                ));
+            }
+        }
+        let required = || self.float("rms_norm_eps").ok_or_else(|| Error::config("rms_norm_eps", "none", "a number"));
+        latent.eps = row.eps.map_or_else(required, Ok)?;
+        if row.scaled {
+            let scale = |rank: usize| (config.hidden_size as f64 / rank as f64).sqrt();
+            for (key, factor, rank) in [
+                ("mla_scale_q_lora", &mut latent.q_lora_scale, latent.q_lora_rank),
+                ("mla_scale_kv_lora", &mut latent.kv_lora_scale, Some(latent.kv_lora_rank)),
+            ] {
+                if self.flag(key) == Some(false) {
+                    return Err(Error::config(key, false, "true or absent: the family scales its latents"));
+                }
+                *factor = rank.map_or(1.0, scale);
+            }
+        }
+        if row.indexed {
+            const KEY: &str = "index_topk";
+            let none = || Error::config(KEY, "none", "a number of keys");
+            latent.index_topk = Some(self.number(KEY)?.ok_or_else(none)?);
+            // GLM-5.3-Flash chooses whole blocks of keys, and the last keys beside them.
+            const TAIL: &str = "index_kpool_always_select_tail";
+            if self.flag(TAIL) == Some(false) {
+                return Err(Error::config(
+                    TAIL,
+                    false,
+                    "true: without it a query does not see all keys of a short text",
+                ));
+            }
+        }
+        Ok(latent)
+    }
+
+    /// The factor that `mscale_all_dim` of the rotation states, if it does.
+    pub(super) fn mscale(&self) -> Result<Option<f64>> {
+        let LayerPositions::Rotary(row) = self.family.positions else { return Ok(None) };
+        let (Some(stated), _) = self.stated_rotation(&row)? else { return Ok(None) };
+        let kind = stated.get("rope_type").or(stated.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let float = |key: &str| stated.get(key).and_then(Value::as_f64);
+        let Some(all) = float("mscale_all_dim").filter(|all| *all != 0.0 && kind != "default") else { return Ok(None) };
+        let factor =
+            float("factor").ok_or_else(|| Error::config("factor", "none", "a number, beside mscale_all_dim"))?;
+        Ok(Some(if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 }))
+    }
+
+    /// Whether `share` of a whole query head is the `rope` elements that are rotated, and the family states it so.
+    pub(super) fn is_share_of_latent(&self, share: f64, rope: usize) -> bool {
+        let states = self.family.latent.is_some_and(|row| row.states_share);
+        let size = |key: &str| self.number(key).ok().flatten();
+        let both = size("qk_nope_head_dim").zip(size("qk_rope_head_dim")).map(|(nope, rope)| nope + rope);
+        states && size("head_dim").or(both).is_some_and(|head| (share * head as f64) as usize == rope)
+    }
+}

@@ -1,0 +1,75 @@
+//! The gate and the norm between the heads and the output projection, from a family's row and what a checkpoint holds.
+
+use crate::config::{AttentionConfig, GateOver, HeadNorm, OutputGate};
+use crate::error::{Error, Result};
+use crate::families::family::{ContextNormRow, MaxKeys};
+use crate::families::layer::Layer;
+
+impl Layer<'_> {
+    /// The gate of the layer, whose projection has so many `rows` in the checkpoint, if it is there.
+    pub(super) fn output_gate(&self, config: &AttentionConfig, rows: Option<usize>) -> Result<Option<OutputGate>> {
+        let gate = self.family.gate.filter(|gate| {
+            gate.switch.is_none_or(|(key, default)| {
+                self.section.get(key).map_or(default, |stated| !stated.is_null() && stated.as_bool() != Some(false))
+            })
+        });
+        let what = "a gate of the output";
+        let (gate, rows) = match (gate, rows) {
+            (None, None) => return Ok(None),
+            (None, Some(_)) => {
+                let expected = format!("absent: `{}` has none", self.model_type);
+                return Err(Error::value(what, "in the checkpoint", expected));
+            }
+            (Some(_), None) => {
+                let expected = format!("in the checkpoint: `{}` has one", self.model_type);
+                return Err(Error::value(what, "absent", expected));
+            }
+            (Some(gate), Some(rows)) => (gate, rows),
+        };
+        let (heads, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
+        let over = match rows {
+            rows if rows == heads * d_v => GateOver::Element,
+            rows if rows == heads => GateOver::Head,
+            _ => {
+                let expected = format!("{heads}, one per head, or {}, one per element", heads * d_v);
+                return Err(Error::value("the number of gates", rows, expected));
+            }
+        };
+        Ok(Some(OutputGate::new(gate.activation, over)))
+    }
+
+    /// The most keys of a layer that has an indexer.
+    pub(super) fn max_keys(&self) -> Result<usize> {
+        let required = |key: &'static str| {
+            let none = || Error::config(key, "none", "a number: an indexer chooses the keys");
+            self.number(key)?.filter(|number| *number > 0).ok_or_else(none)
+        };
+        match self.family.max_keys {
+            Some(MaxKeys::Blocks(count, size)) => Ok(required(count)?.saturating_mul(required(size)?)),
+            Some(MaxKeys::WholeBlocks(budget, size)) => Ok(required(budget)?.saturating_add(required(size)? - 1)),
+            None => {
+                let expected = format!("absent: `{}` has none", self.model_type);
+                Err(Error::value("an indexer", "in the checkpoint", expected))
+            }
+        }
+    }
+
+    /// The norm of the context; `held`: whether the checkpoint holds a weight of it.
+    pub(super) fn context_norm(&self, held: bool) -> Result<Option<HeadNorm>> {
+        let what = "a norm of the context";
+        match self.family.context_norm {
+            None if held => {
+                let expected = format!("absent: `{}` has none", self.model_type);
+                Err(Error::value(what, "in the checkpoint", expected))
+            }
+            Some(ContextNormRow { weighted, .. }) if weighted != held => {
+                let words = ["absent", "in the checkpoint"];
+                let (found, expected) = (words[usize::from(held)], words[usize::from(weighted)]);
+                Err(Error::value(what, found, format!("{expected}, as `{}` has it", self.model_type)))
+            }
+            row => Ok(row.map(|ContextNormRow { kind, over, weighted }| {
+                HeadNorm::new(kind, over, self.norm_eps()).with_weighted(weighted)
+            })),
+        }
+    }
+}

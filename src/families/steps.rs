@@ -1,0 +1,152 @@
+//! Steps between projection and scores of a layer, and where its keys and values come from, from its family's row and
+//! the keys of its configuration.
+
+use serde_json::Value;
+
+use crate::config::{Factor, HeadNorm, KeyValueSource, NormKind, NormOver, Step, Steps};
+use crate::error::{Error, Result};
+use crate::families::family::{HeadSizes, QueryFactor, WeightlessNorm};
+use crate::families::layer::Layer;
+use crate::io::number;
+
+impl Layer<'_> {
+    /// The steps of the layer; `norms`: whether its checkpoint holds norms of queries and keys.
+    pub(super) fn steps(&self, norms: bool, source: KeyValueSource, d: usize) -> Result<Steps> {
+        let row = self.family.steps;
+        let eps = self.norm_eps();
+        let mut sides = [vec![Step::Rotate], vec![Step::Rotate], Vec::new()];
+        let mut with_norms = |norm: HeadNorm, after: bool| {
+            for side in &mut sides[..2] {
+                side.insert(usize::from(after), Step::Norm(norm));
+            }
+        };
+        if norms {
+            with_norms(self.qk_norm()?, row.norm_after_rotation);
+        }
+        let weightless = match row.weightless_norm {
+            WeightlessNorm::None => false,
+            WeightlessNorm::Always => true,
+            WeightlessNorm::IfRotated => {
+                self.flag("use_qk_norm").unwrap_or(true) && !self.position(d, &Default::default())?.is_none()
+            }
+        };
+        let of_values = HeadNorm::new(NormKind::Rms, NormOver::Head, eps).with_weighted(false);
+        if weightless {
+            with_norms(of_values, row.norm_after_rotation);
+        }
+        if let Some(factor) = self.query_factor(d)? {
+            sides[0].push(Step::Factor(factor));
+        }
+        if row.value_norm {
+            sides[2].push(Step::Norm(of_values));
+        }
+        // Null is no factor.
+        if let Some(factor) = row.value_factor.and_then(|key| self.float(key)) {
+            sides[2].push(Step::Factor(Factor::Constant(factor)));
+        }
+        if let KeyValueSource::Shared { .. } = source {
+            // They are those of the other layer.
+            (sides[1], sides[2]) = (vec![Step::Rotate], Vec::new());
+        }
+        let [queries, keys, values] = sides;
+        Ok(Steps::default().with_queries(queries).with_keys(keys).with_values(values))
+    }
+
+    fn query_factor(&self, d: usize) -> Result<Option<Factor>> {
+        let required = |key: &'static str, value: Option<f64>| {
+            value.ok_or_else(|| Error::config(key, "none", "a number: the family multiplies its queries by it"))
+        };
+        let counted = |key: &'static str, value: Option<usize>| {
+            value.ok_or_else(|| Error::config(key, "none", "a number of tokens that share a factor"))
+        };
+        Ok(match self.family.steps.query_factor {
+            QueryFactor::None => None,
+            QueryFactor::Key(key) => Some(Factor::Constant(required(key, self.float(key))?)),
+            QueryFactor::Beam if self.position(d, &Default::default())?.is_none() => {
+                Some(Factor::PowerPosition { exponent: 0.1, length: 2048 })
+            }
+            QueryFactor::Beam => None,
+            QueryFactor::Softplus => Some(Factor::Softplus { scale: std::f64::consts::LOG2_E / (d as f64).sqrt() }),
+            QueryFactor::RopeBeta => {
+                let stated = |key: &str| {
+                    let sets = ["rope_parameters", "rope_scaling"].into_iter().filter_map(|key| self.section.get(key));
+                    sets.filter_map(|set| set.get(key)).find(|value| !value.is_null())
+                };
+                let beta = required("llama_4_scaling_beta", stated("llama_4_scaling_beta").and_then(Value::as_f64))?;
+                let key = "original_max_position_embeddings";
+                let length = stated(key).and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
+                Some(Factor::LogPosition { beta, length: counted(key, length)?, offset: 0 })
+            }
+            QueryFactor::Llama4 => {
+                // Files state a number for true, too.
+                let tuned = self.section.get("attn_temperature_tuning");
+                let off = tuned.is_some_and(|tuned| tuned.as_bool() == Some(false) || tuned.as_f64() == Some(0.0));
+                if off || !self.position(d, &Default::default())?.is_none() {
+                    return Ok(None);
+                }
+                let beta = required("attn_scale", self.float("attn_scale"))?;
+                let length = counted("floor_scale", self.number("floor_scale")?)?;
+                Some(Factor::LogPosition { beta, length, offset: 1 })
+            }
+        })
+    }
+
+    /// Where the layer has its keys and values from. `found`: by the tensors of its checkpoint.
+    pub(crate) fn key_value_source(&self, found: KeyValueSource) -> Result<KeyValueSource> {
+        let wrong = |expected: &str| {
+            let what = format!("the projections of layer {}", self.index);
+            let found = match found {
+                KeyValueSource::Projections => "queries, keys and values",
+                KeyValueSource::KeysAsValues => "queries and keys",
+                KeyValueSource::Shared { .. } => "queries alone",
+            };
+            Err(Error::value(what, found, expected))
+        };
+        let shared = if self.family.shares_keys { self.number("num_kv_shared_layers")?.unwrap_or(0) } else { 0 };
+        let layers = self.number("num_hidden_layers")?.unwrap_or(usize::MAX);
+        if shared > 0 && self.index >= layers.saturating_sub(shared) {
+            // Published files hold keys and values of these layers, too, which their model does not read.
+            let first = layers.saturating_sub(shared);
+            let windowed = self.has_window()?;
+            let kind = |index: usize| Layer { index, ..*self }.has_window();
+            for index in (0..first).rev() {
+                if kind(index)? == windowed {
+                    return Ok(KeyValueSource::Shared { layer: Some(index) });
+                }
+            }
+            // No layer has keys of its own in an assistant (Gemma 4), whose positions follow those of another model.
+            return wrong("those of a model with a layer of this kind before those that share its keys");
+        }
+        let as_values = match self.family.keys_as_values {
+            None => false,
+            Some(key) => (key.is_empty() || self.flag(key) == Some(true)) && !self.has_window()?,
+        };
+        match (as_values, found) {
+            (true, KeyValueSource::KeysAsValues) | (false, KeyValueSource::Projections) => Ok(found),
+            (true, _) => wrong("queries and keys: the values of this layer are its keys"),
+            (false, _) => wrong("queries, keys and values"),
+        }
+    }
+
+    /// A size of the heads of this layer by this key: `head_dim` or `num_key_value_heads`.
+    pub(crate) fn head_size(&self, key: &str) -> Result<Option<usize>> {
+        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
+        if let Some(own) = own.map(|own| number(own, key)).transpose()?.flatten() {
+            return Ok(Some(own));
+        }
+        let usual = self.number(key)?;
+        Ok(match self.family.head_sizes {
+            HeadSizes::Same => usual,
+            HeadSizes::WindowsDoubleKeys if key == "num_key_value_heads" && self.has_window()? => {
+                usual.map(|heads| heads.saturating_mul(2))
+            }
+            HeadSizes::WindowsDoubleKeys => usual,
+            HeadSizes::Global { .. } if self.section.get("per_layer_config").is_some() || self.has_window()? => usual,
+            HeadSizes::Global { switch } => match key {
+                "head_dim" => self.number("global_head_dim")?.or(usual),
+                _ if switch.is_some_and(|switch| self.flag(switch) != Some(true)) => usual,
+                _ => self.number("num_global_key_value_heads")?.or(usual),
+            },
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! Transformer-XL's relative positions, as Conformers have them: queries are also compared with projected sinusoids of
+//! their distance to each key.
+
+use std::fmt;
+
+use candle_core::{D, Device, Tensor};
+use candle_nn::Init;
+
+use super::scheme::{EmbeddingCall, PositionScheme, PositionState, RaggedSupport};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
+use crate::error::{Error, Result};
+use crate::mask::DistanceEmbeddings;
+use crate::ops::{Linear, accumulate_dtype};
+use crate::tensor::element_count;
+use crate::weights::LinearWeights;
+
+const PROJECTION: &str = "relative_k_proj.weight";
+const CONTENT_BIAS: &str = "bias_u";
+const POSITION_BIAS: &str = "bias_v";
+
+/// The base of the wavelengths.
+const THETA: f32 = 10_000.0;
+
+/// Relative positions of Transformer-XL ([Dai 2019](https://arxiv.org/abs/1901.02860)) and of Conformers: a score is
+/// `(q + u) · k + (q + v) · r`, times the scale, where `r` is the projected sinusoid of the distance from key to query.
+///
+/// The projection `relative_k_proj.weight` `(h · d, hidden_size)` and the vectors `bias_u` and `bias_v` `(h, d)` are
+/// weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)). Sequences may be of any length; the
+/// sinusoids of `2 s - 1` distances are projected once and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RelativeSinusoids;
+
+impl RelativeSinusoids {
+    /// The sinusoids of all distances of a sequence of `length` tokens, the longest before a query first, projected:
+    /// `(2 length - 1, h · d)`.
+    fn project(call: &EmbeddingCall, length: usize) -> Result<Tensor> {
+        let weight = call.state.weights().require(PROJECTION)?;
+        let (out, width) = weight.dims2()?;
+        let dtype = accumulate_dtype(call.qkv.like());
+        element_count("the embeddings of distances", &[2 * length, out.max(width)])?;
+        let sinusoids = sinusoids(length, width)?.to_device(weight.device())?;
+        // The projection reads its input in its own dtype.
+        let sinusoids = sinusoids.to_dtype(weight.dtype())?.unsqueeze(0)?;
+        let projection = Linear::new(PROJECTION, LinearWeights::new(weight.clone(), None), out, width)?;
+        Ok(projection.forward(&sinusoids, dtype)?.squeeze(0)?)
+    }
+}
+
+/// Sines and cosines in turn, `(2 length - 1, width)`, of the positions `1 - length ..` of a query after a key. Angles
+/// are computed in f32, as in the reference.
+fn sinusoids(length: usize, width: usize) -> Result<Tensor> {
+    let frequencies: Vec<f32> = (0..width / 2).map(|i| 1.0 / THETA.powf((2 * i) as f32 / width as f32)).collect();
+    let last = length as i64 - 1;
+    let angles = (-last..=last).flat_map(|position| frequencies.iter().map(move |f| f64::from(position as f32 * f)));
+    let values: Vec<f64> = angles.flat_map(|angle| [angle.sin(), angle.cos()]).collect();
+    Ok(Tensor::from_vec(values, (2 * length - 1, width), &Device::Cpu)?)
+}
+
+impl fmt::Display for RelativeSinusoids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("relative sinusoids")
+    }
+}
+
+impl PositionScheme for RelativeSinusoids {
+    fn validate(&self, sizes: &LayerSizes) -> Result<()> {
+        match sizes.hidden_size.is_multiple_of(2) {
+            true => Ok(()),
+            false => Err(Error::config("hidden_size", sizes.hidden_size, "an even number for relative sinusoids")),
+        }
+    }
+
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+        let (h, d, width) = (sizes.num_attention_heads, sizes.head_dim, sizes.hidden_size);
+        let bound = (6.0 / (h * d + width) as f64).sqrt();
+        let parameter = |name, shape: &[usize], init| PositionParameter {
+            name,
+            shape: shape.to_vec(),
+            init,
+            head_axis: Some(0),
+            presence: Presence::Required,
+        };
+        vec![
+            parameter(PROJECTION, &[h * d, width], Init::Uniform { lo: -bound, up: bound }),
+            parameter(CONTENT_BIAS, &[h, d], Init::Const(0.0)),
+            parameter(POSITION_BIAS, &[h, d], Init::Const(0.0)),
+        ]
+    }
+
+    fn needs_full_sequence(&self) -> bool {
+        true
+    }
+
+    fn ragged_support(&self) -> RaggedSupport {
+        RaggedSupport::CpuBuffersOnly
+    }
+
+    fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {
+        state.weights().require(CONTENT_BIAS).map(Some)
+    }
+
+    fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
+        let fixed = !call.state.tracks_gradient();
+        let needed = call.s_q.max(call.s_kv).max(1);
+        let (length, all) = call.state.grown(fixed, needed, |length| Self::project(call, length))?;
+        let count = 2 * needed - 1;
+        let c2p = all.narrow(0, length - needed, count)?;
+        // Queries come with `u`: (q + v) · r is (q + u) · r + (v - u) · r, and the second term depends on no query.
+        let vector = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(c2p.dtype())?);
+        let difference = (vector(POSITION_BIAS)? - vector(CONTENT_BIAS)?)?; // (h, d)
+        let (h, d) = difference.dims2()?;
+        let bias = c2p.reshape((count, h, d))?.broadcast_mul(&difference)?.sum(D::Minus1)?;
+        let first = 1 - call.s_kv as i64;
+        let indices = (first..call.s_q as i64).map(|distance| (needed as i64 - 1 - distance) as u32).collect();
+        Ok(Some(DistanceEmbeddings { c2p: Some(c2p), p2c: None, bias: Some(bias), count, indices, first }))
+    }
+
+    fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {
+        [s_kv.saturating_mul(2), 0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    #[test]
+    fn sinusoids_are_in_the_order_of_positions() {
+        let values = sinusoids(3, 4).unwrap().to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(values.len(), 5);
+        assert_eq!(values[2], [0.0, 1.0, 0.0, 1.0]);
+        let (near, far) = (2f32, 0.02f32);
+        assert_eq!(values[4], [near.sin(), near.cos(), far.sin(), far.cos()]);
+        assert_eq!(values[0], [-near.sin(), near.cos(), -far.sin(), far.cos()]);
+    }
+}

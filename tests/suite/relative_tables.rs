@@ -1,0 +1,288 @@
+//! Queries compared with tables of relative positions, and gated biases: every way to run such a layer, and the
+//! formulas as loops in f64.
+
+use candle_attention::checkpoint::layouts;
+use candle_attention::position::{
+    GatedRelativeBias, Position, RelativeKey, RelativeKey2d, RelativeKeyValue, RelativeSinusoids,
+};
+use candle_attention::weights::{AttentionWeights, LinearWeights, PositionWeights, QkvWeights};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ProjectionBias,
+};
+use candle_core::{D, DType, Device, Module, Tensor};
+
+use crate::common::everywhere::Everywhere;
+use crate::common::naive::{Score, attend};
+use crate::common::{Random, assert_close, numbers, says};
+
+#[test]
+fn relative_positions_are_the_same_everywhere() {
+    let config = AttentionConfig::new(12, 4);
+    let grouped = config.clone().with_num_key_value_heads(2).with_head_dim(5);
+    let windowed = AttentionMask::window(Some(3), Some(1));
+    let sinusoids = grouped.clone().with_position(RelativeSinusoids::default());
+    Everywhere::new(sinusoids.clone()).without_cache().check(1);
+    Everywhere::new(sinusoids.with_mask(windowed.clone())).without_cache().with_tokens(70).check(2);
+    let keys = grouped.with_position(RelativeKey::new(4, 2)).with_mask(windowed);
+    Everywhere::new(keys).without_cache().check(3);
+    let reversed = RelativeKey::new(0, 20).with_reversed(true).with_block(9);
+    Everywhere::new(config.clone().with_position(reversed)).without_cache().check(4);
+    let grid = Position::from(RelativeKey2d::new([3, 4]));
+    Everywhere::new(config.clone().with_position(grid)).without_cache().with_tokens(12).check(5);
+    let gated = config.clone().with_position(GatedRelativeBias::new(8, 6));
+    Everywhere::new(gated.clone()).without_cache().with_tokens(12).check(6);
+    Everywhere::new(gated).in_layout("bart").without_cache().check(7);
+    let near = config.with_position(RelativeKeyValue::new(2)).with_value_head_dim(2);
+    Everywhere::new(near).without_cache().check(8);
+}
+
+/// In the layouts of their families.
+#[test]
+fn relative_positions_are_written_as_their_families_name_them() {
+    let config = AttentionConfig::new(12, 4);
+    let only_out = ProjectionBias::NONE.with_o(true);
+    let reversed = RelativeKey::new(5, 5).with_reversed(true);
+    for (layout, config) in [
+        ("conformer", config.clone().with_position(RelativeSinusoids::default())),
+        ("conformer", config.clone().with_position(RelativeKey::new(4, 2))),
+        ("granite-speech", config.clone().with_position(reversed).with_bias(only_out)),
+        ("timm", config.clone().with_position(RelativeKey2d::new([3, 3]))),
+        ("bart", config.with_position(RelativeKeyValue::new(2))),
+    ] {
+        Everywhere::new(config).in_layout(layout).without_cache().check(9);
+    }
+}
+
+const HEADS: usize = 2;
+const SIZE: usize = 4;
+const WIDTH: usize = HEADS * SIZE;
+
+/// A layer with random weights, whose output is its context; its queries, keys and values of `xs`, `(b, s, h, d)`; and
+/// the weights of its positions.
+struct Case {
+    layer: MultiHeadAttention,
+    xs: Tensor,
+    qkv: [Tensor; 3],
+    position: PositionWeights,
+}
+
+impl Case {
+    fn new(position: impl Into<Position>, tensors: &[(&str, &[usize])], tokens: usize, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let config = AttentionConfig::new(WIDTH, HEADS).with_bias(ProjectionBias::NONE).with_position(position);
+        let mut weights = PositionWeights::default();
+        for (name, dims) in tensors {
+            weights.insert(*name, random.tensor(dims, DType::F32));
+        }
+        let parts = [0, 1, 2].map(|_| random.tensor(&[WIDTH, WIDTH], DType::F32));
+        let xs = random.tensor(&[2, tokens, WIDTH], DType::F32);
+        let project = |w: &Tensor| {
+            let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap();
+            let ys = wide(&xs).broadcast_matmul(&wide(w).t().unwrap()).unwrap();
+            ys.reshape((2, tokens, HEADS, SIZE)).unwrap()
+        };
+        let qkv = parts.each_ref().map(project);
+        let identity = LinearWeights::new(Tensor::eye(WIDTH, DType::F32, &Device::Cpu).unwrap(), None);
+        let split = QkvWeights::Split(Box::new(parts.map(|weight| LinearWeights::new(weight, None))));
+        let all = AttentionWeights::new(split, identity).with_position(weights.clone());
+        let layer = MultiHeadAttention::from_weights(&config, all).unwrap();
+        Self { layer, xs, qkv, position: weights }
+    }
+
+    fn weight(&self, name: &str) -> Vec<f64> {
+        numbers(self.position.get(name).unwrap())
+    }
+
+    /// Compares the layer with attention of queries `q`, to whose scores `term(b, head, i, j)` is added.
+    fn check(&self, q: &Tensor, term: &dyn Fn(usize, usize, usize, usize) -> f64, options: &AttentionOptions) {
+        let score = Score::Dot((SIZE as f64).powf(-0.5));
+        let (want, _) = attend(q, &self.qkv[1], &self.qkv[2], &score, &|b, h, i, j| Some(term(b, h, i, j)));
+        let inputs = AttentionInputs::self_attention(&self.xs, AttentionMask::full());
+        let got = self.layer.attend_with(&inputs, options).unwrap().output;
+        assert_close("a layer", &got, &want.flatten_from(2).unwrap(), 2e-5);
+    }
+
+    /// The query of head `h` at token `i` of sequence `b`.
+    fn query(&self, b: usize, h: usize, i: usize) -> Vec<f64> {
+        numbers(&self.qkv[0].get(b).unwrap().get(i).unwrap().get(h).unwrap())
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn plus(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+/// Transformer-XL: `((q + u) · k + (q + v) · W r(i - j)) / √d`.
+#[test]
+fn relative_sinusoids_are_those_of_transformer_xl() {
+    let tensors: [(&str, &[usize]); 3] =
+        [("relative_k_proj.weight", &[WIDTH, WIDTH]), ("bias_u", &[HEADS, SIZE]), ("bias_v", &[HEADS, SIZE])];
+    let case = Case::new(RelativeSinusoids::default(), &tensors, 11, 1);
+    let (w, v) = (case.weight("relative_k_proj.weight"), case.weight("bias_v"));
+    let u = case.position.get("bias_u").unwrap().to_dtype(DType::F64).unwrap();
+    let term = |b: usize, h: usize, i: usize, j: usize| {
+        let wave = |c: usize| (i as f64 - j as f64) / 10_000f64.powf((c / 2 * 2) as f64 / WIDTH as f64);
+        let r: Vec<f64> = (0..WIDTH).map(|c| if c % 2 == 0 { wave(c).sin() } else { wave(c).cos() }).collect();
+        let projected: Vec<f64> = (h * SIZE..(h + 1) * SIZE).map(|row| dot(&w[row * WIDTH..][..WIDTH], &r)).collect();
+        dot(&plus(&case.query(b, h, i), &v[h * SIZE..][..SIZE]), &projected) * (SIZE as f64).powf(-0.5)
+    };
+    case.check(&case.qkv[0].broadcast_add(&u).unwrap(), &term, &AttentionOptions::default());
+}
+
+/// Shaw: `q · (k + e[clip(j - i)]) / √d`; Granite Speech counts the other way.
+#[test]
+fn relative_keys_are_those_of_shaw() {
+    let distance = |i: usize, j: usize| (j as i64 - i as i64).clamp(-3, 2);
+    let keys = RelativeKey::new(3, 2);
+    let cases: [(_, _, &dyn Fn(i64) -> i64); 2] = [
+        (keys, "distance_embedding.weight", &|distance| distance + 3),
+        (keys.with_reversed(true), "rel_pos_emb.weight", &|distance| 2 - distance),
+    ];
+    for (position, name, row) in cases {
+        let case = Case::new(position, &[(name, &[6, SIZE])], 9, 2);
+        let e = case.weight(name);
+        let term = |b: usize, h: usize, i: usize, j: usize| {
+            dot(&case.query(b, h, i), &e[row(distance(i, j)) as usize * SIZE..][..SIZE]) * (SIZE as f64).powf(-0.5)
+        };
+        case.check(&case.qkv[0], &term, &AttentionOptions::default());
+    }
+    let case = Case::new(keys.with_block(8), &[("distance_embedding.weight", &[6, SIZE])], 9, 2);
+    says(case.layer.forward(&case.xs), &["the number of tokens is 9", "at most 8", "blocks"]);
+}
+
+/// SAM: `q · k / √d + q · h[y - y'] + q · w[x - x']`.
+#[test]
+fn relative_keys_of_a_grid_are_those_of_sam() {
+    let [rows, columns] = [3, 4];
+    let tensors: [(&str, &[usize]); 2] =
+        [("rel_pos_h", &[2 * rows - 1, SIZE]), ("rel_pos_w", &[2 * columns - 1, SIZE])];
+    let case = Case::new(RelativeKey2d::new([rows, columns]), &tensors, rows * columns, 3);
+    let (of_rows, of_columns) = (case.weight("rel_pos_h"), case.weight("rel_pos_w"));
+    let term = |b: usize, h: usize, i: usize, j: usize| {
+        let (down, right) = (i / columns + rows - 1 - j / columns, i % columns + columns - 1 - j % columns);
+        let q = case.query(b, h, i);
+        dot(&q, &of_rows[down * SIZE..][..SIZE]) + dot(&q, &of_columns[right * SIZE..][..SIZE])
+    };
+    case.check(&case.qkv[0], &term, &AttentionOptions::default());
+    let stated = AttentionOptions::default().with_grid([rows, columns]);
+    case.check(&case.qkv[0], &term, &stated);
+    // Of another grid the tables are resized: from 5 rows to 3, and from 7 to 11.
+    let other = AttentionOptions::default().with_grid([2, 6]);
+    let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::full());
+    let resized = case.layer.attend_with(&inputs, &other).unwrap().output;
+    assert!(resized.to_vec3::<f32>().unwrap().iter().flatten().flatten().all(|x| x.is_finite()));
+    let wrong = AttentionOptions::default().with_grid([5, 2]);
+    says(case.layer.attend_with(&inputs, &wrong).map(|_| ()), &["the number of tokens is 12", "5 x 2 patches"]);
+    let five = case.xs.narrow(1, 0, 5).unwrap();
+    says(case.layer.forward(&five), &["the number of tokens is 5", "3 x 4 patches", "AttentionOptions::grid"]);
+}
+
+/// WavLM: `q · k / √d + gate(x_i) · bias[bucket(j - i)]`.
+#[test]
+fn gated_biases_are_those_of_wavlm() {
+    let tensors: [(&str, &[usize]); 4] = [
+        ("rel_attn_embed.weight", &[8, HEADS]),
+        ("gru_rel_pos_linear.weight", &[8, SIZE]),
+        ("gru_rel_pos_linear.bias", &[8]),
+        ("gru_rel_pos_const", &[1, HEADS, 1, 1]),
+    ];
+    let case = Case::new(GatedRelativeBias::new(8, 6), &tensors, 10, 4);
+    let [table, w, bias, factor] = tensors.map(|(name, _)| case.weight(name));
+    let xs = numbers(&case.xs);
+    let bucket = |ahead: i64| {
+        let far = |distance: f64| 2 + ((distance / 2.0).ln() / 3f64.ln() * 2.0) as usize;
+        let near = if ahead.abs() < 2 { ahead.unsigned_abs() as usize } else { far(ahead.abs() as f64).min(3) };
+        near + if ahead > 0 { 4 } else { 0 }
+    };
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let term = |b: usize, h: usize, i: usize, j: usize| {
+        let x = &xs[(b * 10 + i) * WIDTH + h * SIZE..][..SIZE];
+        let part = |from: usize| (from..from + 4).map(|row| dot(&w[row * SIZE..][..SIZE], x) + bias[row]).sum::<f64>();
+        let gate = sigmoid(part(0)) * (sigmoid(part(4)) * factor[h] - 1.0) + 2.0;
+        gate * table[bucket(j as i64 - i as i64) * HEADS + h]
+    };
+    case.check(&case.qkv[0], &term, &AttentionOptions::default());
+}
+
+/// VITS: `q · (k + e[j - i]) / √d`, and values `v + f[j - i]`, for keys in a window.
+#[test]
+fn relative_keys_and_values_are_those_of_vits() {
+    let tensors: [(&str, &[usize]); 2] = [("emb_rel_k", &[1, 5, SIZE]), ("emb_rel_v", &[1, 5, SIZE])];
+    let case = Case::new(RelativeKeyValue::new(2), &tensors, 9, 7);
+    let [keys, values] = tensors.map(|(name, _)| case.weight(name));
+    let row = |i: usize, j: usize| (j + 2).checked_sub(i).filter(|row| *row < 5);
+    let scale = (SIZE as f64).powf(-0.5);
+    let term = |b: usize, h: usize, i: usize, j: usize| {
+        let e = row(i, j).map_or(&[][..], |row| &keys[row * SIZE..][..SIZE]);
+        dot(&case.query(b, h, i), e) * scale
+    };
+    let sees = |b: usize, h: usize, i: usize, j: usize| Some(term(b, h, i, j));
+    let (context, weights) = attend(&case.qkv[0], &case.qkv[1], &case.qkv[2], &Score::Dot(scale), &sees);
+    let (mut want, weights) = (numbers(&context), numbers(&weights));
+    for (at, want) in want.iter_mut().enumerate() {
+        let (c, h, i, b) = (at % SIZE, at / SIZE % HEADS, at / WIDTH % 9, at / WIDTH / 9);
+        let weight = |j: usize| weights[((b * HEADS + h) * 9 + i) * 9 + j];
+        *want += (0..9).filter_map(|j| Some(weight(j) * values[row(i, j)? * SIZE + c])).sum::<f64>();
+    }
+    let want = Tensor::from_vec(want, (2, 9, WIDTH), &Device::Cpu).unwrap();
+    assert_close("VITS", &case.layer.forward(&case.xs).unwrap(), &want, 2e-5);
+    let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::full());
+    let plan = case.layer.plan(&inputs, &AttentionOptions::default()).unwrap();
+    assert!(plan.to_string().contains("values depend on distances"), "{plan}");
+}
+
+#[test]
+fn what_does_not_fit_is_one_clear_error() {
+    let case = Case::new(RelativeKey::new(3, 2), &[("distance_embedding.weight", &[6, SIZE])], 9, 5);
+    let mut cache = KvCache::growing();
+    let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::causal()).with_cache(&mut cache);
+    says(
+        case.layer.attend_with(&inputs, &AttentionOptions::default()).map(|_| ()),
+        &["relative key", "whole sequence"],
+    );
+    let config = AttentionConfig::new(WIDTH, HEADS);
+    for (position, parts) in [
+        (Position::from(RelativeKey2d::new([0, 4])), ["the grid of patches", "1 to 1024"]),
+        (Position::from(RelativeKey::new(1 << 30, 0)), ["left_max_position_embeddings", "at most"]),
+        (Position::from(GatedRelativeBias::new(3, 800)), ["num_buckets = 3", "4 to"]),
+        (Position::from(GatedRelativeBias::new(320, 80)), ["max_bucket_distance = 80", "more than a quarter"]),
+    ] {
+        says(config.clone().with_position(position).validate(), &parts);
+    }
+    let gated = config.clone().with_position(GatedRelativeBias::new(8, 6)).with_head_dim(3);
+    says(gated.validate(), &["query_size = 8", "6, that of 2 heads"]);
+    says(
+        AttentionConfig::new(9, 3).with_position(RelativeSinusoids::default()).validate(),
+        &["hidden_size = 9", "even"],
+    );
+
+    // The same name in this crate's layout: of a learned value, and of Transformer-XL's vector.
+    let sinusoids = config.with_position(RelativeSinusoids::default());
+    let vb = |map: &candle_nn::VarMap| candle_nn::VarBuilder::from_varmap(map, DType::F32, &Device::Cpu);
+    let layer = MultiHeadAttention::new(&sinusoids, vb(&candle_nn::VarMap::new())).unwrap();
+    let vector = || Tensor::zeros(WIDTH, DType::F32, &Device::Cpu).unwrap();
+    let both = layer.weights().unwrap().with_bias_kv([vector(), vector()]);
+    let own = layouts().find(|layout| layout.name() == "candle-attention").unwrap();
+    says(both.to_layout(&sinusoids.with_add_bias_kv(true), own).map(|_| ()), &["relative sinusoids", "otherwise"]);
+}
+
+/// No tensor of all pairs: as many bytes of temporary memory as the sequence is long.
+#[test]
+fn memory_of_the_cpu_kernel_grows_with_the_length() {
+    let tensors: [(&str, &[usize]); 3] =
+        [("relative_k_proj.weight", &[WIDTH, WIDTH]), ("bias_u", &[HEADS, SIZE]), ("bias_v", &[HEADS, SIZE])];
+    let scratch = |tokens: usize| {
+        let case = Case::new(RelativeSinusoids::default(), &tensors, tokens, 6);
+        let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::full());
+        let plan = case.layer.plan(&inputs, &AttentionOptions::default()).unwrap();
+        assert_eq!(plan.backend.to_string(), "cpu");
+        assert_eq!(case.layer.forward(&case.xs).unwrap().dim(D::Minus1).unwrap(), WIDTH);
+        plan.scratch_bytes
+    };
+    let (short, long) = (scratch(256), scratch(1024));
+    assert!(long < 5 * short, "{short} and {long}");
+}
