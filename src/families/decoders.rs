@@ -188,6 +188,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["paligemma"],
         causal: Causal::Never,
         requires: &[Required::new(CallInput::Mask)],
+        reads: &["use_bidirectional_attention"],
         needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },

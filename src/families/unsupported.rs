@@ -48,7 +48,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     ),
     unsupported(&["cpmant"], "a bias of segments and distances"),
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
-    unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(&["nemotron_asr_streaming_encoder"], "a mask of chunks, of which a token sees its own and some before it"),
     unsupported(&["gemma3n_audio", "gemma4_audio"], "relative positions inside the cap on the scores"),
     unsupported(&["florence_vision"], "attention between channels"),

@@ -203,6 +203,16 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family {
+        model_types: &["vjepa2"],
+        layouts: &["vjepa2"],
+        positions: LayerPositions::Video,
+        unsupported_parts: &[
+            ("predictor", "heads of their own, and tokens that stand in the sequence twice"),
+            ("pooler", "no rotation, and a query that is learned"),
+        ],
+        ..PLAIN
+    },
+    Family {
         model_types: &["mlcd_vision_model"],
         layouts: &["bart"],
         positions: LayerPositions::Given,
