@@ -45,7 +45,7 @@
 //! | Module | Contents |
 //! |---|---|
 //! | crate root | [`MultiHeadAttention`], [`AttentionConfig`], [`AttentionMask`], [`Position`], [`Steps`], [`KvCache`], [`CrossCache`], [`KeyValues`], [`Plan`], [`Error`]; [`metal_device`] |
-//! | [`position`] | rotary embeddings, ALiBi, relative biases, disentangled attention |
+//! | [`position`] | rotary embeddings, ALiBi, relative biases and keys, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |

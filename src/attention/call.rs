@@ -309,6 +309,7 @@ impl MultiHeadAttention {
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
         mask = self.with_score_bias(mask, shape, options)?;
         self.check_latent(inputs, s_kv)?;
+        self.check_key_count(s_kv)?;
         mask.check(shape)?;
         if query.rank() == 3 {
             element_count("the output of attention", &[b, s_q, shape.h, config.resolved_value_head_dim()])?;
@@ -320,7 +321,7 @@ impl MultiHeadAttention {
         let lengths = mask.padded_lengths().filter(|_| is_padded).map(|all| all.iter().enumerate().map(end).collect());
         let lengths = if let Tokens::Shared(shared) = inputs.tokens { shared.lengths.clone() } else { lengths };
 
-        let mut sdpa_options = self.sdpa_options(mask, options);
+        let mut sdpa_options = self.sdpa_options(mask, options)?;
         let from_cache = match &inputs.tokens {
             Tokens::Memory(memory) => Some(memory.tracks_gradient()),
             Tokens::Shared(shared) => Some(shared.tracks_gradient()),
@@ -454,6 +455,17 @@ impl MultiHeadAttention {
         Ok((NewTokens { layer, counts, unequal, starts, rotated_for, explicit }, s_kv))
     }
 
+    /// Checks that a sequence has no more keys than the layer takes.
+    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
+        match self.config.max_keys.filter(|most| keys > *most) {
+            None => Ok(()),
+            Some(most) => {
+                let beyond = "beyond it an indexer chooses the keys, which this version does not run";
+                Err(Error::value("the number of keys", keys, format!("at most `max_keys` = {most}: {beyond}")))
+            }
+        }
+    }
+
     /// The positions that a call gives its `b` sequences of `s_kv` keys, if it does.
     fn explicit_positions(
         &self,
@@ -509,19 +521,20 @@ impl MultiHeadAttention {
     }
 
     /// The options of the layer and of the call for `sdpa`.
-    fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> SdpaOptions<'a> {
-        SdpaOptions {
+    fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> Result<SdpaOptions<'a>> {
+        Ok(SdpaOptions {
             scale: Some(self.config.resolved_scale()),
             appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
             softcap: self.config.softcap,
             sinks: self.sinks.as_ref(),
             additive: self.score.as_ref(),
+            value_distances: self.config.position.scheme().value_distances(&self.position)?,
             dropout: if options.train { self.config.dropout } else { 0.0 },
             dropout_seed: options.dropout_seed,
             return_attention_weights: options.return_attention_weights,
             backend: options.backend,
             ..SdpaOptions::new(mask)
-        }
+        })
     }
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to the result of `sdpa`.

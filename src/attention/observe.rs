@@ -223,6 +223,7 @@ impl MultiHeadAttention {
                 mask: Cow::Owned(mask),
                 sinks: sinks.as_ref(),
                 additive: score.as_ref(),
+                value_distances: None,
                 return_attention_weights: true,
                 backend: Some(Backend::Eager),
                 dropout: 0.0,

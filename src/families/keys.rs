@@ -226,6 +226,7 @@ impl Family {
             | LayerPositions::RelativeSinusoids
             | LayerPositions::RelativeKeyBlocks(_)
             | LayerPositions::RelativeKey2d
+            | LayerPositions::RelativeKeyValue
             | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {

@@ -13,7 +13,7 @@ use crate::families::table::layer_family;
 use crate::io::number;
 use crate::position::{
     Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
-    RelativeSinusoids, T5RelativeBias,
+    RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
 };
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
@@ -56,6 +56,8 @@ pub(crate) struct LayerContents<'a> {
     pub norms: bool,
     /// Rows of the gate of the output, if there is one.
     pub gate: Option<usize>,
+    /// Whether there is an indexer.
+    pub indexer: bool,
     /// Whether there is a norm of the context.
     pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
@@ -208,6 +210,7 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }
@@ -301,6 +304,7 @@ impl<'a> Layer<'a> {
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
             LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
+            LayerPositions::RelativeKeyValue => self.relative_key_value()?,
             LayerPositions::GatedBias => self.gated_bias()?,
         })
     }
@@ -373,6 +377,14 @@ impl Layer<'_> {
             Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
             None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
         }
+    }
+
+    /// Without a `window_size`, or with 0, there are no positions.
+    fn relative_key_value(&self) -> Result<Position> {
+        Ok(match self.number("window_size")? {
+            None | Some(0) => Position::None,
+            Some(window) => Position::RelativeKeyValue(RelativeKeyValue::new(window)),
+        })
     }
 
     fn gated_bias(&self) -> Result<Position> {

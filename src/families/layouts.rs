@@ -59,6 +59,8 @@ const DEEPSEEK: LatentNames = LatentNames {
     kv_a_norm: "kv_a_layernorm.weight",
     kv_b: linear!("kv_b_proj"),
 };
+/// The same with one projection of the queries.
+const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -80,6 +82,7 @@ const OWN_POSITION: &[PositionName] = {
     let [projection, u, v] = RELATIVE_SINUSOIDS;
     let [table, gate, gate_bias, factor] = GATED;
     let [rows, columns] = PATCH_POSITION;
+    let [of_keys, of_values] = KEYS_AND_VALUES;
     &[
         bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
         bias_table(PATCH_BIAS, PATCH_BIAS),
@@ -91,6 +94,8 @@ const OWN_POSITION: &[PositionName] = {
         v,
         SHAW,
         SHAW_REVERSED,
+        of_keys,
+        of_values,
         rows,
         columns,
         table,
@@ -116,6 +121,11 @@ const GATED: [PositionName; 4] = [
     relative("gru_rel_pos_linear.bias"),
     relative("gru_rel_pos_const"),
 ];
+const KEYS_AND_VALUES: [PositionName; 2] = [relative("emb_rel_k"), relative("emb_rel_v")];
+const BART_POSITION: &[PositionName] = {
+    let ([table, gate, gate_bias, factor], [keys, values]) = (GATED, KEYS_AND_VALUES);
+    &[table, gate, gate_bias, factor, keys, values]
+};
 const CONFORMER_POSITION: &[PositionName] = {
     let [projection, u, v] = RELATIVE_SINUSOIDS;
     &[
@@ -137,6 +147,7 @@ const BASE: Layout = Layout {
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
     gate: GateNames::None,
+    indexer: None,
     context_norm: None,
     biases: &[ALL],
     grouped: false,
@@ -156,6 +167,7 @@ const BASE: Layout = Layout {
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
         biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        indexer: Some(&["indexer.q_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
         excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
@@ -163,6 +175,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        indexer: Some(&["indexer.index_qk_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
     Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
@@ -205,7 +218,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        position: &GATED, context_norm: Some("inner_attn_ln"), ..BASE },
+        position: BART_POSITION, context_norm: Some("inner_attn_ln"), ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -306,12 +319,15 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
+    Layout { name: "hy-v4", families: "HY V4", qkv: QkvNames::Latent(&DEEPSEEK), biases: &[],
+        gate: GateNames::Required(linear!("linear_gate")), sinks: Some(SINKS[3]),
+        requires: &["linear_gate.weight", SINKS[3]], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
-        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
-        sinks: Some(SINKS[0]), ..BASE },
-    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
-        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
-        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
+        qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
+    Layout { name: "ling", families: "Ling 3", qkv: QkvNames::Latent(&DEEPSEEK_LITE), o: linear!("dense"), biases: &[],
+        gate: GateNames::Required(linear!("g_proj")), requires: &["g_proj.weight"], ..BASE },
     Layout { name: "inner-linear", families: "vision of Gemma 4",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },

@@ -23,8 +23,20 @@ pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
     Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..PLAIN },
     Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
+    Family {
+        model_types: &["vits"],
+        layouts: BART,
+        positions: LayerPositions::RelativeKeyValue,
+        defaults: &[("window_size", 4.0)],
+        ..PLAIN
+    },
     // Conformers.
-    Family { model_types: &["parakeet_encoder"], layouts: OWN, positions: LayerPositions::RelativeSinusoids, ..PLAIN },
+    Family {
+        model_types: &["parakeet_encoder"],
+        layouts: &["candle-attention", "conformer"],
+        positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
     Family {
         model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,

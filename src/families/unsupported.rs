@@ -11,6 +11,7 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
     unsupported(&["diffllama"], "differential attention"),
+    unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
@@ -45,7 +46,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     ),
     unsupported(&["cpmant"], "a bias of segments and distances"),
     unsupported(&["chameleon_vqgan", "janus_vqgan"], "attention between pixels by convolutions"),
-    unsupported(&["vits"], "relative positions added to keys"),
     unsupported(&["vjepa2"], "rotation by frame, row and column"),
     unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["idefics2_perceiver"], "keys of the context and of the queries together"),

@@ -26,8 +26,8 @@ const MAX_BUCKETS: usize = 1 << 20;
 ///
 /// The table `rel_attn_embed.weight` `(num_buckets, h)`, the projection of the gate `gru_rel_pos_linear.weight` `(8,
 /// head_dim)` with its bias `(8)`, and a factor per head `gru_rel_pos_const` `(1, h, 1, 1)` are weights of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)). The gate of a head reads the head's part of the layer's input,
-/// which so is as wide as all heads.
+/// ([`PositionWeights`](crate::weights::PositionWeights)). The gate of a head reads the head's part of the layer's
+/// input, which so is as wide as all heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct GatedRelativeBias {

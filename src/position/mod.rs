@@ -14,6 +14,7 @@ mod given_rotation;
 mod relative_bias_2d;
 mod relative_key;
 mod relative_key_2d;
+mod relative_key_value;
 mod relative_sinusoids;
 mod rope_cache;
 mod rope_scaling;
@@ -34,6 +35,7 @@ pub use given_rotation::GivenRotation;
 pub use relative_bias_2d::RelativeBias2d;
 pub use relative_key::RelativeKey;
 pub use relative_key_2d::RelativeKey2d;
+pub use relative_key_value::RelativeKeyValue;
 pub use relative_sinusoids::RelativeSinusoids;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
@@ -111,6 +113,8 @@ schemes! {
         RelativeSinusoids,
         /// Queries are also compared with learned embeddings of their distance to each key.
         RelativeKey,
+        /// Learned embeddings of near distances are added to keys and values.
+        RelativeKeyValue,
         /// Queries are also compared with learned embeddings of the rows and columns between image patches.
         RelativeKey2d,
         /// A learned bias per head and bucket of distances, times a gate of the query's input, is added to each score.

@@ -23,9 +23,9 @@ const MAX_SIDE: usize = 1 << 10;
 /// learned embeddings of the rows and of the columns from key to query.
 ///
 /// The embeddings `rel_pos_h` `(2 rows - 1, head_dim)` and `rel_pos_w` `(2 columns - 1, head_dim)` are weights of the
-/// layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The patches of a call are those of
-/// [`grid`](Self::grid) row by row, or of another grid that the call gives: then the embeddings are resized linearly.
-/// Windows of an image are sequences of a batch.
+/// layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The patches of a call are those
+/// of [`grid`](Self::grid) row by row, or of another grid that the call gives: then the embeddings are resized
+/// linearly. Windows of an image are sequences of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RelativeKey2d {
@@ -75,8 +75,8 @@ fn resized(table: &Tensor, side: usize) -> Result<Tensor> {
     Ok(weights.to_dtype(table.dtype())?.matmul(table)?)
 }
 
-/// The products of queries `(b, n, queries, d)`, of which each of the `n` groups of a sequence stands at another place of
-/// one dimension, with the embeddings of distances `(2 n - 1, d)` to all places: `(b, n, queries, n)`.
+/// The products of queries `(b, n, queries, d)`, of which each of the `n` groups of a sequence stands at another place
+/// of one dimension, with the embeddings of distances `(2 n - 1, d)` to all places: `(b, n, queries, n)`.
 ///
 /// Each sequence and place is a product for itself, so that its bits do not depend on the batch.
 fn products(queries: &Tensor, table: &Tensor) -> Result<Tensor> {

@@ -224,6 +224,12 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(())
     }
 
+    /// Embeddings of distances `(2 n + 1, d_v)` that are added to values, from a key `n` tokens before the query to one
+    /// `n` tokens after it.
+    fn value_distances(&self, _state: &PositionState) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     /// A mask term that is added to the scores and depends on positions alone.
     fn bias(&self, _call: &BiasCall) -> Result<Option<AttentionMask>> {
         Ok(None)
@@ -234,8 +240,8 @@ pub(crate) trait PositionScheme: fmt::Display {
         Ok(None)
     }
 
-    /// The numbers of [`distance_embeddings`](Self::distance_embeddings) that queries and that keys are compared with in
-    /// a call over `s_kv` keys, or of biases of its [`query_term`](Self::query_term); not 0 if there are any.
+    /// The numbers of [`distance_embeddings`](Self::distance_embeddings) that queries and that keys are compared with
+    /// in a call over `s_kv` keys, or of biases of its [`query_term`](Self::query_term); not 0 if there are any.
     fn distance_embedding_count(&self, _s_kv: usize) -> [usize; 2] {
         [0; 2]
     }
@@ -260,6 +266,7 @@ pub(crate) struct LayerSizes {
     pub num_attention_heads: usize,
     pub num_key_value_heads: usize,
     pub head_dim: usize,
+    pub value_head_dim: usize,
 }
 
 /// Where a parameter comes from when a layer is read from a checkpoint.
@@ -327,8 +334,8 @@ impl PositionState {
         Ok(self.derived.get_or_init(|| derived).clone())
     }
 
-    /// The result of `compute` for a sequence of `length` tokens or more, and that length. It is kept for later calls if
-    /// `fixed`: nothing else that it depends on can change.
+    /// The result of `compute` for a sequence of `length` tokens or more, and that length. It is kept for later calls
+    /// if `fixed`: nothing else that it depends on can change.
     pub(crate) fn grown(
         &self,
         fixed: bool,

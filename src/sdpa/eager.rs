@@ -65,9 +65,32 @@ pub(super) fn attend(
         Some(keep) => non_finite::context(asking, &dropped, &v, keep, context_of)?,
         None => context_of(&dropped, &v)?,
     };
+    let output = match &options.value_distances {
+        Some(embeddings) => (output + by_distance(&dropped, s_kv, &embeddings.to_dtype(compute)?)?)?,
+        None => output,
+    };
     let output = output.transpose(1, 2)?.contiguous()?.to_dtype(call.dtype)?;
     let attention_weights = options.return_attention_weights.then(|| weights.to_dtype(call.dtype)).transpose()?;
     Ok(AttentionOutput { output, attention_weights })
+}
+
+/// The products of attention weights `(b, h, s_q, s_kv)` with the embeddings `(2 n + 1, d_v)` of the distances up to
+/// `n` of their keys: `(b, h, s_q, d_v)`. The last query stands at the last of `s_kv` keys; those after it have no
+/// distance.
+fn by_distance(weights: &Tensor, s_kv: usize, embeddings: &Tensor) -> Result<Tensor> {
+    let weights = weights.narrow(D::Minus1, 0, s_kv)?;
+    let (b, h, s_q, _) = weights.dims4()?;
+    let (count, d_v) = embeddings.dims2()?;
+    let near = count as i64 / 2;
+    let mut sums = Vec::with_capacity(count);
+    for distance in -near..=near {
+        let key = |i: usize| (s_kv + i) as i64 - s_q as i64 + distance;
+        let places = (0..s_q).flat_map(|i| (0..s_kv).map(move |j| f32::from(u8::from(j as i64 == key(i)))));
+        let places = Tensor::from_iter(places, weights.device())?.reshape((s_q, s_kv))?.to_dtype(weights.dtype())?;
+        sums.push(weights.broadcast_mul(&places)?.sum(D::Minus1)?);
+    }
+    let sums = Tensor::stack(&sums, 3)?; // (b, h, s_q, count)
+    Ok(sums.reshape((b * h * s_q, count))?.matmul(embeddings)?.reshape((b, h, s_q, d_v))?)
 }
 
 /// Rejects score tensors that cannot be allocated on the CPU, where candle would abort or wrap around, and those that

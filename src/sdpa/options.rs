@@ -30,6 +30,9 @@ pub struct SdpaOptions<'a> {
     /// The vector of additive scoring, `(h, d)`: scores are `w · tanh(q + k)`
     /// ([Bahdanau 2014](https://arxiv.org/abs/1409.0473)); `None` is the dot product.
     pub additive: Option<&'a Tensor>,
+    /// Embeddings of distances `(2 n + 1, d_v)` that are added to values: the first is that of a key `n` tokens before
+    /// the query, the last of one `n` tokens after it; farther keys have none.
+    pub(crate) value_distances: Option<Tensor>,
     /// Probability of dropping an attention weight, in `[0, 1)`; 0 for inference.
     pub dropout: f64,
     /// Makes dropout reproducible: the same seed drops the same weights of a call of the same shape. `None`, the
@@ -51,6 +54,7 @@ impl<'a> SdpaOptions<'a> {
             softcap: None,
             sinks: None,
             additive: None,
+            value_distances: None,
             dropout: 0.0,
             dropout_seed: None,
             return_attention_weights: false,

@@ -108,5 +108,6 @@ pub(super) fn no_fused_kernel(call: &Call, options: &SdpaOptions) -> Option<Stri
         (options.return_attention_weights, "the attention weights are asked for, and it never stores all of them"),
         (options.dropout > 0.0, "it does not drop attention weights"),
         (options.additive.is_some(), "it scores by dot product only"),
+        (options.value_distances.is_some(), "values depend on distances"),
     ])
 }

@@ -1,11 +1,13 @@
-//! Queries compared with tables of relative positions, and gated biases: every way to run such a layer, and the formulas
-//! as loops in f64.
+//! Queries compared with tables of relative positions, and gated biases: every way to run such a layer, and the
+//! formulas as loops in f64.
 
 use candle_attention::checkpoint::layouts;
-use candle_attention::position::{GatedRelativeBias, Position, RelativeKey, RelativeKey2d, RelativeSinusoids};
+use candle_attention::position::{
+    GatedRelativeBias, Position, RelativeKey, RelativeKey2d, RelativeKeyValue, RelativeSinusoids,
+};
+use candle_attention::weights::{AttentionWeights, LinearWeights, PositionWeights, QkvWeights};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, AttentionWeights, KvCache, LinearWeights,
-    MultiHeadAttention, PositionWeights, ProjectionBias, QkvWeights,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ProjectionBias,
 };
 use candle_core::{D, DType, Device, Module, Tensor};
 
@@ -27,9 +29,28 @@ fn relative_positions_are_the_same_everywhere() {
     Everywhere::new(config.clone().with_position(reversed)).without_cache().check(4);
     let grid = Position::from(RelativeKey2d::new([3, 4]));
     Everywhere::new(config.clone().with_position(grid)).without_cache().with_tokens(12).check(5);
-    let gated = config.with_position(GatedRelativeBias::new(8, 6));
+    let gated = config.clone().with_position(GatedRelativeBias::new(8, 6));
     Everywhere::new(gated.clone()).without_cache().with_tokens(12).check(6);
     Everywhere::new(gated).in_layout("bart").without_cache().check(7);
+    let near = config.with_position(RelativeKeyValue::new(2)).with_value_head_dim(2);
+    Everywhere::new(near).without_cache().check(8);
+}
+
+/// In the layouts of their families.
+#[test]
+fn relative_positions_are_written_as_their_families_name_them() {
+    let config = AttentionConfig::new(12, 4);
+    let only_out = ProjectionBias::NONE.with_o(true);
+    let reversed = RelativeKey::new(5, 5).with_reversed(true);
+    for (layout, config) in [
+        ("conformer", config.clone().with_position(RelativeSinusoids::default())),
+        ("conformer", config.clone().with_position(RelativeKey::new(4, 2))),
+        ("granite-speech", config.clone().with_position(reversed).with_bias(only_out)),
+        ("timm", config.clone().with_position(RelativeKey2d::new([3, 3]))),
+        ("bart", config.with_position(RelativeKeyValue::new(2))),
+    ] {
+        Everywhere::new(config).in_layout(layout).without_cache().check(9);
+    }
 }
 
 const HEADS: usize = 2;
@@ -185,6 +206,33 @@ fn gated_biases_are_those_of_wavlm() {
         gate * table[bucket(j as i64 - i as i64) * HEADS + h]
     };
     case.check(&case.qkv[0], &term, &AttentionOptions::default());
+}
+
+/// VITS: `q · (k + e[j - i]) / √d`, and values `v + f[j - i]`, for keys in a window.
+#[test]
+fn relative_keys_and_values_are_those_of_vits() {
+    let tensors: [(&str, &[usize]); 2] = [("emb_rel_k", &[1, 5, SIZE]), ("emb_rel_v", &[1, 5, SIZE])];
+    let case = Case::new(RelativeKeyValue::new(2), &tensors, 9, 7);
+    let [keys, values] = tensors.map(|(name, _)| case.weight(name));
+    let row = |i: usize, j: usize| (j + 2).checked_sub(i).filter(|row| *row < 5);
+    let scale = (SIZE as f64).powf(-0.5);
+    let term = |b: usize, h: usize, i: usize, j: usize| {
+        let e = row(i, j).map_or(&[][..], |row| &keys[row * SIZE..][..SIZE]);
+        dot(&case.query(b, h, i), e) * scale
+    };
+    let sees = |b: usize, h: usize, i: usize, j: usize| Some(term(b, h, i, j));
+    let (context, weights) = attend(&case.qkv[0], &case.qkv[1], &case.qkv[2], &Score::Dot(scale), &sees);
+    let (mut want, weights) = (numbers(&context), numbers(&weights));
+    for (at, want) in want.iter_mut().enumerate() {
+        let (c, h, i, b) = (at % SIZE, at / SIZE % HEADS, at / WIDTH % 9, at / WIDTH / 9);
+        let weight = |j: usize| weights[((b * HEADS + h) * 9 + i) * 9 + j];
+        *want += (0..9).filter_map(|j| Some(weight(j) * values[row(i, j)? * SIZE + c])).sum::<f64>();
+    }
+    let want = Tensor::from_vec(want, (2, 9, WIDTH), &Device::Cpu).unwrap();
+    assert_close("VITS", &case.layer.forward(&case.xs).unwrap(), &want, 2e-5);
+    let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::full());
+    let plan = case.layer.plan(&inputs, &AttentionOptions::default()).unwrap();
+    assert!(plan.to_string().contains("values depend on distances"), "{plan}");
 }
 
 #[test]

@@ -255,8 +255,8 @@ impl Mask<'_> {
 /// The most embeddings of distances. An instruction set may index a vector of products by 32 bits.
 const MAX_EMBEDDINGS: usize = 1 << 24;
 
-/// A bias per head and distance (T5), perhaps times a factor of the query (WavLM). A value at or below the lowest finite
-/// f32 hides the key.
+/// A bias per head and distance (T5), perhaps times a factor of the query (WavLM). A value at or below the lowest
+/// finite f32 hides the key.
 #[derive(Debug, Clone, Copy)]
 pub struct DistanceTable<'a> {
     /// `(h, distances)`.
@@ -289,7 +289,8 @@ impl DistanceTable<'_> {
         &self.values[h * self.distances..][..self.distances][column(self.first, position, key)..][..count]
     }
 
-    /// Adds the biases of the keys from `key` on to their scores with query `i` of head `h`, which stands at `position`.
+    /// Adds the biases of the keys from `key` on to their scores with query `i` of head `h`, which stands at
+    /// `position`.
     #[inline(always)]
     pub(super) fn add(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, key: usize) {
         let biases = self.row(h, position, key, scores.len());
@@ -314,8 +315,8 @@ impl DistanceTable<'_> {
     }
 }
 
-/// A bias per query and row of a grid of keys, and one per query and column (SAM): key `j` stands in row `j / width` and
-/// column `j % width`. Memory per query is the sum of the sides of the grid, not their product.
+/// A bias per query and row of a grid of keys, and one per query and column (SAM): key `j` stands in row `j / width`
+/// and column `j % width`. Memory per query is the sum of the sides of the grid, not their product.
 #[derive(Debug, Clone, Copy)]
 pub struct GridBias<'a> {
     /// `(b, h, s_q, height)`.

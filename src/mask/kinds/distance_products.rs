@@ -16,8 +16,8 @@ use crate::tensor::{bias_from_table, select, with_f32_slice};
 
 /// The products of queries and keys with embeddings of their distance are added to the scores.
 ///
-/// Unlike other terms it depends on the queries and keys of the call: it holds the same tensors. Products with keys need
-/// as many key-value heads as query heads. All sequences of a call start alike.
+/// Unlike other terms it depends on the queries and keys of the call: it holds the same tensors. Products with keys
+/// need as many key-value heads as query heads. All sequences of a call start alike.
 #[derive(Debug, Clone)]
 pub(crate) struct DistanceProducts {
     /// `(b, s_q, h, d)`.

@@ -1,0 +1,105 @@
+//! Shaw's relative positions in a window, of keys and of values (VITS).
+
+use std::fmt;
+
+use candle_core::Tensor;
+use candle_nn::Init;
+
+use super::scheme::{EmbeddingCall, PositionScheme, PositionState};
+use super::scheme::{LayerSizes, PositionParameter, Presence};
+use crate::error::{Error, Result};
+use crate::mask::DistanceEmbeddings;
+use crate::ops::accumulate_dtype;
+
+const KEYS: &str = "emb_rel_k";
+const VALUES: &str = "emb_rel_v";
+
+/// The widest window. Each distance takes a pass over the attention weights; published models have 4.
+const MAX_WINDOW: usize = 1 << 10;
+
+/// Relative positions added to keys and values ([Shaw 2018](https://arxiv.org/abs/1803.02155); VITS, [Kim
+/// 2021](https://arxiv.org/abs/2106.06103)): within a window around the query, keys and values come with a learned
+/// embedding of their distance. Farther ones have none, but are seen.
+///
+/// The embeddings `emb_rel_k` `(1, 2 window + 1, head_dim)` and `emb_rel_v` `(1, 2 window + 1, value_head_dim)` are
+/// weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads, those of keys
+/// before the query first. No fused kernel multiplies attention weights by distance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RelativeKeyValue {
+    /// The most tokens between a query and a key with an embedding; at most 1024.
+    pub window: usize,
+}
+
+impl RelativeKeyValue {
+    /// Embeddings of distances up to `window`.
+    pub fn new(window: usize) -> Self {
+        Self { window }
+    }
+
+    crate::setters! {
+        /// Sets the most tokens between a query and a key with an embedding.
+        with_window, window: usize = window;
+    }
+
+    fn embeddings(&self) -> usize {
+        // Saturating, because the window may not have been validated yet.
+        self.window.saturating_mul(2).saturating_add(1)
+    }
+
+    /// The embeddings of keys for each head, those after the query first, between two of zeros for farther keys:
+    /// `(embeddings + 2, h · d)`.
+    fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
+        let table = call.state.weights().require(KEYS)?.to_dtype(accumulate_dtype(call.qkv.like()))?.squeeze(0)?;
+        let (n, d) = table.dims2()?;
+        let reversed = table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?;
+        let all = reversed.pad_with_zeros(0, 1, 1)?;
+        Ok(all.unsqueeze(1)?.broadcast_as((n + 2, call.heads, d))?.contiguous()?.reshape((n + 2, call.heads * d))?)
+    }
+}
+
+impl fmt::Display for RelativeKeyValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "relative key and value(window {})", self.window)
+    }
+}
+
+impl PositionScheme for RelativeKeyValue {
+    fn validate(&self, _: &LayerSizes) -> Result<()> {
+        match self.window > MAX_WINDOW {
+            true => Err(Error::config("window_size", self.window, format!("at most {MAX_WINDOW}"))),
+            false => Ok(()),
+        }
+    }
+
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+        let parameter = |name, size: usize| PositionParameter {
+            name,
+            shape: vec![1, self.embeddings(), size],
+            init: Init::Randn { mean: 0.0, stdev: (1.0 / size.max(1) as f64).sqrt() },
+            head_axis: None,
+            presence: Presence::Required,
+        };
+        vec![parameter(KEYS, sizes.head_dim), parameter(VALUES, sizes.value_head_dim)]
+    }
+
+    fn needs_full_sequence(&self) -> bool {
+        true
+    }
+
+    fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
+        let fixed = !call.state.tracks_gradient();
+        let c2p = call.state.derived(fixed, || Ok(vec![Some(self.for_heads(call)?)]))?.into_iter().next().flatten();
+        let (first, far) = (1 - call.s_kv as i64, self.window as i64 + 1);
+        let indices = (first..call.s_q as i64).map(|distance| (far - distance.clamp(-far, far)) as u32).collect();
+        Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings() + 2, indices, first }))
+    }
+
+    fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
+        [self.embeddings().saturating_add(2), 0]
+    }
+
+    fn value_distances(&self, state: &PositionState) -> Result<Option<Tensor>> {
+        Ok(Some(state.weights().require(VALUES)?.squeeze(0)?))
+    }
+}
