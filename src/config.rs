@@ -169,6 +169,9 @@ pub struct AttentionConfig {
     pub context_norm: Option<HeadNorm>,
     /// The gate of the context, before the output projection; default none.
     pub output_gate: Option<OutputGate>,
+    /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
+    /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
+    pub max_keys: Option<usize>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -208,6 +211,7 @@ impl PartialEq for AttentionConfig {
             key_value_source,
             context_norm,
             output_gate,
+            max_keys,
             latent,
             dropout,
             add_bias_kv,
@@ -233,6 +237,7 @@ impl PartialEq for AttentionConfig {
             && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
+            && *max_keys == other.max_keys
             && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
@@ -273,6 +278,7 @@ impl AttentionConfig {
             key_value_source: KeyValueSource::default(),
             context_norm: None,
             output_gate: None,
+            max_keys: None,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -319,6 +325,8 @@ impl AttentionConfig {
         with_context_norm, context_norm: HeadNorm = Some(context_norm);
         /// Sets the gate of the context.
         with_output_gate, output_gate: OutputGate = Some(output_gate);
+        /// Sets the most keys of a call.
+        with_max_keys, max_keys: usize = Some(max_keys);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
@@ -428,6 +436,9 @@ impl AttentionConfig {
         {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
+        }
+        if self.max_keys == Some(0) {
+            return Err(Error::config("max_keys", 0, "at least 1"));
         }
         let numbers = [
             ("scale", self.scale, self.scale.and_then(expected_factor)),

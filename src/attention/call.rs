@@ -309,6 +309,7 @@ impl MultiHeadAttention {
         let shape = AttnShape { b, h: config.num_attention_heads, s_q, s_kv };
         mask = self.with_score_bias(mask, shape, options)?;
         self.check_latent(inputs, s_kv)?;
+        self.check_key_count(s_kv)?;
         mask.check(shape)?;
         if query.rank() == 3 {
             element_count("the output of attention", &[b, s_q, shape.h, config.resolved_value_head_dim()])?;
@@ -452,6 +453,17 @@ impl MultiHeadAttention {
         let unequal = cache.unequal(&counts, s);
         let s_kv = cache.mask_columns(&counts);
         Ok((NewTokens { layer, counts, unequal, starts, rotated_for, explicit }, s_kv))
+    }
+
+    /// Checks that a sequence has no more keys than the layer takes.
+    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
+        match self.config.max_keys.filter(|most| keys > *most) {
+            None => Ok(()),
+            Some(most) => {
+                let beyond = "beyond it an indexer chooses the keys, which this version does not run";
+                Err(Error::value("the number of keys", keys, format!("at most `max_keys` = {most}: {beyond}")))
+            }
+        }
     }
 
     /// The positions that a call gives its `b` sequences of `s_kv` keys, if it does.

@@ -16,8 +16,8 @@ use crate::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::sdpa::{Backend, Call, Plan, SdpaOptions};
 
 impl LatentAttention {
-    /// Whether the absorbed form costs fewer multiply-adds for `s` new tokens and `keys` keys, `s` of them new. Per head
-    /// and with `r` elements of a latent, `n + p` of a key and `v` of a value:
+    /// Whether the absorbed form costs fewer multiply-adds for `s` new tokens and `keys` keys, `s` of them new. Per
+    /// head and with `r` elements of a latent, `n + p` of a key and `v` of a value:
     ///
     /// - expanded, every key of the cache is made again: `keys · r (n + v)`, then `s · keys · (n + p + v)`;
     /// - absorbed, queries and outputs are projected: `s · r (n + v)`, then `s · keys · (2 r + p)`.
@@ -53,16 +53,15 @@ impl MultiHeadAttention {
         }
         match latent.index_topk {
             Some(most) if s_kv > most => {
-                let expected = format!(
-                    "at most `index_topk` = {most}: beyond it an indexer chooses the keys, which this version does not run"
-                );
+                let why = "beyond it an indexer chooses the keys, which this version does not run";
+                let expected = format!("at most `index_topk` = {most}: {why}");
                 Err(Error::value("the number of keys", s_kv, expected))
             }
             _ => Ok(()),
         }
     }
 
-    /// [`transformed`](Self::transformed) of a layer with latent attention: in the absorbed form if `prepared` has it.
+    /// [`transformed`](Self::transformed) of a layer with latent attention, in the absorbed form if `prepared` has it.
     pub(super) fn transformed_latent(
         &self,
         latent: &Latent,
@@ -101,8 +100,8 @@ impl MultiHeadAttention {
         Ok([q, k, v])
     }
 
-    /// Queries `(b, s, h, d)`, and latents with rotated keys `(b, s, 1, ·)`, in `dtype`. Of padded tokens only those at
-    /// `places` are projected.
+    /// Queries `(b, s, h, d)`, and latents with rotated keys `(b, s, 1, ·)`, in `dtype`. Of padded tokens only those
+    /// at `places` are projected.
     fn latents(
         &self,
         latent: &Latent,

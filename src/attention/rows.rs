@@ -79,6 +79,7 @@ impl MultiHeadAttention {
         output: &mut [O],
     ) -> Result<()> {
         let tokens = offsets.last().copied().unwrap_or(0);
+        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
             return Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"));
         }

@@ -167,6 +167,7 @@ fn configure(
     let contents = LayerContents {
         norms: QK_NORMS.iter().flatten().any(norm),
         gate: gate_rows(source, layout, &config)?,
+        indexer: layout.holds_indexer(source),
         context_norm: layout.context_norm.is_some_and(|name| norm(&name)),
         bias_rows,
         patch_keys: patch_keys(source, layout)?,

@@ -30,6 +30,7 @@ const IGNORED: &[&str] = &[
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name
 /// because some sources cannot list what they hold.
 const NOT_APPLIED: &[(&str, &str)] = &[
+    ("A_log", "it belongs to delta attention, which is recurrent"),
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
     ("gate_proj.weight", "it is the gate of the output"),
@@ -60,6 +61,11 @@ impl Layout {
             GateNames::InQuery => self.query_holds_gate(source),
             GateNames::Optional(_) => !self.query_holds_gate(source),
         }
+    }
+
+    /// Whether there is an indexer, which chooses the keys of a call with many, beside projections in this layout.
+    pub(crate) fn holds_indexer(&self, source: &dyn WeightSource) -> bool {
+        self.indexer.is_some_and(|names| names.iter().any(|name| source.contains(name)))
     }
 
     /// Whether the query projection has as many rows of a gate as of queries: twice as many as the output projection
@@ -139,7 +145,10 @@ impl Layout {
             step(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
         };
         // Whether it is needed depends on the call.
-        let indexer = |name: &str| matches!(self.qkv, QkvNames::Latent(_)) && below(INDEXER, name).is_some();
+        let indexer = |name: &str| {
+            let indexed = matches!(self.qkv, QkvNames::Latent(_)) || self.holds_indexer(source);
+            indexed && below(INDEXER, name).is_some()
+        };
         // GPT-2 and similar families store their causal mask next to the weights.
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));

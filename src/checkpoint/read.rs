@@ -38,6 +38,10 @@ impl AttentionWeights {
         };
         let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
         check_rotary(source, config)?;
+        if layout.holds_indexer(source) && config.max_keys.is_none() {
+            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
+            return Err(Error::config("max_keys", "none", allowed));
+        }
         let heads = config.num_attention_heads;
         let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {

@@ -66,9 +66,7 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
 }
 
 fn model_type(section: &Value) -> Option<String> {
-    let text = |key: &str| section.get(key).and_then(Value::as_str);
-    let stated = text("model_type").filter(|name| !name.is_empty())?;
-    Some(resolved_model_type(stated, text("position_embedding_type")).to_string())
+    resolved_model_type(section.as_object()?).map(str::to_string)
 }
 
 /// The keys of sections that describe models.

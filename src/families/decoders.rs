@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, Mrope, OWN, PROMPT, QueryFactor, ROTARY, Required,
-    RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, QueryFactor, ROTARY,
+    Required, RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
@@ -314,6 +314,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["minimax_m3_vl_text"],
+        max_keys: Some(MaxKeys::Blocks("index_topk_blocks", "index_block_size")),
         // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
         reads: &["rotary_dim"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),

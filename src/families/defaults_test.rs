@@ -66,6 +66,7 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         let contents = LayerContents {
             norms: family.qk_norm.is_some(),
             gate: family.gate.map(|_| 512),
+            indexer: false,
             context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
             bias_rows: None,
             patch_keys: None,

@@ -32,6 +32,8 @@ pub(crate) struct Family {
     pub qk_norm: Option<(NormKind, NormOver)>,
     /// The gate of the context, which layers have, or do not have if its key says so.
     pub gate: Option<GateRow>,
+    /// How many keys there may be in layers with an indexer; `None`: they must not have one.
+    pub max_keys: Option<MaxKeys>,
     /// The norm of the context, which layers have.
     pub context_norm: Option<ContextNormRow>,
     /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
@@ -126,6 +128,7 @@ pub(crate) const BASE: Family = Family {
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
     gate: None,
+    max_keys: None,
     context_norm: None,
     qk_norm_eps: None,
     steps: StepsRow {
@@ -186,6 +189,15 @@ pub(crate) struct GateRow {
     pub activation: GateActivation,
     /// The key that is false or absent if layers have none, with its default.
     pub switch: Option<(&'static str, bool)>,
+}
+
+/// Up to how many keys an indexer chooses all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MaxKeys {
+    /// As many as these two keys have together: a number of blocks, and the size of a block.
+    Blocks(&'static str, &'static str),
+    /// As the first key has it, and the tokens after the last whole block, whose size is the second key.
+    WholeBlocks(&'static str, &'static str),
 }
 
 /// A norm between the heads and the output projection.

@@ -3,8 +3,8 @@
 use crate::config::{GateActivation, NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, Mrope, OWN, QueryFactor, ROTARY, RotaryLayers,
-    RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, MaxKeys, Mrope, OWN, QueryFactor, ROTARY,
+    RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
 };
 
 const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
@@ -44,6 +44,13 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["qwen3_5_text", "qwen3_5_moe_text"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.25), mrope: Some(Mrope::Alternating), ..ROTARY }),
+        ..QWEN3_NEXT
+    },
+    // Its indexer chooses blocks of tokens of those before the last whole one.
+    Family {
+        model_types: &["qwen4_exp_text"],
+        max_keys: Some(MaxKeys::WholeBlocks("indexer_budget", "indexer_compress_ratio")),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), mrope: Some(Mrope::Alternating), ..ROTARY }),
         ..QWEN3_NEXT
     },
     Family {

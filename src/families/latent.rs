@@ -33,7 +33,13 @@ pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
     Family { model_types: &["deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1"], ..DEEPSEEK_V3 },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
-    Family { model_types: &["hy_v4"], positions: LayerPositions::Rotary(ROTARY), gate: Some(SIGMOID), ..DEEPSEEK_V32 },
+    Family {
+        model_types: &["hy_v4"],
+        layouts: &["hy-v4"],
+        positions: LayerPositions::Rotary(ROTARY),
+        gate: Some(SIGMOID),
+        ..DEEPSEEK_V32
+    },
     Family {
         model_types: &["mistral4"],
         positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..INTERLEAVED }),
@@ -56,9 +62,18 @@ pub(crate) const LATENT: &[Family] = &[
         scale: Scale::HeadDim,
         ..DEEPSEEK_V2
     },
+    Family {
+        model_types: &["glm5_next_text"],
+        positions: LayerPositions::FromWeights,
+        scale: Scale::HeadDim,
+        latent: Some(LatentRow { eps: None, indexed: true, ..ROW }),
+        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
+        ..DEEPSEEK_V2
+    },
     // The other layers are delta attention, in another layout.
     Family {
         model_types: &["bailing_hybrid"],
+        layouts: &["ling"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 6_000_000.0, ..INTERLEAVED }),
         gate: Some(SIGMOID),
         ..DEEPSEEK_V2
@@ -111,6 +126,15 @@ impl Layer<'_> {
             const KEY: &str = "index_topk";
             let none = || Error::config(KEY, "none", "a number of keys");
             latent.index_topk = Some(self.number(KEY)?.ok_or_else(none)?);
+            // GLM-5.3-Flash chooses whole blocks of keys, and the last keys beside them.
+            const TAIL: &str = "index_kpool_always_select_tail";
+            if self.flag(TAIL) == Some(false) {
+                return Err(Error::config(
+                    TAIL,
+                    false,
+                    "true: without it a query does not see all keys of a short text",
+                ));
+            }
         }
         Ok(latent)
     }
@@ -131,7 +155,7 @@ impl Layer<'_> {
     pub(super) fn is_share_of_latent(&self, share: f64, rope: usize) -> bool {
         let states = self.family.latent.is_some_and(|row| row.states_share);
         let size = |key: &str| self.number(key).ok().flatten();
-        let head = size("qk_nope_head_dim").zip(size("qk_rope_head_dim")).map(|(nope, rope)| nope + rope);
-        states && head.is_some_and(|head| (share * head as f64).round() as usize == rope)
+        let both = size("qk_nope_head_dim").zip(size("qk_rope_head_dim")).map(|(nope, rope)| nope + rope);
+        states && size("head_dim").or(both).is_some_and(|head| (share * head as f64) as usize == rope)
     }
 }

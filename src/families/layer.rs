@@ -56,6 +56,8 @@ pub(crate) struct LayerContents<'a> {
     pub norms: bool,
     /// Rows of the gate of the output, if there is one.
     pub gate: Option<usize>,
+    /// Whether there is an indexer.
+    pub indexer: bool,
     /// Whether there is a norm of the context.
     pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
@@ -208,6 +210,7 @@ impl<'a> Layer<'a> {
             config.clip_qkv = clip.and_then(Value::as_f64);
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
+        config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }

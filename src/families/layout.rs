@@ -115,6 +115,8 @@ pub struct Layout {
     pub(crate) o: LinearNames,
     /// The gate of the output.
     pub(crate) gate: GateNames,
+    /// Tensors of an indexer, one of which shows that there is one, in families that may have it. They are not read.
+    pub(crate) indexer: Option<&'static [&'static str]>,
     /// The norm between the heads and the output projection that the families may have.
     pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.
@@ -239,8 +241,8 @@ impl Layout {
 pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, head_dim)`.
 pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo and Flint.
-pub(crate) const SINKS: [&str; 3] = ["sinks", "attention_sink_bias", "softmax_offset"];
+/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo, Flint and HY V4.
+pub(crate) const SINKS: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.

@@ -59,6 +59,8 @@ const DEEPSEEK: LatentNames = LatentNames {
     kv_a_norm: "kv_a_layernorm.weight",
     kv_b: linear!("kv_b_proj"),
 };
+/// The same with one projection of the queries.
+const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -145,6 +147,7 @@ const BASE: Layout = Layout {
     qkv: split!(linear, "q_proj", "k_proj", "v_proj"),
     o: linear!("o_proj"),
     gate: GateNames::None,
+    indexer: None,
     context_norm: None,
     biases: &[ALL],
     grouped: false,
@@ -164,6 +167,7 @@ const BASE: Layout = Layout {
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
         biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        indexer: Some(&["indexer.q_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
         excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
@@ -171,6 +175,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
+        indexer: Some(&["indexer.index_qk_proj.weight"]),
         grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
     Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
         gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
@@ -314,12 +319,15 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
+    Layout { name: "hy-v4", families: "HY V4", qkv: QkvNames::Latent(&DEEPSEEK), biases: &[],
+        gate: GateNames::Required(linear!("linear_gate")), sinks: Some(SINKS[3]),
+        requires: &["linear_gate.weight", SINKS[3]], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
-        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
-        sinks: Some(SINKS[0]), ..BASE },
-    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear, Ling 3",
-        qkv: QkvNames::Latent(&LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK }), biases: &[],
-        gate: GateNames::Optional(linear!("g_proj")), ..BASE },
+        qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
+    Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
+        qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
+    Layout { name: "ling", families: "Ling 3", qkv: QkvNames::Latent(&DEEPSEEK_LITE), o: linear!("dense"), biases: &[],
+        gate: GateNames::Required(linear!("g_proj")), requires: &["g_proj.weight"], ..BASE },
     Layout { name: "timm-eva", families: "timm EVA with split projections", o: linear!("proj"), biases: &[NO_KEY],
         may_be_eva: true, ..BASE },
 ];

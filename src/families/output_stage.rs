@@ -2,7 +2,7 @@
 
 use crate::config::{AttentionConfig, GateOver, HeadNorm, OutputGate};
 use crate::error::{Error, Result};
-use crate::families::family::ContextNormRow;
+use crate::families::family::{ContextNormRow, MaxKeys};
 use crate::families::layer::Layer;
 
 impl Layer<'_> {
@@ -36,6 +36,22 @@ impl Layer<'_> {
             }
         };
         Ok(Some(OutputGate::new(gate.activation, over)))
+    }
+
+    /// The most keys of a layer that has an indexer.
+    pub(super) fn max_keys(&self) -> Result<usize> {
+        let required = |key: &'static str| {
+            let none = || Error::config(key, "none", "a number: an indexer chooses the keys");
+            self.number(key)?.filter(|number| *number > 0).ok_or_else(none)
+        };
+        match self.family.max_keys {
+            Some(MaxKeys::Blocks(count, size)) => Ok(required(count)?.saturating_mul(required(size)?)),
+            Some(MaxKeys::WholeBlocks(budget, size)) => Ok(required(budget)?.saturating_add(required(size)? - 1)),
+            None => {
+                let expected = format!("absent: `{}` has none", self.model_type);
+                Err(Error::value("an indexer", "in the checkpoint", expected))
+            }
+        }
     }
 
     /// The norm of the context; `held`: whether the checkpoint holds a weight of it.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::{Map, Value};
+
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
@@ -113,13 +115,31 @@ pub(crate) fn is_listed(model_type: &str) -> bool {
     families().any(|family| family.model_types.contains(&model_type))
 }
 
-/// The `model_type` by whose row a model runs that states another one: the published Jina embeddings v3 calls itself
-/// XLM-RoBERTa, with rotary positions.
-pub fn resolved_model_type<'a>(model_type: &'a str, position_embedding_type: Option<&str>) -> &'a str {
-    match (model_type, position_embedding_type) {
-        ("xlm-roberta", Some("rotary")) => "jina_embeddings_v3",
-        _ => model_type,
-    }
+/// Models that state the `model_type` of another one: that, a key and its value that tell them apart, and the row by
+/// which they run. The key [`CLASS`] stands for [`model_class`].
+const ALIASES: &[(&str, &str, &str, &str)] = &[
+    ("xlm-roberta", "position_embedding_type", "rotary", "jina_embeddings_v3"),
+    ("lfm2", CLASS, "Lfm2BidirectionalModel", "lfm2_bidirectional"),
+    ("lfm2", CLASS, "Lfm2BidirectionalForMaskedLM", "lfm2_bidirectional"),
+];
+const CLASS: &str = "class";
+
+/// The `model_type` by whose row the model of this `config.json` runs. Some published models state another one: Jina
+/// embeddings v3 calls itself XLM-RoBERTa, an LFM2 that sees both ways LFM2.
+pub fn resolved_model_type(config: &Map<String, Value>) -> Option<&str> {
+    let text = |key: &str| config.get(key).and_then(Value::as_str);
+    let stated = text("model_type").filter(|name| !name.is_empty())?;
+    let value = |key: &str| if key == CLASS { model_class(config) } else { text(key) };
+    let mut own = ALIASES.iter().filter(|(model_type, key, is, _)| *model_type == stated && value(key) == Some(*is));
+    Some(own.next().map_or(stated, |(.., resolved)| resolved))
+}
+
+/// The class that runs the model of this `config.json`: the one that `auto_map` names in code beside the checkpoint, else
+/// the first of `architectures`.
+pub fn model_class(config: &Map<String, Value>) -> Option<&str> {
+    let of_code = config.get("auto_map").and_then(|map| map.get("AutoModel"));
+    let class = of_code.or_else(|| config.get("architectures").and_then(|all| all.get(0))).and_then(Value::as_str)?;
+    class.rsplit('.').next()
 }
 
 fn unknown_family(model_type: Option<&str>) -> Error {

@@ -10,6 +10,7 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["diffllama"], "differential attention"),
+    unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),

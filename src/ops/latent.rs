@@ -175,8 +175,8 @@ impl Latent {
         Ok(norm.forward()?.1)
     }
 
-    /// Keys `(b, s, h, nope + rope)` and values `(b, s, h, value)` of `tokens` `(b, s, 1, rank + rope)`, latents and the
-    /// rotated keys, in `dtype`.
+    /// Keys `(b, s, h, nope + rope)` and values `(b, s, h, value)` of `tokens` `(b, s, 1, rank + rope)`, latents and
+    /// the rotated keys, in `dtype`.
     pub(crate) fn expand(&self, tokens: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let LatentSizes { heads, nope, rope, value, rank, .. } = self.sizes;
         let (b, s, ..) = tokens.dims4()?;
@@ -201,7 +201,8 @@ impl Latent {
         per_head(attended, &values)
     }
 
-    /// The halves of `kv_b` that make keys, `(h, nope, rank)`, and values, `(h, rank, value)`, in the dtype of products.
+    /// The halves of `kv_b` that make keys, `(h, nope, rank)`, and values, `(h, rank, value)`, in the dtype of
+    /// products.
     fn halves(&self) -> Result<[Tensor; 2]> {
         if let Some(halves) = self.halves.get() {
             return Ok(halves.clone());

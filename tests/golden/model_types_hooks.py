@@ -40,6 +40,7 @@ LAYOUTS = [
     (["wq", "wk", "wv"], "proj"),
     (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
     (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
+    (["q_proj", "kv_a_proj_with_mqa"], "dense"),
     # Not of a layout, but attention all the same.
     (["query", "key", "value"], "out_proj"),
     (["query", "key", "value"], "output.dense"),

@@ -327,6 +327,10 @@ CHANGES = {
     **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"], {"head_dim": 32}),
     **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "jev"],
                     {"text_config.head_dim": 32}),
+    **{name: {f"{section}{key}": value for key, value in
+              {"head_dim": 16, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+               "indexer_budget": 8, "indexer_compress_ratio": 2}.items()}
+       for name, section in (("qwen4_exp_text", ""), ("qwen4_exp", "text_config."))},
     "laguna": {"layer_types": ["full_attention", "sliding_attention"], "num_attention_heads_per_layer": [4, 6],
                "mlp_layer_types": ["dense", "dense"]},
     "step3p5": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4,
@@ -339,11 +343,12 @@ CHANGES = {
                    "audio_config.depths": [1, 1]},
     "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
     "deepseek_v3": {"rope_parameters": YARN},
-    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10},
+    "longcat_flash": {"head_dim": 4, "qk_head_dim": 10, "moe_topk": 2},
     # Positions that change the factor on queries.
     "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,
                  "rope_parameters.factor": 8.0, "rope_parameters.rope_theta": 50.0,
-                 "rope_parameters.partial_rotary_factor": 0.4},
+                 "rope_parameters.partial_rotary_factor": 0.4, "head_dim": 10},
+    "glm5_next_text": {"qk_rope_head_dim": 0},
     # Layers of both kinds that share keys and values, some of which are keys alone, and of two sizes.
     **dict.fromkeys(["gemma4_text", "gemma4_unified_text"], {
         "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "num_kv_shared_layers": 2,

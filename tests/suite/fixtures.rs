@@ -7,7 +7,8 @@ use crate::common::{Files, fixture, repository};
 /// Folders of fixtures, each with the tests that name its entries, by their paths below `tests/suite` of any package.
 /// The empty path is `tests/fixtures` itself.
 const USED_BY: &[(&str, &[&str])] = &[
-    ("encoders", &["encoders", "task_heads"]),
+    ("encoders", &["encoders", "own_encoders", "task_heads"]),
+    ("own_sentences", &["own_encoders"]),
     ("compose", &["compose"]),
     ("sentence_models", &["sentence_models"]),
     ("lora", &["adapters", "lora", "lora_tasks", "lora_training"]),
@@ -33,6 +34,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "minilm",
             "model_types",
             "multi_vector",
+            "own_encoders",
             "positions",
             "rerankers",
             "seeds",

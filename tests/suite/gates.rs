@@ -1,18 +1,19 @@
 //! The gate and the norm between the heads and the output projection.
 
-use candle_attention::checkpoint::{Checkpoint, VarMapSource, config_from_json, layouts};
+use candle_attention::checkpoint::{Checkpoint, VarMapSource, WeightSource, config_from_json, layouts};
+use candle_attention::lora::{LoraConfig, LoraTraining};
 use candle_attention::position::Rotary;
 use candle_attention::weights::{AttentionWeights, LinearWeights, NormWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, GateActivation, GateOver, HeadNorm,
-    MultiHeadAttention, NormKind, NormOver, OutputGate, ProjectionBias,
+    KvCache, MultiHeadAttention, NormKind, NormOver, OutputGate, ProjectionBias,
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use serde_json::json;
 
 use crate::common::everywhere::Everywhere;
-use crate::common::{Random, assert_close, assert_within, numbers};
+use crate::common::{Random, assert_close, assert_within, attend_ragged, max_diff, numbers};
 
 const CPU: Device = Device::Cpu;
 const SIGMOID: GateActivation = GateActivation::Sigmoid;
@@ -173,6 +174,53 @@ fn a_gate_in_the_query_projection_learns() {
     let again = MultiHeadAttention::load(&config, VarMapSource::new(&map).at("attn")).unwrap();
     assert_within("its present value", &layer.forward(&xs).unwrap(), &again.forward(&xs).unwrap(), 0.0);
     assert_close("frozen", &layer.frozen().unwrap().forward(&xs).unwrap(), &layer.forward(&xs).unwrap(), 1e-5);
+}
+
+/// An adapter of the projection of a gate, alone or in the query projection.
+#[test]
+fn adapters_change_gates() {
+    let mut random = Random::new(16);
+    for (layout, module) in [("candle-attention", "gate_proj"), ("g-proj", "g_proj"), ("gated-query", "q_proj")] {
+        let config = gated(SIGMOID, GateOver::Element);
+        let stored = checkpoint(&tensors(&config, layout, &mut random), "attn");
+        let base = stored.at("", DType::F32, &CPU);
+        let training = LoraTraining::new(&LoraConfig::new(2, 4.0, &[module]), base).unwrap();
+        let load = || MultiHeadAttention::load(&config, training.source().unwrap().child("attn")).unwrap();
+        let xs = random.tensor(&[1, 3, 12], DType::F32);
+        let before = load().forward(&xs).unwrap();
+        for variable in training.variables() {
+            variable.set(&random.tensor(variable.dims(), DType::F32)).unwrap();
+        }
+        let after = load().forward(&xs).unwrap();
+        assert!(max_diff(&before, &after) > 1e-3, "{layout}");
+        let gradients = after.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+        for variable in training.variables() {
+            assert!(numbers(gradients.get(&variable).unwrap()).iter().any(|value| *value != 0.0), "{layout}");
+        }
+    }
+}
+
+/// Beyond the keys that an indexer chooses all of, every call is an error: padded, ragged and cached.
+#[test]
+fn more_keys_than_an_indexer_takes_are_an_error() {
+    let map = VarMap::new();
+    let config = decoder().with_max_keys(4);
+    let layer = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
+    let layer = layer.frozen().unwrap();
+    let xs = Tensor::ones((1, 5, 12), DType::F32, &CPU).unwrap();
+    let says = |result: candle_attention::Result<Tensor>| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("the number of keys") && error.contains("max_keys"), "{error}");
+    };
+    layer.forward(&xs.narrow(1, 0, 4).unwrap()).unwrap();
+    says(layer.attend(&xs, &xs, &xs, &AttentionMask::full()));
+    let (rows, full) = (xs.squeeze(0).unwrap(), AttentionMask::full());
+    attend_ragged(&layer, &rows, &[4, 1], &full).unwrap();
+    says(attend_ragged(&layer, &rows, &[5], &full));
+    let mut cache = KvCache::growing();
+    layer.step(&xs.narrow(1, 0, 3).unwrap(), &mut cache).unwrap();
+    says(layer.step(&xs.narrow(1, 3, 2).unwrap(), &mut cache));
+    assert!(AttentionConfig::new(8, 2).with_max_keys(0).validate().is_err());
 }
 
 /// Beam has one bias for all gates of a head.

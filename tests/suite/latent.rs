@@ -1,6 +1,6 @@
 //! Multi-head latent attention: against a loop in f64, in both forms, with a cache that holds latents.
 
-use candle_attention::checkpoint::config_from_json;
+use candle_attention::checkpoint::{Layout, config_from_json, layouts};
 use candle_attention::position::{Rotary, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Error, KvCache, LatentAttention,
@@ -182,6 +182,9 @@ fn a_batch_in_a_cache_of_latents_is_its_sequences_alone() {
         assert_close("sequence 0", &ys.narrow(0, 0, 1).unwrap(), &want[0].narrow(1, 4, 3).unwrap(), 1e-5);
         let second = ys.narrow(0, 1, 1).unwrap().narrow(1, 0, 1).unwrap();
         assert_close("sequence 1", &second, &want[1].narrow(1, 7, 1).unwrap(), 1e-5);
+        // What is cached of a token is its latent and the key that all heads share, whatever the number of heads.
+        let error = layer.step(&xs, &mut batch).unwrap_err().to_string();
+        assert!(error.contains(&format!("a batch of 2 with latents of {} elements", RANK + ROPE)), "{error}");
         // A rejected draft.
         batch.truncate_sequences(&[6, 8]).unwrap();
         batch.select_sequences(&[1, 0]).unwrap();
@@ -191,6 +194,33 @@ fn a_batch_in_a_cache_of_latents_is_its_sequences_alone() {
         let next = Tensor::cat(&[want[1].narrow(1, 8, 1).unwrap(), want[0].narrow(1, 6, 1).unwrap()], 0).unwrap();
         assert_close("after leaving", &ys, &next, 1e-5);
     }
+}
+
+/// A cache in a half type: rounded latents, in both forms.
+#[test]
+fn a_cache_holds_latents_in_the_dtype_of_the_layer() {
+    let of = config(latent().with_q_lora_rank(6));
+    let wide = layer(&of, 18);
+    let xs = Random::new(19).tensor(&[2, 9, HIDDEN], DType::F32);
+    let want = wide.forward(&xs).unwrap();
+    for (dtype, tolerance) in [(DType::F16, 0.02), (DType::BF16, 0.15)] {
+        let tensors = wide.weights().unwrap().to_layout(wide.config(), layout("deepseek")).unwrap();
+        let tensors = tensors.into_iter().map(|(name, tensor)| (name, tensor.to_dtype(dtype).unwrap())).collect();
+        let half = MultiHeadAttention::load(&of, VarBuilder::from_tensors(tensors, dtype, &CPU)).unwrap();
+        for half in [half.clone(), half.frozen().unwrap()] {
+            let (mut cache, xs) = (KvCache::growing(), xs.to_dtype(dtype).unwrap());
+            let chunks = [(0, 5), (5, 1), (6, 2), (8, 1)];
+            let step = |(start, len)| half.step(&xs.narrow(1, start, len).unwrap(), &mut cache).unwrap();
+            let ys: Vec<Tensor> = chunks.into_iter().map(step).collect();
+            let ys = Tensor::cat(&ys, 1).unwrap();
+            assert_eq!(ys.dtype(), dtype);
+            assert_close(&format!("{dtype:?}"), &ys, &want, tolerance);
+        }
+    }
+}
+
+fn layout(name: &str) -> &'static Layout {
+    layouts().find(|layout| layout.name() == name).unwrap()
 }
 
 #[test]

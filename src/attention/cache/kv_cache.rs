@@ -25,7 +25,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// layer whose weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep
 /// them in f32 where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by
 /// the rounding of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All
-/// chunkings of a sequence have the same bits.
+/// chunkings of a sequence have the same bits, except with [latent attention](crate::LatentAttention), where chunks of a
+/// few tokens run in another form and agree to rounding.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -382,7 +383,7 @@ impl KvCache {
     }
 
     /// Adds keys `(b, s, h_kv, d)` and values `(b, s, h_kv, d_v)` of one's own, for attention that is composed on
-    /// [`sdpa::attend_bshd`](crate::sdpa::attend_bshd): latent, gated or another one that the layer does not have.
+    /// [`sdpa::attend_bshd`](crate::sdpa::attend_bshd): one that the layer does not have.
     /// Returns the keys and values that the `s` new queries attend to, `(b, kept + s, h_kv, ·)`. They are views of the
     /// cache, which later calls do not change unless tokens are removed; keys and values that track a gradient are
     /// concatenated instead.

@@ -26,8 +26,7 @@ struct ModelFamily {
     model: Model,
 }
 
-/// Stands for the class that runs the model, in the place of a config key: the one that `auto_map` names, else the
-/// first of `architectures`.
+/// Stands for [`model_class`](candle_attention::checkpoint::model_class) in the place of a config key.
 pub(crate) const CLASS: &str = "class";
 
 const fn family(model_types: &'static [&'static str], model: Model) -> ModelFamily {
@@ -70,8 +69,6 @@ const FAMILIES: &[ModelFamily] = &[
     of_class(&["qwen3"], "Qwen3BidirectionalModel", decoders::VOYAGE_MODEL),
     family(&["qwen3"], decoders::QWEN3_MODEL),
     family(&["bidirectional_pplx_qwen3"], decoders::QWEN3_BOTH_WAYS_MODEL),
-    of_class(&["lfm2"], "Lfm2BidirectionalModel", decoders::LFM2_BOTH_WAYS_MODEL),
-    of_class(&["lfm2"], "Lfm2BidirectionalForMaskedLM", decoders::LFM2_BOTH_WAYS_MODEL),
     family(&["lfm2"], decoders::LFM2_MODEL),
     family(&["lfm2_bidirectional"], decoders::LFM2_BOTH_WAYS_MODEL),
     family(&["gemma3_text"], decoders::GEMMA3_MODEL),

@@ -11,9 +11,7 @@ const WITHOUT_MODEL: &[(&str, &str)] = &[
     ("t5, gated-gelu", "`tests/fixtures/encoders/t5_gated`"),
     ("nomic_bert, gelu", "`tests/fixtures/encoders/nomic_moe`"),
     ("qwen3, Qwen3BidirectionalModel", "`tests/fixtures/encoders/voyage`"),
-    ("lfm2, Lfm2BidirectionalModel", "`tests/fixtures/encoders/lfm2_bidirectional`"),
-    ("lfm2, Lfm2BidirectionalForMaskedLM", "`own_encoders.rs` of the suite puts a prefix before the same tensors"),
-    ("lfm2_bidirectional", "`own_encoders.rs` of the suite reads the same folder under this name"),
+    ("lfm2_bidirectional", "`tests/fixtures/encoders/lfm2_bidirectional`, which states `lfm2` as published files do"),
     ("bert, alibi", "`jina.rs` of the suite builds Jina-BERT and Jina's model for code from seeds"),
 ];
 

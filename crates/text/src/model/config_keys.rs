@@ -31,9 +31,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     }
     keys.retain(|_, value| !value.is_null());
     enter_section(keys)?;
-    if let Some(Value::String(stated)) = keys.get("model_type") {
-        let positions = keys.get("position_embedding_type").and_then(Value::as_str);
-        let model_type = checkpoint::resolved_model_type(stated, positions).to_string();
+    if let Some(model_type) = checkpoint::resolved_model_type(keys).map(str::to_string) {
         keys.insert("model_type".to_string(), model_type.into());
     }
     let text = |key: &str| stated_text(keys, key);
@@ -118,14 +116,12 @@ fn enter_section(keys: &mut Map<String, Value>) -> Result<()> {
     }
 }
 
-/// The text at a key, or the class of the model's own code for [`families::CLASS`].
+/// The text at a key, or the class of the model for [`families::CLASS`].
 pub(crate) fn stated_text<'a>(keys: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
-    if key != families::CLASS {
-        return keys.get(key).and_then(Value::as_str);
+    match key {
+        families::CLASS => checkpoint::model_class(keys),
+        key => keys.get(key).and_then(Value::as_str),
     }
-    let by_code = keys.get("auto_map").and_then(|map| map.get("AutoModel"));
-    let class = by_code.or_else(|| keys.get("architectures").and_then(|all| all.get(0))).and_then(Value::as_str)?;
-    class.rsplit('.').next()
 }
 
 /// Writes the list of `layer_types` that follows from the blocks with attention, if there is none.

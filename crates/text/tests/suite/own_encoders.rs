@@ -92,6 +92,20 @@ fn lfm2_bidirectional() {
     case.check_ragged("listed", &load(listed.path()).unwrap());
 }
 
+/// The layer alone knows by the class of the model that tokens see later ones.
+#[test]
+fn a_layer_of_lfm2_sees_as_its_model_does() {
+    let folder = fixture("encoders/lfm2_bidirectional");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    let layer = |config: &str| {
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        checkpoint.attention("layers.1.self_attn", config, DType::F32, &Device::Cpu).unwrap().layer
+    };
+    assert!(layer(&config).config().mask.is_full());
+    let causal = config.replace("Lfm2BidirectionalModel", "Lfm2Model");
+    assert_eq!(layer(&causal).config().mask, AttentionMask::causal());
+}
+
 /// The first `visible` tokens are what the others attend to; a convolution reads all of them, and no padding.
 #[test]
 fn convolutions_need_the_lengths_of_sequences() {
