@@ -46,7 +46,7 @@ impl MultiHeadAttention {
         let parameters = |norm: &NormWeights| [Some(norm.weight.clone()), norm.bias.clone()];
         let tracked = self.context_norm.iter().flat_map(parameters).flatten().any(|tensor| tensor.track_op());
         let shifted = self.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
-        !tracked && !(shifted && self.config.output_gate.is_some())
+        !(tracked || shifted && self.config.output_gate.is_some())
     }
 
     /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with

@@ -171,7 +171,7 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
     for key in family.states {
         if section.get(key).is_none_or(Value::is_null) {
             return Err(Error::config(
-                *key,
+                key,
                 "absent",
                 format!("stated: `{model_type}` has no default that is a number"),
             ));

@@ -103,7 +103,7 @@ impl Layer<'_> {
             Err(Error::value(what, found, expected))
         };
         let shared = if self.family.shares_keys { self.number("num_kv_shared_layers")?.unwrap_or(0) } else { 0 };
-        let layers = self.number("num_hidden_layers")?.unwrap_or(usize::MAX);
+        let layers = self.float("num_hidden_layers").map_or(usize::MAX, |layers| layers as usize);
         if shared > 0 && self.index >= layers.saturating_sub(shared) {
             // Published files hold keys and values of these layers, too, which their model does not read.
             let first = layers.saturating_sub(shared);

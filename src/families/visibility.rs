@@ -54,7 +54,7 @@ impl<'a> Layer<'a> {
 
     /// Whether the layer has a sliding window.
     pub(super) fn has_window(&self) -> Result<bool> {
-        let last = self.number("num_hidden_layers")? == Some(self.index + 1);
+        let last = self.float("num_hidden_layers") == Some((self.index + 1) as f64);
         if last && self.family.window.layers == WindowLayers::AllButLastOf6AndLast {
             return Ok(false);
         }

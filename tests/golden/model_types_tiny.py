@@ -472,6 +472,8 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
 CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
            "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText", "layoutlmv2": "LayoutLMv2Model",
            "layoutxlm": "LayoutLMv2Model"}
+# Parts whose mask is that of the whole model: alone they have none.
+NOT_ALONE = {"blt_global_transformer", "blt_local_encoder", "blt_local_decoder"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.

@@ -67,7 +67,8 @@ impl Walked {
             options = options.with_cos_sin([cos_sin.0, cos_sin.1]);
         }
         // What went into the projections includes the vectors: those of the keys are what the values lack.
-        let (vectors, object_queries) = ((&key - &value)?, (&xs * 0.5)?);
+        let vectors = if key.dims() == value.dims() { (&key - &value)? } else { key.zeros_like()? };
+        let object_queries = (&xs * 0.5)?;
         let plain = (&xs - &object_queries)?;
         let inputs = match model.layer.config().requires.contains(&CallInput::PositionVectors) {
             true => AttentionInputs::new(&plain, &value, &value, mask),
