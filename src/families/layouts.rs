@@ -300,8 +300,6 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
-    Layout { name: "vjepa2", families: "V-JEPA 2",
-        qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
         qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
         qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },

@@ -204,7 +204,7 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family {
         model_types: &["vjepa2"],
-        layouts: &["vjepa2"],
+        layouts: &["pvt-v2"],
         positions: LayerPositions::Video,
         unsupported_parts: &[
             ("predictor", "heads of their own, and tokens that stand in the sequence twice"),
