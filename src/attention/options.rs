@@ -181,7 +181,8 @@ impl<'a> AttentionInputs<'a> {
     /// use candle_nn::{VarBuilder, VarMap};
     ///
     /// let config = AttentionConfig::new(8, 2).with_requires(&[CallInput::PositionVectors]);
-    /// let layer = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu))?;
+    /// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::new(&config, vb)?;
     /// let random = |dims: [usize; 3]| Tensor::randn(0f32, 1., &dims, &Device::Cpu);
     /// let (xs, memory) = (random([2, 5, 8])?, random([2, 9, 8])?);
     /// let (object_queries, places) = (random([1, 5, 8])?, random([1, 9, 8])?);

@@ -79,10 +79,10 @@ impl MultiHeadAttention {
         output: &mut [O],
     ) -> Result<()> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
             return Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"));
         }
+        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         let sizes = [
             ("xs", xs.len(), self.config.resolved_query_size()),
             ("output", output.len(), self.config.resolved_output_size()),
@@ -193,9 +193,9 @@ impl MultiHeadAttention {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
                 self.step_in_place(team, qkv, group)?;
-                let width = self.qkv.packed()?.out_features();
-                for (token, bias) in qkv.chunks_exact_mut(width).zip(std::iter::repeat(query_bias.as_deref())) {
-                    token.iter_mut().zip(bias.unwrap_or(&[])).for_each(|(x, bias)| *x += bias);
+                if let Some(bias) = &query_bias {
+                    let tokens = qkv.chunks_exact_mut(self.qkv.packed()?.out_features());
+                    tokens.for_each(|token| token.iter_mut().zip(bias).for_each(|(x, bias)| *x += bias));
                 }
                 Ok(())
             };

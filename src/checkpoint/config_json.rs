@@ -92,11 +92,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
     let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
     let has_table = layout.patch_table_in(source).is_some() || shared.is_some();
-    if layout.may_be_eva
-        && layer.family.positions_from_weights()
-        && !has_table
-        && section.get("use_rot_pos_emb").is_none()
-    {
+    if layout.may_be_eva && !has_table && section.get("use_rot_pos_emb").is_none() {
         let why = format!("no tensor of layout `{}` shows which it is", layout.name);
         let allowed = format!("true for timm's Eva that rotates, false for its Beit and other Eva: {why}");
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));

@@ -10,7 +10,7 @@ use crate::checkpoint::detect::detect;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, CallInput};
 use crate::error::Result;
 use crate::families::layout::Layout;
 use crate::mask::AttentionMask;
@@ -42,6 +42,8 @@ impl MultiHeadAttention {
 /// text alone. Tokens of images have positions of their own in models with M-RoPE
 /// ([`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions)). In Gemma 3, ShieldGemma 2 and GIT
 /// those of one image see one another, which the layer's mask does not have: [`note`](Self::note) says so.
+///
+/// Where a layer is right for no call without an input of this kind, it [requires](Self::requires) it.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ModelAttention {
@@ -89,6 +91,12 @@ impl ModelAttention {
         let asked = config_from_json(config, source)?;
         let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
         Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout, note: asked.note })
+    }
+
+    /// What each call has to give beyond its tokens. A call without it is
+    /// [`Error::MissingInput`](crate::Error::MissingInput).
+    pub fn requires(&self) -> &[CallInput] {
+        &self.layer.config().requires
     }
 
     /// The layer's built-in mask: causal, sliding window, or none. The layer applies it in every call.

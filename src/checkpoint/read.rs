@@ -138,7 +138,11 @@ impl Reader<'_> {
             }
             QkvNames::FusedSplitBias(weight, [q_bias, v_bias], order) => {
                 let weight = self.source.get(weight, &[all.len(), self.one_input()?])?;
-                let bias = |name: &str, i: usize| self.source.get(name, &[rows[i]]).map(Some);
+                let bias = |name: &str, i: usize| -> Result<Option<Tensor>> {
+                    let dims = [1, 1, rows[i]];
+                    let dims = if self.layout.wide_biases { &dims[..] } else { &dims[2..] };
+                    Ok(Some(self.source.get(name, dims)?.flatten_all()?))
+                };
                 let biases = [bias(q_bias, 0)?, None, bias(v_bias, 2)?];
                 if order != FusedOrder::Blocks {
                     return Ok(QkvWeights::OrderedSplitBias { weight, biases, order });

@@ -117,9 +117,9 @@ fn named_by<'a>(children: &[&'a str], part: &str) -> Vec<&'a str> {
     let longest = named.iter().map(|key| words(name(key))).max();
     if longest.is_some() {
         let named: Vec<&str> = named.into_iter().filter(|key| Some(words(name(key))) == longest).collect();
-        // The text and the backbone in `text_backbone`: it is the text's.
-        let first = named.iter().find(|key| part.starts_with(name(key))).filter(|_| named.len() > 1).copied();
-        return first.map_or(named, |first| vec![first]);
+        // A `text_backbone` is the text's, and the backbone another part.
+        let several = named.len() > 1;
+        return named.into_iter().filter(|key| !several || name(key) != "backbone").collect();
     }
     let alike = |key: &&&str| part_of(part).is_some() && part_of(name(key)) == part_of(part);
     let alike: Vec<&str> = children.iter().filter(alike).copied().collect();

@@ -79,7 +79,9 @@ impl AttentionWeights {
             QkvNames::FusedSplitBias(weight, biases, order) => {
                 tensors.insert(weight.to_string(), LinearWeights::fuse([&q, &k, &v], order, h_kv)?.weight);
                 for (name, dense) in biases.into_iter().zip([&q, &v]) {
-                    tensors.extend(dense.bias.clone().map(|bias| (name.to_string(), bias)));
+                    let Some(bias) = &dense.bias else { continue };
+                    let bias = if layout.wide_biases { bias.reshape((1, 1, ()))? } else { bias.clone() };
+                    tensors.insert(name.to_string(), bias);
                 }
             }
             QkvNames::SplitFusedBias(names, bias) => {

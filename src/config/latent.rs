@@ -21,8 +21,8 @@ use crate::setters;
 /// [`scale`](AttentionConfig::scale) is set. A [`KvCache`](crate::KvCache) holds `c` after its norm and the rotated
 /// key: `kv_lora_rank + qk_rope_head_dim` elements per token, whatever the number of heads. Few queries against many
 /// cached tokens run in the absorbed form, in which the queries are projected into the space of `c` and attend to the
-/// cache as to one key-value head; its result differs by rounding. The position scheme sees heads of
-/// `qk_rope_head_dim` elements.
+/// cache as to one key-value head; its result differs by rounding. The keys and values of a call are one tensor. The
+/// position scheme sees heads of `qk_rope_head_dim` elements.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, LatentAttention};

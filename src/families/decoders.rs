@@ -188,6 +188,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["paligemma"],
         causal: Causal::Never,
         requires: &[Required::new(CallInput::Mask)],
+        reads: &["use_bidirectional_attention"],
         needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
@@ -460,7 +461,12 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
-    Family { model_types: &["gradium_phonon_tts"], layouts: &["gradium", "candle-attention"], ..LLAMA },
+    Family {
+        model_types: &["gradium_phonon_tts"],
+        layouts: &["gradium"],
+        qk_norm: None,
+        ..rotary(RotaryRow { interleaved: true, ..ROTARY })
+    },
     // Tokens that it generates see the prompt and a window.
     Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
@@ -470,7 +476,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // transformers masks without a window, which its cache alone has.
     Family {
         model_types: &["kyutai_speech_to_text"],
-        layouts: &["kyutai"],
+        layouts: &["inner-linear"],
         reads: &["sliding_window"],
         note: Some(
             "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",

@@ -1,4 +1,4 @@
-//! Families of detectors and segmenters, whose object queries and positions are added to the inputs of queries and keys.
+//! Families of detectors and segmenters, whose object queries and positions are added to inputs of queries and keys.
 
 use crate::config::CallInput;
 use crate::families::family::{BASE, Family, Required};
@@ -86,6 +86,17 @@ pub(crate) const DETECTORS: &[Family] = &[
         ..DETR
     },
     Family { model_types: &["sam3_mask_decoder", "sam3_lite_text_mask_decoder"], requires: &[], ..DETR },
+    // The queries of the first layer are position vectors themselves.
+    Family {
+        model_types: &["sam_mask_decoder", "sam_hq_mask_decoder", "sam3_tracker_mask_decoder"],
+        requires: &[
+            Required { from_layer: 1, ..Required::below("self_attn", CallInput::PositionVectors) },
+            Required::below("cross_attn_token_to_image", CallInput::PositionVectors),
+            Required::below("cross_attn_image_to_token", CallInput::PositionVectors),
+            Required::below("final_attn_token_to_image", CallInput::PositionVectors),
+        ],
+        ..DETR
+    },
     Family {
         model_types: &["omdet-turbo"],
         layouts: &["grounding-dino"],

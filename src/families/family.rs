@@ -81,6 +81,8 @@ pub(crate) struct Required {
     pub input: CallInput,
     /// A component of the layers' prefixes; `None`: all layers.
     pub below: Option<&'static str>,
+    /// The first of these layers.
+    pub from_layer: usize,
     /// Keys of which one has to be true, as they are if the configuration is silent. Empty: whatever it states.
     pub keys: &'static [&'static str],
 }
@@ -88,7 +90,7 @@ pub(crate) struct Required {
 impl Required {
     /// In all layers.
     pub(crate) const fn new(input: CallInput) -> Self {
-        Self { input, below: None, keys: &[] }
+        Self { input, below: None, from_layer: 0, keys: &[] }
     }
 
     /// In layers below this component of the prefix.
@@ -272,6 +274,8 @@ pub(crate) enum LayerPositions {
     Rotary(RotaryRow),
     /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
     Given,
+    /// Rotation by frame, row and column of patches (V-JEPA 2).
+    Video,
     /// Rotation by row and column of patches (DINOv3).
     DinoRotary,
     /// Rotation by row and column of patches, without tokens before them.

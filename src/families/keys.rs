@@ -227,6 +227,7 @@ impl Family {
             | LayerPositions::RelativeKeyBlocks(_)
             | LayerPositions::RelativeKey2d
             | LayerPositions::RelativeKeyValue
+            | LayerPositions::Video
             | LayerPositions::GatedBias => false,
         };
         let by_scale = match self.scale {

@@ -235,6 +235,7 @@ impl<'a> Layer<'a> {
         let prefix = format!(".{}.", self.prefix);
         let applies = |required: &&Required| {
             let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            let below = below && self.index >= required.from_layer;
             below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
         };
         self.family.requires.iter().filter(applies).map(|required| required.input).collect()
@@ -296,6 +297,7 @@ impl<'a> Layer<'a> {
             LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
             LayerPositions::Rotary(_) => Position::None,
             LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
+            LayerPositions::Video => self.video_rotary()?,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,

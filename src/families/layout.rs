@@ -123,6 +123,8 @@ pub struct Layout {
     pub(crate) biases: &'static [ProjectionBias],
     /// Whether the families may have fewer key-value heads than query heads.
     pub(crate) grouped: bool,
+    /// Whether the biases of a fused weight, which lie apart from it, are `[1, 1, rows]`.
+    pub(crate) wide_biases: bool,
     /// Whether kernels are written with a dimension for the heads.
     pub(crate) per_head_kernels: bool,
     /// Norms of queries and keys that the families may have.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::families::family::{PatchRotaryRow, PatchWindows};
 use crate::families::layer::Layer;
-use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, RotaryStyle};
+use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, Rotary3d, RotaryStyle};
 
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
@@ -31,6 +31,12 @@ impl Layer<'_> {
         let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
         Ok(Position::Rotary2d(rotary))
+    }
+
+    pub(super) fn video_rotary(&self) -> Result<Position> {
+        let side = self.number("crop_size")?.unwrap_or(256).checked_div(self.number("patch_size")?.unwrap_or(16));
+        let side = side.ok_or_else(|| Error::config("patch_size", 0, "at least 1"))?;
+        Ok(Position::Rotary3d(Rotary3d::new([side; 2])))
     }
 
     pub(super) fn patch_rotary(&self, row: &PatchRotaryRow) -> Result<Position> {

@@ -60,11 +60,6 @@ pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
 }
 
 impl Family {
-    /// Whether checkpoint and configuration show the positions.
-    pub(crate) fn positions_from_weights(&self) -> bool {
-        self.positions == LayerPositions::FromWeights
-    }
-
     /// The value of a numeric key that `config.json` may leave out.
     pub(super) fn default(&self, key: &str) -> Option<f64> {
         self.defaults.iter().find(|(name, _)| *name == key).map(|(_, default)| *default)

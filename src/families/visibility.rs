@@ -172,8 +172,9 @@ impl<'a> Layer<'a> {
             };
             return Ok(AttentionMask::window(Some(before), Some(after)));
         }
-        // A token sees itself, and the tokens before it within the width.
-        match width.checked_sub(1) {
+        // A token sees itself, and the tokens before it within the width; within half of one that is of both sides.
+        let side = if window.sides == Sides::Both { width / 2 } else { width };
+        match side.checked_sub(1) {
             Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),
             None => Err(Error::config(window.key, width, "a width that leaves a token itself to see")),
         }

@@ -183,7 +183,7 @@ pub(crate) const VISION: &[Family] = &[
     // Patches row by row, columns in the first half of a head.
     Family {
         model_types: &["gemma4_vision"],
-        layouts: &["kyutai"],
+        layouts: &["inner-linear"],
         states: &["rope_parameters"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         scale: Scale::One,
@@ -200,6 +200,16 @@ pub(crate) const VISION: &[Family] = &[
             columns_first: true,
             ..PATCH_ROTARY
         }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["vjepa2"],
+        layouts: &["vjepa2"],
+        positions: LayerPositions::Video,
+        unsupported_parts: &[
+            ("predictor", "heads of their own, and tokens that stand in the sequence twice"),
+            ("pooler", "no rotation, and a query that is learned"),
+        ],
         ..PLAIN
     },
     Family {
@@ -336,25 +346,10 @@ pub(crate) const VISION: &[Family] = &[
             style: RotaryStyle::Interleaved,
             columns_first: true,
             prefix_tokens: 1,
+            block: Some(("spatial_merge_size", 2)),
+            first: 1,
             ..PATCH_ROTARY
         }),
-        ..PLAIN
-    },
-    // Half of the width of a head is that of columns, pair by pair.
-    Family {
-        model_types: &["kimi_k25_vision"],
-        layouts: &["timm-eva"],
-        positions: LayerPositions::PatchRotary(PatchRotaryRow {
-            frequencies: GridFrequencies::Alternating,
-            columns_first: true,
-            ..PATCH_ROTARY
-        }),
-        ..PLAIN
-    },
-    Family {
-        model_types: &["muse_glimmer_vision", "muse_spark_vision"],
-        layouts: &["timm-eva"],
-        positions: patch_rotary(GridFrequencies::Same, None),
         ..PLAIN
     },
     Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },

@@ -20,6 +20,7 @@ mod rope_cache;
 mod rope_scaling;
 mod rotary;
 mod rotary_2d;
+mod rotary_3d;
 mod rotary_cos_sin;
 mod rotation;
 mod scheme;
@@ -40,6 +41,7 @@ pub use relative_sinusoids::RelativeSinusoids;
 pub use rope_scaling::RotaryScaling;
 pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
+pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, TokenPositions};
 pub(crate) use scheme::{LayerSizes, PositionParameter, PositionState, Presence};
@@ -107,6 +109,8 @@ schemes! {
         RelativeBias2d,
         /// Queries and keys are also compared with learned embeddings of their distance.
         Disentangled,
+        /// Queries and keys of patches of a video are rotated by frame, row and column.
+        Rotary3d,
         /// Queries and keys are rotated by angles that the call gives.
         GivenRotation,
         /// Queries are also compared with projected sinusoids of their distance to each key.

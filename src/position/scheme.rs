@@ -302,8 +302,8 @@ pub(crate) struct PositionState {
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
 
-/// The longest sequence for which [`PositionState::grown`] keeps what is computed: tens of megabytes per layer.
-const LONGEST_KEPT: usize = 1 << 12;
+/// The longest sequence for which [`PositionState::grown`] keeps what is computed: some megabytes per layer.
+const LONGEST_KEPT: usize = 1 << 10;
 
 impl PositionState {
     pub(crate) fn new(weights: PositionWeights) -> Self {

@@ -34,6 +34,7 @@ for model_type in sorted(named & set(CONFIG_MAPPING.keys())):
     except Exception as e:  # a configuration of parts that must be given
         print(model_type, e)
         continue
+    config.allow_global_per_layer_attribute_access = True
     values = {key: getattr(config, key, None) for key in KEYS}
     if isinstance(values["layer_types"], list):
         values["layer_types"] = values["layer_types"][:8]

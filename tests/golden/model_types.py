@@ -63,6 +63,18 @@ def randomise(model):
     return model.eval()
 
 
+def without_detectron2():
+    """LayoutLMv2 whose image is what its backbone would make of it: detectron2 is not there."""
+    from transformers.models.layoutlmv2 import modeling_layoutlmv2 as module
+
+    class Backbone(torch.nn.Flatten):
+        def __init__(self, config):
+            super().__init__(1, 2)
+    module.LayoutLMv2PreTrainedModel._init_weights = lambda *_: None
+    module.LayoutLMv2VisualBackbone = Backbone
+    module.requires_backends = lambda *_: None
+
+
 def classes(model_type, config_class):
     """Model classes of a configuration, those with the names of published checkpoints first."""
     def of(mapping):
@@ -229,6 +241,8 @@ def section_types(config):
 def make(model_type):
     """Writes OUT/<model_type>.safetensors; returns what there is to say."""
     problems = []
+    if model_type in ("layoutlmv2", "layoutxlm"):
+        without_detectron2()
     try:
         config_class = CONFIG_MAPPING[model_type]
     except Exception as e:
@@ -267,6 +281,8 @@ def make(model_type):
 def one(model_type, cls, variant, model):
     randomise(model)
     eager(model)
+    if (part := getattr(model, tiny.BOOLEAN.get(model_type, ""), None)) is not None:
+        part.set_attn_implementation("sdpa")
     with tempfile.TemporaryDirectory() as d:
         model.save_pretrained(d)
         text = json.dumps(json.loads((Path(d) / "config.json").read_text()))

@@ -426,7 +426,15 @@ CHANGES |= {
                     {"d_model": 32, "backbone_config.out_features": ["stage2", "stage3", "stage4"],
                      "backbone_config.embed_dim": 8, "encoder_layers": 2, "decoder_layers": 2}),
     "layoutlmv3": {"coordinate_size": 3, "shape_size": 2, "visual_embed": False, "num_attention_heads": 2},
-    "layoutlmv2": {"coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "layoutlmv2": {"max_2d_position_embeddings": 1024, "coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2},
+    "layoutxlm": {"max_2d_position_embeddings": 1024, "coordinate_size": 3, "shape_size": 2, "num_attention_heads": 2, "fast_qkv": False},
+    **dict.fromkeys(["sam", "sam_hq"],
+                    {"prompt_encoder_config.image_embedding_size": 4, "mask_decoder_config.num_attention_heads": 2,
+                     "vision_config.num_pos_feats": 8, "vision_config.output_channels": 16,
+                     "mask_decoder_config.vit_dim": 16, "vision_config.global_attn_indexes": [1]}),
+    **dict.fromkeys(["sam3_tracker", "sam3_tracker_video"],
+                    {"vision_config.fpn_hidden_size": 16, "prompt_encoder_config.hidden_size": 16,
+                     "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}),
     "sam3_vit_model": {"window_size": 2, "global_attn_indexes": [1], "num_attention_heads": 2},
     "mlcd_vision_model": {"num_attention_heads": 2},
     "llama4_vision_model": {"num_attention_heads": 2},
@@ -462,12 +470,15 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
-           "seamless_m4t_v2": "SeamlessM4Tv2Model"}
+           "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText", "layoutlmv2": "LayoutLMv2Model",
+           "layoutxlm": "LayoutLMv2Model"}
 # Models whose attention has the time as its first dimension.
 TIME_FIRST = {"fsmt"}
 # Models whose features of sound have the time before the frequency.
 MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
              "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
+# Parts that hide keys by Booleans, which their eager attention would add as numbers.
+BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone"}
 # Texts that are called with a padding mask, which makes them causal.
 PADDED = {"aimv2_text_model", "videoprism_text_model"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
@@ -551,6 +562,8 @@ def given(name, model, cfg):
         return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
+    if name == "image" and cfg.model_type in ("layoutlmv2", "layoutxlm"):
+        return torch.randn(1, *cfg.image_feature_pool_shape)  # as the stand-in of its backbone has it
     if first(cfg, "model_type") == "seggpt" and name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
         return torch.randn(1, channels, height // 2, across)  # two images, one below the other
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
@@ -624,7 +637,7 @@ def given(name, model, cfg):
 
 MAIN = ("feature_lens", "target_sizes", "grid_thw", "past_values", "past_time_features", "past_observed_mask", "future_time_features", "future_values",
         "visual_feats", "visual_pos",
-        "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+        "input_ids", "pixel_values", "image", "input_features", "input_values", "decoder_input_ids",
         "spatial_shapes", "input_features_mask", "bbox", "flattened_patches",
         "image_attention_mask")
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use candle_attention::position::{GivenRotation, Position, Rotary, Rotary2d, RotaryStyle};
+use candle_attention::position::{GivenRotation, Position, Rotary, Rotary2d, Rotary3d, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, CallInput, Error, KvCache,
     MultiHeadAttention, ObserveOptions,
@@ -337,6 +337,39 @@ fn patches_in_windows_are_the_same_patches_in_another_order() {
         &["within_window"],
     );
     says(config(Rotary2d::new(50.0).with_window(0)).validate().map_err(|e| e.to_string()), &["window", "at least 1"]);
+}
+
+#[test]
+fn patches_of_a_video_are_turned_by_frame_row_and_column() {
+    let config = |position: Position| AttentionConfig::new(32, 2).with_position(position);
+    let [layer] = layers([config(Rotary3d::new([2, 3]).into())], DType::F32);
+    let xs = random(&[1, 12, 32], 1);
+    let inputs = |xs: &Tensor| {
+        layer
+            .attend_with(&AttentionInputs::self_attention(xs, AttentionMask::causal()), &AttentionOptions::default())
+            .unwrap()
+            .output
+    };
+    let want = inputs(&xs);
+    // A part of the patches, by their numbers.
+    let numbers = Tensor::new(&[0u32, 1, 4, 5, 11], &CPU).unwrap();
+    let some = xs.index_select(&numbers, 1).unwrap();
+    let kept = Tensor::from_iter((0..12).map(|i| u8::from([0, 1, 4, 5, 11].contains(&i))), &CPU).unwrap();
+    let mask = AttentionMask::keep_keys(&kept.unsqueeze(0).unwrap()).unwrap().and(AttentionMask::causal());
+    let all = layer.attend(&xs, &xs, &xs, &mask).unwrap().index_select(&numbers, 1).unwrap();
+    let given = AttentionInputs::self_attention(&some, AttentionMask::causal());
+    let options = AttentionOptions::default().with_positions(&numbers);
+    assert_close("some patches", &layer.attend_with(&given, &options).unwrap().output, &all, 1e-5);
+    let (mut cache, mut outputs) = (KvCache::growing(), Vec::new());
+    for (start, size) in [(0, 5), (5, 1), (6, 6)] {
+        let chunk = xs.narrow(1, start, size).unwrap();
+        let inputs = AttentionInputs::self_attention(&chunk, AttentionMask::causal()).with_cache(&mut cache);
+        outputs.push(layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().output);
+    }
+    assert_close("cached", &Tensor::cat(&outputs, 1).unwrap(), &want, 1e-5);
+    let [wide] = layers([config(Rotary3d::new([2, 3]).into())], DType::F64);
+    check_gradient("the input", &Random::new(3).tensor(&[1, 8, 32], DType::F64), |xs| wide.forward(xs).unwrap());
+    says(AttentionConfig::new(8, 2).with_position(Rotary3d::new([2, 3])).validate(), &["head_dim = 4", "at least 6"]);
 }
 
 #[test]

@@ -113,7 +113,9 @@ impl Walked {
         };
         let want = self.get(case, "output").unwrap();
         let position = model.layer.config().position.to_string();
-        let said = json!({"layout": model.layout.name(), "mask": model.mask().to_string(), "position": position});
+        let requires: Vec<String> = model.requires().iter().map(ToString::to_string).collect();
+        let mask = model.mask().to_string();
+        let said = json!({"layout": model.layout.name(), "mask": mask, "position": position, "requires": requires});
         if got.dims() != want.dims() {
             return json!({"wrong": "another shape", "as": said});
         }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use candle_attention::Error;
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, ModelConfig};
+use candle_attention::{AttentionMask, CallInput, Error};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -81,7 +81,12 @@ fn part_that_its_model_masks_otherwise_is_refused() {
         checkpoint(&folder, &[prefix]).attention(prefix, config, DType::F32, &CPU)
     };
     let layer = "language_model.model.layers.0.self_attn";
-    says(load(layer, None), &["`paligemma`", "image and prompt"]);
+    let model = load(layer, None).unwrap();
+    assert_eq!((model.mask().to_string().as_str(), model.requires()), ("none", &[CallInput::Mask][..]));
+    let xs = Tensor::zeros((1, 3, model.layer.config().hidden_size), DType::F32, &CPU).unwrap();
+    says(model.layer.forward_t(&xs, false), &["a mask", "`paligemma`"]);
+    let prefix = AttentionMask::prefix_lm(&[2]);
+    assert_eq!(model.layer.attend(&xs, &xs, &xs, &prefix).unwrap().dims(), xs.dims());
     assert_eq!(load(layer, Some("gemma")).unwrap().mask().to_string(), "causal");
     assert_eq!(load("vision_tower.encoder.layers.0.attn", None).unwrap().mask().to_string(), "none");
 }

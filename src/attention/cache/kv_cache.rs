@@ -25,8 +25,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// layer whose weights are not variables. A cache holds keys and values in the dtype of the layer. Single calls keep
 /// them in f32 where the layer is f16, or bf16 on a processor without bf16 instructions; there the results differ by
 /// the rounding of keys, values and queries to the layer's dtype, which is what PyTorch does in every call. All
-/// chunkings of a sequence have the same bits, except with [latent attention](crate::LatentAttention), where chunks of a
-/// few tokens run in another form and agree to rounding.
+/// chunkings of a sequence have the same bits, except with [latent attention](crate::LatentAttention), where chunks of
+/// a few tokens run in another form and agree to rounding.
 ///
 /// # Positions that depend on the length
 /// With [`RotaryScaling::LongRope`](crate::position::RotaryScaling) and `Dynamic` the rotation of *all* keys changes
@@ -38,8 +38,9 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// # Memory
 /// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype; with
 /// [latent attention](crate::LatentAttention) `b · tokens · (kv_lora_rank + qk_rope_head_dim)`, because the cache holds
-/// the latents and not the keys and values that are made of them. A growing cache allocates up to twice as much, a rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of
-/// writing them in place.
+/// the latents and not the keys and values that are made of them. A growing cache allocates up to twice as much, a
+/// rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of writing them in
+/// place.
 ///
 /// ```
 /// use candle_attention::{

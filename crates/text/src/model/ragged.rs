@@ -253,7 +253,7 @@ mod tests {
             let got = model.forward_ragged_tensor(&ids, &types, &lengths).unwrap();
             assert_eq!((got.dims(), got.dtype()), (want.dims(), DType::F32));
             assert!(worst(&got, &want) < 1e-5, "{}", folder.display());
-            assert_eq!(model.forward_ragged_tensor(&[], &[], &[0]).unwrap().dims(), [0, config.hidden_size]);
+            assert_eq!(model.forward_ragged_tensor(&[], &[], &[0]).unwrap().dims(), [0, model.output_size()]);
         }
     }
 
