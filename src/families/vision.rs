@@ -183,7 +183,7 @@ pub(crate) const VISION: &[Family] = &[
     // Patches row by row, columns in the first half of a head.
     Family {
         model_types: &["gemma4_vision"],
-        layouts: &["kyutai"],
+        layouts: &["inner-linear"],
         states: &["rope_parameters"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         scale: Scale::One,
