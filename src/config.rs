@@ -151,8 +151,8 @@ pub struct AttentionConfig {
     /// The position scheme; default none.
     pub position: Position,
     /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window or chunks;
-    /// default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too, where
-    /// the last query is aligned with the last key: a layer that is used for both leaves it to the calls. A copy
+    /// default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too,
+    /// where the last query is aligned with the last key: a layer that is used for both leaves it to the calls. A copy
     /// of the layer can have [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15

@@ -2,12 +2,12 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, QueryFactor, ROTARY,
-    Required, RotaryLayers, RotaryRow, Scale, Sides, StepsRow, WeightlessNorm, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required, RotaryLayers,
+    RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 
 /// A decoder whose attention knows nothing of positions.
-const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
+pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
 /// A decoder with Llama's rotary positions.
 pub(super) const LLAMA: Family = rotary(ROTARY);
 /// The same with Qwen 3's norms of each head.
@@ -28,12 +28,12 @@ const LFM2: Family = Family {
 };
 
 /// A decoder with rotary positions.
-const fn rotary(row: RotaryRow) -> Family {
+pub(super) const fn rotary(row: RotaryRow) -> Family {
     Family { positions: LayerPositions::Rotary(row), ..DECODER }
 }
 
 /// Llama's rotary positions with another base.
-const fn theta(theta: f64) -> LayerPositions {
+pub(super) const fn theta(theta: f64) -> LayerPositions {
     LayerPositions::Rotary(RotaryRow { theta, ..ROTARY })
 }
 
@@ -98,57 +98,6 @@ const GEMMA3: Family = Family {
     qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
     defaults: &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)],
     ..LLAMA
-};
-
-/// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
-const GEMMA3N: Family = Family {
-    layouts: &["candle-attention", "shared-keys"],
-    // Which its files state and its model does not use.
-    reads: &["query_pre_attn_scalar"],
-    window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
-    positions: LayerPositions::Rotary(RotaryRow {
-        theta: 1_000_000.0,
-        window_theta: Some(10_000.0),
-        scales_windowed: false,
-        ..ROTARY
-    }),
-    scale: Scale::One,
-    steps: StepsRow { value_norm: true, ..BASE.steps },
-    shares_keys: true,
-    defaults: &[
-        ("sliding_window", 512.0),
-        ("num_kv_shared_layers", 15.0),
-        ("num_hidden_layers", 35.0),
-        ("num_key_value_heads", 2.0),
-    ],
-    ..QWEN3
-};
-const GEMMA4_DEFAULTS: &[(&str, f64)] =
-    &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
-const GEMMA4: Family = Family {
-    layouts: &["candle-attention", "keys-as-values", "shared-keys"],
-    reads: &["proportional"],
-    causal: Causal::UnlessAllBidirectional,
-    window: windows(WindowLayers::AllButLastOf6AndLast),
-    positions: LayerPositions::Rotary(RotaryRow {
-        theta: 1_000_000.0,
-        window_theta: Some(10_000.0),
-        required_in_config: true,
-        ..ROTARY
-    }),
-    keys_as_values: Some("attention_k_eq_v"),
-    head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
-    defaults: GEMMA4_DEFAULTS,
-    note: Some(IMAGES),
-    ..GEMMA3N
-};
-/// HunYuan: norms after the rotation, whose base its files multiply by a power of `alpha`.
-const HUNYUAN: Family = Family {
-    layouts: &["hunyuan"],
-    reads: &["alpha"],
-    steps: StepsRow { norm_after_rotation: true, ..BASE.steps },
-    defaults: &[("rms_norm_eps", 1e-5)],
-    ..QWEN3
 };
 
 pub(crate) const DECODERS: &[Family] = &[
@@ -545,93 +494,5 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["opt", "biogpt", "xglm"], layouts: BART, ..DECODER },
     Family { model_types: &["ctrl"], layouts: &["ctrl"], ..DECODER },
     Family { model_types: &["jamba", "nemotron_h"], ..DECODER },
-    Family { model_types: &["gemma3n_text"], ..GEMMA3N },
-    Family { model_types: &["gemma4_text"], ..GEMMA4 },
-    Family {
-        model_types: &["gemma4_unified_text"],
-        defaults: &[
-            ("sliding_window", 1024.0),
-            ("num_hidden_layers", 30.0),
-            ("global_head_dim", 512.0),
-            ("num_key_value_heads", 4.0),
-        ],
-        ..GEMMA4
-    },
-    // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.
-    Family {
-        model_types: &["diffusion_gemma_text"],
-        layouts: &["candle-attention", "keys-as-values"],
-        shares_keys: false,
-        keys_as_values: Some(""),
-        head_sizes: HeadSizes::Global { switch: None },
-        unsupported_parts: &[("decoder", "keys of the encoder's cache before their own")],
-        ..GEMMA4
-    },
-    // An encoder, whose window is a radius.
-    Family {
-        model_types: &["embedding_gemma2_text"],
-        layouts: OWN,
-        reads: &[],
-        causal: Causal::Never,
-        shares_keys: false,
-        keys_as_values: None,
-        head_sizes: HeadSizes::Global { switch: None },
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, window_theta: Some(10_000.0), ..ROTARY }),
-        defaults: &[
-            ("sliding_window", 512.0),
-            ("num_hidden_layers", 24.0),
-            ("global_head_dim", 512.0),
-            ("num_global_key_value_heads", 1.0),
-        ],
-        note: None,
-        ..GEMMA4
-    },
-    Family { model_types: &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"], ..HUNYUAN },
-    Family {
-        model_types: &["nanochat"],
-        steps: StepsRow { norm_after_rotation: true, weightless_norm: WeightlessNorm::Always, ..BASE.steps },
-        ..rotary(RotaryRow { reversed: true, ..ROTARY })
-    },
-    Family {
-        model_types: &["llama4_text"],
-        steps: StepsRow {
-            norm_after_rotation: true,
-            weightless_norm: WeightlessNorm::IfRotated,
-            query_factor: QueryFactor::Llama4,
-            ..BASE.steps
-        },
-        chunks: Some("attention_chunk_size"),
-        defaults: &[
-            ("rms_norm_eps", 1e-5),
-            ("no_rope_layer_interval", 4.0),
-            ("attention_chunk_size", 8192.0),
-            ("attn_scale", 0.1),
-            ("floor_scale", 8192.0),
-        ],
-        ..rotary(RotaryRow { layers: RotaryLayers::NoRopeLayers, interleaved: true, theta: 500_000.0, ..ROTARY })
-    },
-    Family {
-        model_types: &["ministral3"],
-        window: EVERYWHERE,
-        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
-        ..rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY })
-    },
-    Family {
-        model_types: &["mimo_v2_flash"],
-        layouts: &["candle-attention", "mimo"],
-        reads: &["sliding_window_size"],
-        window: windows(WindowLayers::AllButFirstAndLastOf6),
-        steps: StepsRow { value_factor: Some("attention_value_scale"), ..BASE.steps },
-        head_sizes: HeadSizes::WindowsDoubleKeys,
-        defaults: &[("sliding_window", 129.0), ("attention_value_scale", 0.707)],
-        ..rotary(RotaryRow { share: Some(0.334), theta: 5_000_000.0, window_theta: Some(10_000.0), ..ROTARY })
-    },
-    // Patches of a series in time, which see those before them.
-    Family {
-        model_types: &["timesfm2_5"],
-        scale: Scale::One,
-        steps: StepsRow { norm_after_rotation: true, query_factor: QueryFactor::Softplus, ..BASE.steps },
-        ..QWEN3
-    },
     Family { model_types: &["openai-gpt"], layouts: GPT2, causal: Causal::Fixed, ..DECODER },
 ];

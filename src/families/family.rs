@@ -172,7 +172,8 @@ pub(crate) enum Causal {
     FixedDecoder,
     /// All, unless `use_bidirectional_attention` is set (EmbeddingGemma is a Gemma 3 that sees both ways).
     UnlessBidirectional,
-    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma 4).
+    /// All, unless `use_bidirectional_attention` is `all`; `vision` is for tokens of images, which a call says (Gemma
+    /// 4).
     UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
@@ -248,8 +249,8 @@ pub(crate) enum WindowLayers {
     ListedLocal,
     /// All but the last of each group of layers, or as `layer_types` says. The key states the size of a group.
     AllButLastOf { key: Option<&'static str>, default: usize },
-    /// All but the last of each group of 6 layers and the last of all, or as `layer_types` says, of which the last entry
-    /// does not count (Gemma 4).
+    /// All but the last of each group of 6 layers and the last of all, or as `layer_types` says, of which the last
+    /// entry does not count (Gemma 4).
     AllButLastOf6AndLast,
     /// All but the first layer and the last of each group of 6, or as `layer_types` says (MiMo-V2-Flash).
     AllButFirstAndLastOf6,
@@ -480,8 +481,8 @@ pub(crate) enum QueryFactor {
     Softplus,
     /// By position, with `llama_4_scaling_beta` and the original length of the rotary parameters (Ministral 3).
     RopeBeta,
-    /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning` is
-    /// set (Llama 4).
+    /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning`
+    /// is set (Llama 4).
     Llama4,
     /// `(1 + (position + 1) / 2048)^0.1` in layers that are not rotated (Beam).
     Beam,
@@ -492,8 +493,8 @@ pub(crate) enum QueryFactor {
 pub(crate) enum HeadSizes {
     /// Not at all.
     Same,
-    /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config` states
-    /// the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
+    /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config`
+    /// states the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
     Global { switch: Option<&'static str> },
     /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
     WindowsDoubleKeys,

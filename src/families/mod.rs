@@ -24,6 +24,7 @@ mod output_stage;
 mod patches;
 mod rotary;
 mod speech;
+mod stepped;
 mod steps;
 pub(crate) mod table;
 #[cfg(test)]

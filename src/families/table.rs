@@ -16,14 +16,27 @@ use crate::families::latent::LATENT;
 use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
+use crate::families::stepped::STEPPED;
 use crate::families::unsupported::UNSUPPORTED;
 use crate::families::vision::VISION;
 
 /// Every row, in the order of the lookup.
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [ENCODERS, TEXT_ENCODERS, DECODERS, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH, UNSUPPORTED]
-        .into_iter()
-        .flatten()
+    [
+        ENCODERS,
+        TEXT_ENCODERS,
+        DECODERS,
+        STEPPED,
+        GATED,
+        LATENT,
+        ENCODER_DECODERS,
+        VISION,
+        DETECTORS,
+        SPEECH,
+        UNSUPPORTED,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// The row of an attention layer of this `model_type`.
@@ -134,8 +147,8 @@ pub fn resolved_model_type(config: &Map<String, Value>) -> Option<&str> {
     Some(own.next().map_or(stated, |(.., resolved)| resolved))
 }
 
-/// The class that runs the model of this `config.json`: the one that `auto_map` names in code beside the checkpoint, else
-/// the first of `architectures`.
+/// The class that runs the model of this `config.json`: the one that `auto_map` names in code beside the checkpoint,
+/// else the first of `architectures`.
 pub fn model_class(config: &Map<String, Value>) -> Option<&str> {
     let of_code = config.get("auto_map").and_then(|map| map.get("AutoModel"));
     let class = of_code.or_else(|| config.get("architectures").and_then(|all| all.get(0))).and_then(Value::as_str)?;

@@ -198,8 +198,8 @@ impl AttentionMask {
     }
 
     /// Each query sees the keys of its own chunk: chunks have `size` tokens, from the first token of the sequence on
-    /// (Llama 4's `attention_chunk_size`). Positions are aligned as in [`causal`](Self::causal), and a cache has to keep
-    /// all tokens.
+    /// (Llama 4's `attention_chunk_size`). Positions are aligned as in [`causal`](Self::causal), and a cache has to
+    /// keep all tokens.
     pub fn chunks(size: usize) -> Self {
         Self::of_term(Chunks(size))
     }

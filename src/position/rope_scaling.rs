@@ -68,8 +68,8 @@ pub enum RotaryScaling {
         /// Factor on queries and keys.
         attention_factor: f64,
     },
-    /// Gemma 4: the first pairs turn as usual, divided by a factor, the others not at all. Unlike a rotation of a part of
-    /// the head, wavelengths and partners are those of the whole head.
+    /// Gemma 4: the first pairs turn as usual, divided by a factor, the others not at all. Unlike a rotation of a part
+    /// of the head, wavelengths and partners are those of the whole head.
     Proportional {
         /// How many pairs turn, at most half of the rotated elements.
         pairs: usize,

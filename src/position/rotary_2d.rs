@@ -70,8 +70,8 @@ pub struct Rotary2d {
     pub within_window: bool,
     /// Whether the first half of the angles belongs to columns and the second to rows; default false.
     pub columns_first: bool,
-    /// Whether the pairs of rows are in the first half of a head and those of columns in the second, each as if it were a
-    /// head (Gemma 4); default false, pairs over the whole head.
+    /// Whether the pairs of rows are in the first half of a head and those of columns in the second, each as if it were
+    /// a head (Gemma 4); default false, pairs over the whole head.
     pub halves: bool,
     /// The number of the first row and column; default 0.
     pub first: usize,

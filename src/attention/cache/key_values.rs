@@ -18,9 +18,9 @@ use crate::sdpa::Plan;
 /// same model that have none of their own (Gemma 3n, Gemma 4).
 ///
 /// [`MultiHeadAttention::attend_sharing`] returns it, with and without a cache, and
-/// [`AttentionInputs::shared`](crate::AttentionInputs::shared) uses it in the same pass. The cache of the layer that made
-/// them is no substitute: one with a window forgets keys that the first of several new tokens still sees. A clone shares
-/// the tensors.
+/// [`AttentionInputs::shared`](crate::AttentionInputs::shared) uses it in the same pass. The cache of the layer that
+/// made them is no substitute: one with a window forgets keys that the first of several new tokens still sees. A clone
+/// shares the tensors.
 ///
 /// ```
 /// use candle_attention::{

@@ -1,0 +1,150 @@
+//! Decoders that do more between projection and scores than a norm before a rotation: norms after it or without weights,
+//! factors by position, keys that are values or belong to another layer.
+
+use crate::families::decoders::{EVERYWHERE, QWEN3, rotary, windows};
+use crate::families::family::{
+    BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, OWN, QueryFactor, ROTARY, RotaryLayers, RotaryRow, Scale,
+    StepsRow, WeightlessNorm, WindowLayers,
+};
+
+/// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
+const GEMMA3N: Family = Family {
+    layouts: &["candle-attention", "shared-keys"],
+    // Which its files state and its model does not use.
+    reads: &["query_pre_attn_scalar"],
+    window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
+    positions: LayerPositions::Rotary(RotaryRow {
+        theta: 1_000_000.0,
+        window_theta: Some(10_000.0),
+        scales_windowed: false,
+        ..ROTARY
+    }),
+    scale: Scale::One,
+    steps: StepsRow { value_norm: true, ..BASE.steps },
+    shares_keys: true,
+    defaults: &[
+        ("sliding_window", 512.0),
+        ("num_kv_shared_layers", 15.0),
+        ("num_hidden_layers", 35.0),
+        ("num_key_value_heads", 2.0),
+    ],
+    ..QWEN3
+};
+const GEMMA4_DEFAULTS: &[(&str, f64)] =
+    &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
+const GEMMA4: Family = Family {
+    layouts: &["candle-attention", "keys-as-values", "shared-keys"],
+    reads: &["proportional"],
+    causal: Causal::UnlessAllBidirectional,
+    window: windows(WindowLayers::AllButLastOf6AndLast),
+    positions: LayerPositions::Rotary(RotaryRow {
+        theta: 1_000_000.0,
+        window_theta: Some(10_000.0),
+        required_in_config: true,
+        ..ROTARY
+    }),
+    keys_as_values: Some("attention_k_eq_v"),
+    head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
+    defaults: GEMMA4_DEFAULTS,
+    note: Some(IMAGES),
+    ..GEMMA3N
+};
+/// HunYuan: norms after the rotation, whose base its files multiply by a power of `alpha`.
+const HUNYUAN: Family = Family {
+    layouts: &["hunyuan"],
+    reads: &["alpha"],
+    steps: StepsRow { norm_after_rotation: true, ..BASE.steps },
+    defaults: &[("rms_norm_eps", 1e-5)],
+    ..QWEN3
+};
+
+pub(crate) const STEPPED: &[Family] = &[
+    Family { model_types: &["gemma3n_text"], ..GEMMA3N },
+    Family { model_types: &["gemma4_text"], ..GEMMA4 },
+    Family {
+        model_types: &["gemma4_unified_text"],
+        defaults: &[
+            ("sliding_window", 1024.0),
+            ("num_hidden_layers", 30.0),
+            ("global_head_dim", 512.0),
+            ("num_key_value_heads", 4.0),
+        ],
+        ..GEMMA4
+    },
+    // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.
+    Family {
+        model_types: &["diffusion_gemma_text"],
+        layouts: &["candle-attention", "keys-as-values"],
+        shares_keys: false,
+        keys_as_values: Some(""),
+        head_sizes: HeadSizes::Global { switch: None },
+        unsupported_parts: &[("decoder", "keys of the encoder's cache before their own")],
+        ..GEMMA4
+    },
+    // An encoder, whose window is a radius.
+    Family {
+        model_types: &["embedding_gemma2_text"],
+        layouts: OWN,
+        reads: &[],
+        causal: Causal::Never,
+        shares_keys: false,
+        keys_as_values: None,
+        head_sizes: HeadSizes::Global { switch: None },
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, window_theta: Some(10_000.0), ..ROTARY }),
+        defaults: &[
+            ("sliding_window", 512.0),
+            ("num_hidden_layers", 24.0),
+            ("global_head_dim", 512.0),
+            ("num_global_key_value_heads", 1.0),
+        ],
+        note: None,
+        ..GEMMA4
+    },
+    Family { model_types: &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"], ..HUNYUAN },
+    Family {
+        model_types: &["nanochat"],
+        steps: StepsRow { norm_after_rotation: true, weightless_norm: WeightlessNorm::Always, ..BASE.steps },
+        ..rotary(RotaryRow { reversed: true, ..ROTARY })
+    },
+    Family {
+        model_types: &["llama4_text"],
+        steps: StepsRow {
+            norm_after_rotation: true,
+            weightless_norm: WeightlessNorm::IfRotated,
+            query_factor: QueryFactor::Llama4,
+            ..BASE.steps
+        },
+        chunks: Some("attention_chunk_size"),
+        defaults: &[
+            ("rms_norm_eps", 1e-5),
+            ("no_rope_layer_interval", 4.0),
+            ("attention_chunk_size", 8192.0),
+            ("attn_scale", 0.1),
+            ("floor_scale", 8192.0),
+        ],
+        ..rotary(RotaryRow { layers: RotaryLayers::NoRopeLayers, interleaved: true, theta: 500_000.0, ..ROTARY })
+    },
+    Family {
+        model_types: &["ministral3"],
+        window: EVERYWHERE,
+        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        ..rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY })
+    },
+    Family {
+        model_types: &["mimo_v2_flash"],
+        layouts: &["candle-attention", "mimo"],
+        reads: &["sliding_window_size"],
+        window: windows(WindowLayers::AllButFirstAndLastOf6),
+        steps: StepsRow { value_factor: Some("attention_value_scale"), ..BASE.steps },
+        head_sizes: HeadSizes::WindowsDoubleKeys,
+        defaults: &[("sliding_window", 129.0), ("attention_value_scale", 0.707)],
+        ..rotary(RotaryRow { share: Some(0.334), theta: 5_000_000.0, window_theta: Some(10_000.0), ..ROTARY })
+    },
+    // Patches of a series in time, which see those before them.
+    Family {
+        model_types: &["timesfm2_5"],
+        scale: Scale::One,
+        steps: StepsRow { norm_after_rotation: true, query_factor: QueryFactor::Softplus, ..BASE.steps },
+        ..QWEN3
+    },
+];
