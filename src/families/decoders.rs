@@ -392,12 +392,6 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
     Family {
-        model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
-        window: EVERYWHERE,
-        qk_norm: None,
-        ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
-    },
-    Family {
         model_types: &["cohere_compass_text"],
         window: windows(WindowLayers::Listed),
         positions: LayerPositions::Rotary(RotaryRow {
@@ -410,28 +404,11 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
-    Family {
-        model_types: &["gradium_phonon_tts"],
-        layouts: &["gradium"],
-        qk_norm: None,
-        ..rotary(RotaryRow { interleaved: true, ..ROTARY })
-    },
     // Tokens that it generates see the prompt and a window.
     Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
     Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["molmo2_text"], layouts: &["molmo"], positions: theta(1_000_000.0), ..QWEN3 },
-    Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..DECODER },
-    // transformers masks without a window, which its cache alone has.
-    Family {
-        model_types: &["kyutai_speech_to_text"],
-        layouts: &["inner-linear"],
-        reads: &["sliding_window"],
-        note: Some(
-            "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
-        ),
-        ..LLAMA
-    },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
         model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],

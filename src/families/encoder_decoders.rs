@@ -1,6 +1,7 @@
 //! Families of an encoder and a decoder: causal in the decoder's self-attention, no mask of their own elsewhere.
 
-use crate::families::family::{BART, BASE, Causal, Family, LayerPositions, Scale};
+use crate::families::decoders::{EVERYWHERE, LLAMA};
+use crate::families::family::{BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale};
 
 const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
 /// Causal in the decoder.
@@ -72,5 +73,12 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
             "in the speech encoder, a token sees its chunk of `speech_encoder_chunk_size` tokens and those before",
         ),
         ..SEAMLESS
+    },
+    // Decoders of bytes and of patches of bytes.
+    Family {
+        model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
+        window: EVERYWHERE,
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY }),
+        ..LLAMA
     },
 ];

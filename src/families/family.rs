@@ -110,11 +110,11 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
 /// The note of a model whose generated tokens see the prompt and a window.
-pub(crate) const PROMPT: &str =
-    "the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window";
+pub(crate) const PROMPT: &str = "the mask is that of a prompt: in the model, a token that it generates sees the prompt \
+    and a window";
 /// The note of a model that masks the patches of its last layers.
-pub(crate) const PREDICTED: &str =
-    "the mask is that of a trained model: while it trains, queries see the patches of their predicted segments";
+pub(crate) const PREDICTED: &str = "the mask is that of a trained model: while it trains, queries see the patches of \
+    their predicted segments";
 
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {

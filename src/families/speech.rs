@@ -1,6 +1,7 @@
 //! Families of speech and sound: encoders of audio features, and those of Whisper's kind inside larger models.
 
 use crate::config::CallInput;
+use crate::families::decoders::LLAMA;
 use crate::families::family::{
     BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Scale, Window, WindowLayers,
 };
@@ -164,5 +165,23 @@ pub(crate) const SPEECH: &[Family] = &[
         layouts: BART,
         causal: Causal::Always,
         ..BASE
+    },
+    // Decoders of tokens of sound.
+    Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..PLAIN },
+    Family {
+        model_types: &["gradium_phonon_tts"],
+        layouts: &["gradium"],
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
+        ..LLAMA
+    },
+    // transformers masks without a window, which its cache alone has.
+    Family {
+        model_types: &["kyutai_speech_to_text"],
+        layouts: &["inner-linear"],
+        reads: &["sliding_window"],
+        note: Some(
+            "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
+        ),
+        ..LLAMA
     },
 ];

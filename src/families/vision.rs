@@ -55,7 +55,6 @@ pub(crate) const VISION: &[Family] = &[
             "flava_text_model",
             "flava_multimodal_model",
             "mobilevit",
-            "lw_detr_vit",
         ],
         layouts: VIT,
         ..PLAIN

@@ -90,7 +90,7 @@ def metadata(data):
 def save(file_name, tensors, packages, note, framework="numpy", **metadata):
     """Writes `tensors` to tests/fixtures/<file_name> (see `encode`)."""
     data = encode(tensors, packages, note, framework, **metadata)
-    FIXTURES.mkdir(exist_ok=True)
+    (FIXTURES / file_name).parent.mkdir(parents=True, exist_ok=True)
     (FIXTURES / file_name).write_bytes(data)
 
     print(file_name)
