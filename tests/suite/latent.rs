@@ -105,10 +105,10 @@ fn a_layer_is_the_formula() {
         v.push(heads.chunks(NOPE + VALUE).map(|head| head[NOPE..].to_vec()).collect::<Vec<_>>());
     }
     let mut want = Vec::new();
-    for t in 0..s {
+    for (t, q) in q.iter().enumerate() {
         let mut context = Vec::new();
-        for h in 0..H {
-            let score = |u: usize| q[t][h].iter().zip(&k[u][h]).map(|(a, b)| a * b).sum::<f64>() / 3.0;
+        for (h, q) in q.iter().enumerate() {
+            let score = |u: usize| q.iter().zip(&k[u][h]).map(|(a, b)| a * b).sum::<f64>() / 3.0;
             let weights: Vec<f64> = (0..=t).map(|u| score(u).exp()).collect();
             let sum: f64 = weights.iter().sum();
             context.extend((0..VALUE).map(|i| (0..=t).map(|u| weights[u] / sum * v[u][h][i]).sum::<f64>()));
