@@ -27,6 +27,15 @@ const LFM2: Family = Family {
     ..QWEN3
 };
 
+/// Kolibri: Qwen 3 whose layers without a window are not rotated.
+const KOLIBRI: Family = Family {
+    model_types: &["kolibri1"],
+    window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
+    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+    defaults: &[("sliding_window", 513.0)],
+    ..QWEN3
+};
+
 /// A decoder with rotary positions.
 pub(super) const fn rotary(row: RotaryRow) -> Family {
     Family { positions: LayerPositions::Rotary(row), ..DECODER }
@@ -280,13 +289,8 @@ pub(crate) const DECODERS: &[Family] = &[
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         ..LLAMA
     },
-    Family {
-        model_types: &["kolibri1", "flint"],
-        window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
-        defaults: &[("sliding_window", 513.0)],
-        ..QWEN3
-    },
+    KOLIBRI,
+    Family { model_types: &["flint"], window: windows(WindowLayers::Listed), states: &["layer_types"], ..KOLIBRI },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
     Family {
         model_types: &["mellum"],
@@ -408,7 +412,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
     Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
-    Family { model_types: &["molmo2_text"], layouts: &["molmo"], positions: theta(1_000_000.0), ..QWEN3 },
+    Family { model_types: &["molmo2_text"], layouts: &["molmo"], ..QWEN3 },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
         model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],

@@ -116,7 +116,7 @@ pub(crate) const GATED: &[Family] = &[
             required_in_config: true,
             ..ROTARY
         }),
-        defaults: &[("rms_norm_eps", 1e-5)],
+        defaults: &[("rms_norm_eps", 1e-5), ("query_pre_attn_scalar", 128.0)],
         ..LLAMA
     },
     Family {

@@ -1,5 +1,5 @@
-//! Decoders that do more between projection and scores than a norm before a rotation: norms after it or without weights,
-//! factors by position, keys that are values or belong to another layer.
+//! Decoders that do more between projection and scores than a norm before a rotation: norms after it or without
+//! weights, factors by position, keys that are values or belong to another layer.
 
 use crate::families::decoders::{EVERYWHERE, QWEN3, rotary, windows};
 use crate::families::family::{
