@@ -97,10 +97,4 @@ pub(crate) const DETECTORS: &[Family] = &[
         ],
         ..DETR
     },
-    Family {
-        model_types: &["omdet-turbo"],
-        layouts: &["grounding-dino"],
-        unsupported_parts: &[("cross_attn", DEFORMABLE)],
-        ..DETR
-    },
 ];

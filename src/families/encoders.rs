@@ -134,6 +134,15 @@ pub(crate) const ENCODERS: &[Family] = &[
 /// BERT's layer, causal if `is_decoder` is set.
 const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
 
+/// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
+const LAYOUTLM_V2: Family = Family {
+    requires: &[Required {
+        keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
+        ..Required::new(CallInput::ScoreBias { scaled: false })
+    }],
+    ..BASE
+};
+
 pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
         model_types: &[
@@ -177,15 +186,8 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         }],
         ..BASE
     },
-    Family {
-        model_types: &["layoutlmv2", "layoutxlm"],
-        layouts: &["layoutlmv2", "bert"],
-        requires: &[Required {
-            keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
-            ..Required::new(CallInput::ScoreBias { scaled: false })
-        }],
-        ..BASE
-    },
+    Family { model_types: &["layoutlmv2"], layouts: &["layoutlmv2", "bert"], ..LAYOUTLM_V2 },
+    Family { model_types: &["layoutxlm"], layouts: &["bert", "layoutlmv2"], ..LAYOUTLM_V2 },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],

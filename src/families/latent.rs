@@ -57,6 +57,7 @@ pub(crate) const LATENT: &[Family] = &[
     // Nothing is rotated, whatever its files state. The other layers are Kimi delta attention, in another layout.
     Family {
         model_types: &["kimi_linear"],
+        layouts: &["deepseek-lite", "deepseek"],
         reads: &["rope_theta"],
         positions: LayerPositions::FromWeights,
         scale: Scale::HeadDim,

@@ -82,7 +82,6 @@ pub(crate) const SPEECH: &[Family] = &[
             "qwen2_5_omni_audio_encoder",
             "qwen3_omni_moe_audio_encoder",
             "qwen3_asr_encoder",
-            "patchtst",
         ],
         ..PLAIN
     },
@@ -94,7 +93,7 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
+        model_types: &["glmasr_encoder"],
         layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
@@ -141,14 +140,7 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
     Family {
-        model_types: &[
-            "mimi",
-            "mimi_encoder",
-            "mimi_decoder",
-            "pocket_tts_audio_tokenizer",
-            "pocket_tts_audio_tokenizer_encoder",
-            "pocket_tts_audio_tokenizer_decoder",
-        ],
+        model_types: &["mimi", "mimi_encoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder"],
         defaults: &[("sliding_window", 250.0)],
         ..STREAM
     },

@@ -16,6 +16,9 @@ const WITHOUT_FIXTURE: &[(&str, &str)] = &[
     ("evolla_protein_encoder", "a section of Evolla that states no family"),
     ("bidirectional_pplx_qwen3", "the attention of `qwen3`; `crates/text` tests the whole model"),
     ("lfm2_bidirectional", "the attention of `lfm2`; `crates/text` tests the whole model"),
+    ("fastspeech2_conformer_encoder", "a part of `fastspeech2_conformer`"),
+    ("fastspeech2_conformer_decoder", "a part of `fastspeech2_conformer`"),
+    ("kimi_k2", "the attention of `deepseek_v3`, under the name that Kimi K2's own code uses"),
 ];
 
 fn fixture(name: &str) -> PathBuf {
@@ -66,6 +69,12 @@ const OTHERS: &[(&str, &str)] = &[
     ("evolla_protein_encoder", "the name of a section of Evolla"),
     ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
     ("lfm2_bidirectional", "transformers after 5.23"),
+    ("kimi_k2", "Kimi K2's own code"),
+    ("fastspeech2_conformer_encoder", "a part of FastSpeech 2 Conformer"),
+    ("fastspeech2_conformer_decoder", "a part of FastSpeech 2 Conformer"),
+    ("semantic", "a section of Bark"),
+    ("coarse_acoustics", "a section of Bark"),
+    ("fine_acoustics", "a section of Bark"),
 ];
 
 #[test]

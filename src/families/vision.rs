@@ -26,6 +26,16 @@ const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str,
 const QWEN_VL: Family =
     Family { layouts: TIMM, positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), ..PLAIN };
 
+/// The same in windows of patches. Frames of a video are rows of the batch.
+const QWEN2_5_VL: Family = Family {
+    positions: LayerPositions::PatchRotary(PatchRotaryRow {
+        block: Some(("spatial_merge_size", 2)),
+        windows: PatchWindows::Ordered,
+        ..PATCH_ROTARY
+    }),
+    ..QWEN_VL
+};
+
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of
     // attention.
@@ -62,7 +72,7 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["mgp-str", "radio", "tipsv2_vision_model", "glm_image_vision"], layouts: TIMM, ..PLAIN },
     Family {
         model_types: &["videoprism_vision_model"],
-        layouts: VIT,
+        layouts: OWN,
         softcap: true,
         defaults: &[("attn_logit_softcapping", 50.0)],
         ..PLAIN
@@ -146,16 +156,8 @@ pub(crate) const VISION: &[Family] = &[
         ..QWEN_VL
     },
     // Patches come window by window; frames of a video are rows of the batch.
-    Family {
-        model_types: &["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "exaone4_5_vision"],
-        layouts: &["timm", "qwen2.5-omni"],
-        positions: LayerPositions::PatchRotary(PatchRotaryRow {
-            block: Some(("spatial_merge_size", 2)),
-            windows: PatchWindows::Ordered,
-            ..PATCH_ROTARY
-        }),
-        ..PLAIN
-    },
+    Family { model_types: &["qwen2_5_vl_vision", "exaone4_5_vision"], layouts: TIMM, ..QWEN2_5_VL },
+    Family { model_types: &["qwen2_5_omni_vision_encoder"], layouts: &["qwen2.5-omni"], ..QWEN2_5_VL },
     Family {
         model_types: &["sam3_vit_model"],
         layouts: OWN,
@@ -227,8 +229,14 @@ pub(crate) const VISION: &[Family] = &[
     },
     // Causal in a call with a padding mask, and not without.
     Family {
-        model_types: &["aimv2_text_model", "videoprism_text_model"],
+        model_types: &["aimv2_text_model"],
         layouts: &["bart", "candle-attention"],
+        requires: &[Required::new(CallInput::Mask)],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["videoprism_text_model"],
+        layouts: OWN,
         softcap: true,
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
@@ -331,7 +339,6 @@ pub(crate) const VISION: &[Family] = &[
             "phi4_multimodal_vision",
             "granite_docling_vision",
             "cosmos3_edge_vision",
-            "unlimited_ocr_vision_encoder",
         ],
         layouts: CLIP,
         ..PLAIN

@@ -86,10 +86,12 @@ def fixture(path, layers):
         place = re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
         if "right" in layer["verdict"]:
             said = layer["verdict"]["as"]
-            chosen.setdefault((place, said["mask"], said["position"]), layer["prefix"])
+            chosen.setdefault((place, said["layout"], said["mask"], said["position"]), layer["prefix"])
         elif "in a call" not in layer["verdict"]["refused"]:
             refused.setdefault((place, short(layer["verdict"]["refused"])), layer["prefix"])
     right, refused = list(chosen.values())[:6], list(refused.values())[:3]
+    if any(layer["verdict"].get("as", {}).get("layout") == "shared-keys" for layer in layers):  # and those that they share with
+        right = [layer["prefix"] for layer in layers if "right" in layer["verdict"]]
     tensors = {}
     with safe_open(path, "pt") as file:
         stated = file.metadata()

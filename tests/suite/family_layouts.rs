@@ -81,7 +81,7 @@ fn rewritten_layer_is_of_its_family() {
 /// The usual layout of a family is the one that its fixture has.
 #[test]
 fn layout_of_a_family_is_that_of_its_files() {
-    let mut checked = 0;
+    let (mut checked, mut wrong) = (0, Vec::new());
     for files in [Files::open("families.safetensors"), Files::open_all("model_types")] {
         for (name, checkpoint) in files.all() {
             let config: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
@@ -95,11 +95,15 @@ fn layout_of_a_family_is_that_of_its_files() {
                 .iter()
                 .filter_map(|layer| Some(detect(&checkpoint.at(&layer.prefix, DType::F32, &CPU)).ok()?.name()))
                 .collect();
-            let cross = name == "gpt2_cross";
-            assert!(cross || found.contains(layout.name()), "{name}: {model_type} is {found:?}, not {}", layout.name());
+            // Layers of cross-attention; the Lite version of DeepSeek V2; a part that is saved without its model's renames.
+            let other = ["gpt2_cross", "deepseek_v2"].contains(&name) || found == BTreeSet::from(["candle-attention"]);
+            if !other && !found.contains(layout.name()) {
+                wrong.push(format!("{name}: {model_type} is {found:?}, not {}", layout.name()));
+            }
             checked += 1;
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(checked > 200, "{checked}");
     assert_eq!(layout_of("gpt2").unwrap().name(), "gpt2");
     assert!(matches!(layout_of("lamma"), Err(Error::UnknownFamily { .. })));
