@@ -10,6 +10,12 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
+    unsupported(
+        &["mimi_decoder", "pocket_tts_audio_tokenizer_decoder", "patchtst", "timesfm", "dots3_note_audio_encoder",
+          "muse_spark_audio", "muse_glimmer_assistant", "unlimited_ocr_vision_encoder", "edgetam_mask_decoder", "edgetam_video_mask_decoder",
+          "sam2_mask_decoder", "sam2_video_mask_decoder", "sam3_tracker_video_mask_decoder"],
+        "its layers have not been compared with those of transformers",
+    ),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),

@@ -37,7 +37,13 @@ RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
 NO_ATTENTION = {"sapiens2_head", "vibevoice_diffusion", "pp_ocrv5_server_det", "pp_ocrv6_medium_det", "gemma4_unified_audio",
                 "gemma4_unified_vision"}
 COMPOSITE = {"nougat": "donut-swin, mbart", "higgs_audio_v2_tokenizer": "dac, hubert", "timm_backbone": "a model of timm",
-             "timm_wrapper": "a model of timm"}
+             "timm_wrapper": "a model of timm",
+             # No tiny model of them could be built.
+             "dots3_note": "dots3_note_audio_encoder, dots3_note_text, dots3_note_vision_encoder",
+             "gemma3n": "gemma3n_audio, gemma3n_text, gemma3n_vision", "glm5_next": "glm5_next_text, glm5_next_vision",
+             "granite_speech5_ctc": "granite_speech5_encoder", "mistral_large4": "mistral_large4_text, pixtral",
+             "qwen3_omni_moe": "qwen3_omni_moe_thinker", "upernet": "resnet",
+             "vibevoice": "qwen2, vibevoice_acoustic_tokenizer, vibevoice_diffusion"}
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 
