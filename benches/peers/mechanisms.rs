@@ -49,7 +49,7 @@ fn layer(work: &str) -> Result<AttentionConfig> {
         }
         "DeBERTa" => position(Disentangled::new(TOKENS).into()),
         "Shaw" => position(RelativeKey::new(64, 8).into()),
-        "Transformer-XL" => position(RelativeSinusoids.into()),
+        "Transformer-XL" => position(RelativeSinusoids::default().into()),
         "SAM" => position(RelativeKey2d::new([16, 16]).into()),
         "WavLM" => position(GatedRelativeBias::new(320, 800).into()),
         other => return Err(Error::value("a work", other, "one that `mechanisms.py` names")),
