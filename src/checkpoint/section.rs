@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::families::layer::{CROSS, states_heads};
-use crate::families::table::{is_listed, resolved_model_type};
+use crate::families::table::{is_listed, masks_text, resolved_model_type};
 
 /// First words of names that mean the same part of a model.
 const PARTS: [&[&str]; 4] = [
@@ -146,12 +146,8 @@ fn only_child<'a>(children: &[&'a str], rest: &[&str]) -> Option<&'a str> {
 /// whole model masks in its own way is of the whole model's family.
 fn type_of_child(parent: &Section, key: &str) -> Option<String> {
     let own = model_type(&parent.keys[key]);
-    match (parent.model_type.as_deref(), name(key)) {
-        (Some(whole @ ("gemma3" | "paligemma" | "grounding-dino" | "mm-grounding-dino")), "text") => {
-            return Some(whole.to_string());
-        }
-        (Some("shieldgemma2"), "text") => return Some("gemma3".to_string()),
-        _ => {}
+    if name(key) == "text" && parent.model_type.as_deref().is_some_and(masks_text) {
+        return parent.model_type.clone();
     }
     let whole = match &parent.model_type {
         Some(whole) if own.as_ref().is_none_or(|own| own == whole) => whole,

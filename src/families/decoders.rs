@@ -115,7 +115,13 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     // The text of a model with images, which is causal whatever its section states.
-    Family { model_types: &["gemma3"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
+    Family {
+        model_types: &["gemma3", "shieldgemma2"],
+        causal: Causal::Always,
+        masks_text: true,
+        note: Some(IMAGES),
+        ..GEMMA3
+    },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
     // Its encoder is a Gemma 3 that sees both ways.
     Family {
@@ -145,6 +151,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["paligemma"],
         causal: Causal::Never,
+        masks_text: true,
         requires: &[Required::new(CallInput::Mask)],
         reads: &["use_bidirectional_attention"],
         needs: &[("model_type", "gemma", "another model of the text")],

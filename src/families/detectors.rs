@@ -58,6 +58,7 @@ pub(crate) const DETECTORS: &[Family] = &[
         layouts: &["grounding-dino", "bert"],
         unsupported_parts: &[("encoder_attn", DEFORMABLE)],
         shares_of_heads: &[("text_enhancer_layer", 2)],
+        masks_text: true,
         requires: &[
             Required::below("self_attn", CallInput::PositionVectors),
             Required::below("text_enhancer_layer", CallInput::Mask),

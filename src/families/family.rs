@@ -67,6 +67,9 @@ pub(crate) struct Family {
     pub unsupported_parts: &'static [(&'static str, &'static str)],
     /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
     pub shares_of_heads: &'static [(&'static str, usize)],
+    /// Whether the section of the model's text is of this row, whatever family it states, because the whole model masks
+    /// its text in its own way (Gemma 3, PaliGemma).
+    pub masks_text: bool,
     /// What each call has to give, in which layers.
     pub requires: &'static [Required],
     /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
@@ -152,6 +155,7 @@ pub(crate) const BASE: Family = Family {
     needs: &[],
     unsupported_parts: &[],
     shares_of_heads: &[],
+    masks_text: false,
     requires: &[],
     note: None,
     unsupported: None,

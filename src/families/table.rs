@@ -128,6 +128,11 @@ pub(crate) fn is_listed(model_type: &str) -> bool {
     families().any(|family| family.model_types.contains(&model_type))
 }
 
+/// Whether the section of the text of this model is of the whole model's row.
+pub(crate) fn masks_text(model_type: &str) -> bool {
+    families().any(|family| family.masks_text && family.model_types.contains(&model_type))
+}
+
 /// Models that state the `model_type` of another one: that, a key and its value that tell them apart, and the row by
 /// which they run. The key [`CLASS`] stands for [`model_class`].
 const ALIASES: &[(&str, &str, &str, &str)] = &[
