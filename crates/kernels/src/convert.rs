@@ -29,7 +29,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     }
 
     /// Rounds the values to bf16 pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     #[inline(always)]
     fn to_bf16x2<D: Bf16Dot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Bf16x2]) {
         dot.round_to_bf16(Self::as_f32(from, buffer), to);

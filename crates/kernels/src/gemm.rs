@@ -7,9 +7,7 @@ use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::isa::Isa;
-use super::isa::bf16_dot::{
-    BLOCK, Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, as_bf16x2_mut, place_in_blocks,
-};
+use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout, VECTOR_COLUMNS, as_bf16x2_mut};
 use super::isa::kernel::{Bf16Kernel, Kernel};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
@@ -50,7 +48,7 @@ impl PackedWeights {
     fn row_block(&self) -> usize {
         match &self.panels {
             // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
-            Panels::Bf16(_) if self.isa.bf16_tiles().blocks => {
+            Panels::Bf16(_) if self.isa.bf16_tiles().order == PairOrder::Blocks => {
                 let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
                 if bytes <= L1_BYTES { 32 } else { 128 }
             }
@@ -257,7 +255,8 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
         const {
             assert!(D::MAX_ROWS <= MAX_ROWS && D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_COLUMNS);
             assert!(D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_VECTORS * S::LANES);
-            assert!(!D::TAKES_BLOCKS || D::PAIR_STEP == BLOCK && D::MAX_ROWS.is_multiple_of(BLOCK));
+            let block = D::ORDER.block();
+            assert!(D::PAIR_STEP.is_multiple_of(block) && D::MAX_ROWS.is_multiple_of(block));
         }
         let (k, width) = (self.task.weights.in_features, D::MAX_VECTORS * VECTOR_COLUMNS);
         assert_eq!(width, self.task.weights.panel_width, "the weights are packed for another instruction set");
@@ -267,7 +266,10 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
         let Self { task, panels, rounded, .. } = self;
         // A tile may read more rows than it has. Their contents do not matter: no row affects another.
         let rounded = &rounded[..rows.next_multiple_of(D::MAX_ROWS) * pairs];
-        let layout = if D::TAKES_BLOCKS { TileLayout::Blocks } else { TileLayout::Rows { a: pairs, b: width } };
+        let layout = match D::ORDER {
+            PairOrder::Rows => TileLayout::Rows { a: pairs, b: width },
+            _ => TileLayout::Packed,
+        };
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
         let mut sums = [const { Sums([0.0; MAX_ROWS * MAX_COLUMNS]) }; 2];
         let mut last = None::<(usize, usize)>;
@@ -309,15 +311,16 @@ impl<A: Convert, O> GemmBf16<'_, A, O> {
         let k = task.weights.in_features;
         for i in 0..rows {
             let from = &task.a[(task.from + i) * k..][..k];
-            if !D::TAKES_BLOCKS {
+            if D::ORDER == PairOrder::Rows {
                 A::to_bf16x2(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
                 continue;
             }
             A::to_bf16x2(dot, from, upcast, row);
-            for (step, line) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
-                let at = place_in_blocks(i, step * BLOCK, pairs);
+            let block = const { D::ORDER.block() };
+            for (step, line) in row.chunks_exact(block).enumerate() {
+                let at = D::ORDER.place_in_rows(i, step * block, pairs);
                 // A loop of fixed length, not `copy_from_slice`, which may be a call.
-                rounded[at..][..BLOCK].iter_mut().zip(line).for_each(|(to, pair)| *to = *pair);
+                rounded[at..][..block].iter_mut().zip(line).for_each(|(to, pair)| *to = *pair);
             }
         }
     }

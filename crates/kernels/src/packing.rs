@@ -17,7 +17,7 @@ use half::bf16;
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16x2, bf16x2, place_in_blocks};
+use super::isa::bf16_dot::{Bf16x2, PairOrder, bf16x2};
 use super::memory::{AlignedVec, element_count, try_reserve};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
@@ -40,8 +40,7 @@ pub struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
-    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by
-    /// 16 output features.
+    /// For inputs that are rounded to bf16, with f32 sums, in the order of the instructions.
     Bf16(SharedPanels<Bf16x2>),
 }
 
@@ -76,17 +75,6 @@ impl<T: Pod> Deref for SharedPanels<T> {
 
     fn deref(&self) -> &[T] {
         &self.memory[self.range.clone()]
-    }
-}
-
-/// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`: in rows of
-/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order
-/// inside a panel from here only.
-#[inline(always)]
-pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_width: usize) -> usize {
-    match blocks {
-        true => place_in_blocks(term, column, panel_width),
-        false => term * panel_width + column,
     }
 }
 
@@ -137,8 +125,8 @@ pub struct Packer {
     panel_width: usize,
     /// Input features of an output feature, or pairs of them.
     terms: usize,
-    /// Whether panels are made of blocks.
-    blocks: bool,
+    /// The order inside a panel.
+    order: PairOrder,
     panels: Memory,
     bias: AlignedVec<f32>,
     /// Output features that have been packed.
@@ -163,12 +151,12 @@ impl Packer {
     pub fn new(isa: Isa, are_bf16: bool, out_features: usize, in_features: usize) -> Result<Self> {
         element_count("a weight", &[out_features, in_features])?;
         let bf16 = are_bf16 && isa.has_bf16_dot();
-        let (panel_width, terms, blocks) = match bf16 {
+        let (panel_width, terms, order) = match bf16 {
             true => {
                 let tiles = isa.bf16_tiles();
-                (tiles.columns, in_features.div_ceil(2).next_multiple_of(tiles.pair_step), tiles.blocks)
+                (tiles.columns, in_features.div_ceil(2).next_multiple_of(tiles.pair_step), tiles.order)
             }
-            false => (isa.tile_columns(), in_features, false),
+            false => (isa.tile_columns(), in_features, PairOrder::Rows),
         };
         let outputs = whole_panels(out_features, panel_width)?;
         let panels = match bf16 {
@@ -176,7 +164,7 @@ impl Packer {
             false => Memory::F32(zeros(&[outputs, terms])?),
         };
         let (bias, row) = (zeros(&[outputs])?, zeros(&[in_features])?);
-        Ok(Self { isa, in_features, out_features, panel_width, terms, blocks, panels, bias, packed: 0, row })
+        Ok(Self { isa, in_features, out_features, panel_width, terms, order, panels, bias, packed: 0, row })
     }
 
     /// [`push`](Self::push) for one dtype.
@@ -210,14 +198,14 @@ impl Packer {
                 Memory::F32(panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, weight) in row.iter().enumerate() {
-                        panel[place_in_panel(self.blocks, term, column, width)] = *weight;
+                        panel[self.order.place_in_columns(term, column, width)] = *weight;
                     }
                 }
                 Memory::Bf16(panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, pair) in row.chunks(2).enumerate() {
                         let second = pair.get(1).copied().unwrap_or(0.0);
-                        panel[place_in_panel(self.blocks, term, column, width)] = bf16x2(pair[0], second);
+                        panel[self.order.place_in_columns(term, column, width)] = bf16x2(pair[0], second);
                     }
                 }
             }
@@ -314,13 +302,13 @@ impl PackedWeights {
             Panels::F32(memory) => {
                 let panel = memory.panel(index, panels);
                 for (term, weight) in row.iter_mut().enumerate() {
-                    *weight = panel[place_in_panel(false, term, column, width)];
+                    *weight = panel[PairOrder::Rows.place_in_columns(term, column, width)];
                 }
             }
             Panels::Bf16(memory) => {
-                let (panel, blocks) = (memory.panel(index, panels), self.isa.bf16_tiles().blocks);
+                let (panel, order) = (memory.panel(index, panels), self.isa.bf16_tiles().order);
                 for (term, weights) in row.chunks_mut(2).enumerate() {
-                    let pair = panel[place_in_panel(blocks, term, column, width)];
+                    let pair = panel[order.place_in_columns(term, column, width)];
                     let halves = [pair as u16, (pair >> 16) as u16];
                     weights.iter_mut().zip(halves).for_each(|(weight, half)| *weight = bf16::from_bits(half).to_f32());
                 }

@@ -7,7 +7,7 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 
 /// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
@@ -162,7 +162,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
     // From one row to the next, from the upper rows of A to the lower ones, and of B from one step to the next.
     let (a_stride, lower, b_stride, b_step) = match tile.layout {
         TileLayout::Rows { a, b } => (a, TILE_ROWS * a, b, TILE_PAIRS * b),
-        TileLayout::Blocks => {
+        TileLayout::Packed => {
             (TILE_PAIRS, TILE_ROWS * tile.pairs, TILE_PAIRS, Amx::MAX_VECTORS * TILE_PAIRS * TILE_PAIRS)
         }
     };
@@ -294,7 +294,7 @@ unsafe impl Bf16Dot for Amx {
     const MAX_ROWS: usize = 2 * TILE_ROWS;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = TILE_PAIRS;
-    const TAKES_BLOCKS: bool = true;
+    const ORDER: PairOrder = PairOrder::Blocks;
 
     #[inline(always)]
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
@@ -307,7 +307,7 @@ unsafe impl Bf16Dot for Amx {
         unsafe {
             match tile.layout {
                 TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
-                TileLayout::Blocks => of_layout::<true>(tile, a, b, c),
+                TileLayout::Packed => of_layout::<true>(tile, a, b, c),
             }
         }
     }

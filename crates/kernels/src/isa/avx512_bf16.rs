@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, round_tail};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout, VECTOR_COLUMNS, round_tail};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 
 /// AVX512-BF16 and AVX-512F.
@@ -55,7 +55,7 @@ impl Avx512Bf16 {
         b: *const Bf16x2,
         c: *mut f32,
     ) {
-        let TileLayout::Rows { a: a_stride, b: b_stride } = tile.layout else { unreachable!("takes no blocks") };
+        let TileLayout::Rows { a: a_stride, b: b_stride } = tile.layout else { unreachable!("is packed as rows") };
         // SAFETY: `r < ROWS`, `v < VECTORS` and `pair < pairs` stay inside the memory that the caller promises; `self`
         // proves that the processor has the instructions.
         unsafe {
@@ -93,7 +93,7 @@ impl Avx512Bf16 {
     /// The conditions of [`Bf16Dot::multiply_tile`], with `VECTORS` vectors.
     #[inline(always)]
     unsafe fn rows<const VECTORS: usize>(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
-        let TileLayout::Rows { a: a_stride, .. } = tile.layout else { unreachable!("takes no blocks") };
+        let TileLayout::Rows { a: a_stride, .. } = tile.layout else { unreachable!("is packed as rows") };
         let mut row = 0;
         while row < tile.rows {
             // SAFETY: each step takes at most the rows that are left.
@@ -137,7 +137,7 @@ unsafe impl Bf16Dot for Avx512Bf16 {
     const MAX_ROWS: usize = 8;
     const MAX_VECTORS: usize = 3;
     const PAIR_STEP: usize = 1;
-    const TAKES_BLOCKS: bool = false;
+    const ORDER: PairOrder = PairOrder::Rows;
 
     #[inline(always)]
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {

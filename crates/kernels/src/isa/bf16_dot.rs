@@ -26,18 +26,54 @@ pub(crate) struct Bf16Tile {
 pub(crate) enum TileLayout {
     /// Row by row. From one row to the next there are `a` pairs of A, and `b` of B.
     Rows { a: usize, b: usize },
-    /// As blocks of 16 rows by 16 pairs without gaps: those of A along its pairs, and then those of the next 16 rows;
-    /// those of B along the vectors of a tile with all of them, and then those of the next 16 pairs.
-    Blocks,
+    /// In the [`Bf16Dot::ORDER`] of the instructions, without gaps. B has the columns of the largest tile.
+    Packed,
 }
 
-/// Rows, and also pairs, of a block of [`TileLayout::Blocks`].
-pub(crate) const BLOCK: usize = 16;
+/// The order of the pairs of packed weights, and of inputs that are multiplied with them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) enum PairOrder {
+    /// Row by row.
+    #[default]
+    Rows,
+    /// Blocks of 16 rows by 16 pairs: those of A along its pairs, and then those of the next 16 rows; those of B along
+    /// its columns, and then those of the next 16 pairs.
+    Blocks,
+    /// Two neighboring pairs of a row of A, and those of the next row: two rows along their pairs, and then the next
+    /// two. Two neighboring pairs of a column of B, and those of the next column; and then the next two pairs.
+    Quads,
+}
 
-/// Where the pair of a row of A is in [`TileLayout::Blocks`], for rows of `pairs` pairs.
-#[inline(always)]
-pub(crate) fn place_in_blocks(row: usize, pair: usize, pairs: usize) -> usize {
-    (row / BLOCK * pairs + pair / BLOCK * BLOCK + row % BLOCK) * BLOCK + pair % BLOCK
+impl PairOrder {
+    /// Rows of A in the order of which all have their part, and pairs of a row that stay together, if not all do.
+    pub(crate) const fn block(self) -> usize {
+        match self {
+            Self::Rows => 1,
+            Self::Blocks => 16,
+            Self::Quads => 2,
+        }
+    }
+
+    /// Where a pair of a row of A is, for rows of `pairs` pairs.
+    #[inline(always)]
+    pub(crate) fn place_in_rows(self, row: usize, pair: usize, pairs: usize) -> usize {
+        let block = self.block();
+        match self {
+            Self::Rows => row * pairs + pair,
+            Self::Blocks | Self::Quads => {
+                (row / block * pairs + pair / block * block + row % block) * block + pair % block
+            }
+        }
+    }
+
+    /// Where a pair of a column of B is, for `width` columns.
+    #[inline(always)]
+    pub(crate) fn place_in_columns(self, pair: usize, column: usize, width: usize) -> usize {
+        match self {
+            Self::Rows | Self::Blocks => self.place_in_rows(pair, column, width),
+            Self::Quads => (pair / 2 * width + column) * 2 + pair % 2,
+        }
+    }
 }
 
 /// Instructions that multiply bf16 pairs. A value is a capability token: see
@@ -55,8 +91,8 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     const MAX_VECTORS: usize;
     /// The number of pairs of a product must be a multiple of this.
     const PAIR_STEP: usize;
-    /// Whether A and B may be [`TileLayout::Blocks`], and are faster so.
-    const TAKES_BLOCKS: bool;
+    /// The order in which A and B may be [`TileLayout::Packed`], and are faster so. [`PairOrder::Rows`] if there is none.
+    const ORDER: PairOrder;
 
     /// Rounds to nearest, ties to even, and fills the rest of `to` with zeros.
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]);
@@ -65,8 +101,8 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     ///
     /// # Safety
     /// - A can be read for `MAX_ROWS` rows of `pairs` pairs, B for `pairs` rows of `16 · vectors` pairs, in the layout
-    ///   of the tile, which is one that these instructions take. Blocks of B are those of all vectors. C can be written
-    ///   (and read, to accumulate) for `MAX_ROWS` rows of `16 · vectors` values.
+    ///   of the tile, which is one that these instructions take. C can be written (and read, to accumulate) for
+    ///   `MAX_ROWS` rows of `16 · vectors` values. A packed tile has all vectors.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
     /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16).
     unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32);

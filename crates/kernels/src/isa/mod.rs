@@ -14,12 +14,20 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
+)]
 pub(crate) mod bf16_dot;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_bf16;
 mod portable;
 #[cfg(test)]
 mod portable_bf16;
@@ -30,7 +38,7 @@ mod simd128;
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
-use bf16_dot::{Bf16Dot, VECTOR_COLUMNS};
+use bf16_dot::{Bf16Dot, PairOrder, VECTOR_COLUMNS};
 use kernel::{Bf16Kernel, InstructionSet, Kernel};
 use simd::Simd;
 
@@ -114,6 +122,8 @@ isas! {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16(neon_bf16::NeonBf16),
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128(simd128::Simd128),
     Portable(portable::Portable),
@@ -185,8 +195,8 @@ pub(crate) struct Bf16Tiles {
     pub columns: usize,
     /// The step of their pairs.
     pub pair_step: usize,
-    /// Whether weights are packed as blocks of 16 pairs by 16 outputs.
-    pub blocks: bool,
+    /// The order of packed weights.
+    pub order: PairOrder,
 }
 
 struct TileColumns<'a>(&'a mut usize);
@@ -204,7 +214,7 @@ impl Bf16Kernel for FindBf16Tiles<'_> {
     #[inline(always)]
     fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
         let columns = D::MAX_VECTORS * VECTOR_COLUMNS;
-        *self.0 = Bf16Tiles { columns, pair_step: D::PAIR_STEP, blocks: D::TAKES_BLOCKS };
+        *self.0 = Bf16Tiles { columns, pair_step: D::PAIR_STEP, order: D::ORDER };
     }
 }
 

@@ -3,7 +3,7 @@
 
 use half::bf16;
 
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, place_in_blocks, round_tail};
+use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout, VECTOR_COLUMNS, round_tail};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 use super::portable::Portable;
 
@@ -42,7 +42,7 @@ unsafe impl Bf16Dot for PortableBf16 {
     const MAX_ROWS: usize = 32;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = 16;
-    const TAKES_BLOCKS: bool = true;
+    const ORDER: PairOrder = PairOrder::Blocks;
 
     fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
         round_tail(from, to, 0);
@@ -60,9 +60,9 @@ unsafe impl Bf16Dot for PortableBf16 {
                     for pair in 0..tile.pairs {
                         let (at_a, at_b) = match tile.layout {
                             TileLayout::Rows { a, b } => (row * a + pair, pair * b + column),
-                            TileLayout::Blocks => (
-                                place_in_blocks(row, pair, tile.pairs),
-                                place_in_blocks(pair, column, Self::MAX_VECTORS * VECTOR_COLUMNS),
+                            TileLayout::Packed => (
+                                Self::ORDER.place_in_rows(row, pair, tile.pairs),
+                                Self::ORDER.place_in_columns(pair, column, Self::MAX_VECTORS * VECTOR_COLUMNS),
                             ),
                         };
                         let (x, y) = (upcast(*a.add(at_a)), upcast(*b.add(at_b)));
