@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod attention;
 mod bf16_tiles;
 mod convert;
