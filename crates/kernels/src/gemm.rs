@@ -7,8 +7,8 @@ use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout, VECTOR_COLUMNS, as_bf16x2_mut};
-use super::isa::kernel::{Bf16Kernel, Kernel};
+use super::isa::pair_dot::{PairDot, PairTile, Pair, PairOrder, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
+use super::isa::kernel::{PairKernel, Kernel};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
 use super::microkernel::{StridedRows, microkernel};
@@ -220,7 +220,7 @@ fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const
 }
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_bf16<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, panels: &[Bf16x2]) -> Result<()> {
+pub(super) fn run_bf16<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, panels: &[Pair]) -> Result<()> {
     // Inputs in bf16 pairs, with room for a whole tile more; one row of them, and one in f32.
     let k = task.weights.in_features;
     let pairs = k.div_ceil(2).next_multiple_of(isa.bf16_tiles().pair_step);
@@ -228,15 +228,15 @@ pub(super) fn run_bf16<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, p
     let mut memory = task.pool.take(rounded + pairs + k)?;
     let (rounded, rest) = memory.split_at_mut(rounded);
     let (row, upcast) = rest.split_at_mut(pairs);
-    isa.run_bf16(GemmBf16 { task, panels, rounded: as_bf16x2_mut(rounded), row: as_bf16x2_mut(row), upcast });
+    isa.run_bf16(GemmPairs { task, panels, rounded: as_pairs_mut(rounded), row: as_pairs_mut(row), upcast });
     Ok(())
 }
 
-struct GemmBf16<'a, A, O> {
+struct GemmPairs<'a, A, O> {
     task: GemmTask<'a, A, O>,
-    panels: &'a [Bf16x2],
-    rounded: &'a mut [Bf16x2],
-    row: &'a mut [Bf16x2],
+    panels: &'a [Pair],
+    rounded: &'a mut [Pair],
+    row: &'a mut [Pair],
     upcast: &'a mut [f32],
 }
 
@@ -249,9 +249,9 @@ const MAX_VECTORS: usize = MAX_COLUMNS / 8;
 #[repr(align(64))]
 struct Sums([f32; MAX_ROWS * MAX_COLUMNS]);
 
-impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
+impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(mut self, s: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(mut self, s: S, dot: D) {
         const {
             assert!(D::MAX_ROWS <= MAX_ROWS && D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_COLUMNS);
             assert!(D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_VECTORS * S::LANES);
@@ -276,7 +276,7 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
         for panel in task.first..task.last {
             let terms = &panels[panel * width * pairs..][..width * pairs];
             for first in (0..rows).step_by(D::MAX_ROWS) {
-                let tile = Bf16Tile {
+                let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),
                     vectors: D::MAX_VECTORS,
                     pairs,
@@ -303,19 +303,19 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
     }
 }
 
-impl<A: Convert, O> GemmBf16<'_, A, O> {
+impl<A: Convert, O> GemmPairs<'_, A, O> {
     /// Rounds the inputs of the task to pairs, in the layout of the tiles.
     #[inline(always)]
-    fn round_inputs<D: Bf16Dot>(&mut self, dot: D, rows: usize, pairs: usize) {
+    fn round_inputs<D: PairDot>(&mut self, dot: D, rows: usize, pairs: usize) {
         let Self { task, rounded, row, upcast, .. } = self;
         let k = task.weights.in_features;
         for i in 0..rows {
             let from = &task.a[(task.from + i) * k..][..k];
             if D::ORDER == PairOrder::Rows {
-                A::to_bf16x2(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
+                A::to_pairs(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
                 continue;
             }
-            A::to_bf16x2(dot, from, upcast, row);
+            A::to_pairs(dot, from, upcast, row);
             let block = const { D::ORDER.block() };
             for (step, line) in row.chunks_exact(block).enumerate() {
                 let at = D::ORDER.place_in_rows(i, step * block, pairs);

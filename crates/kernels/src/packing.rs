@@ -17,7 +17,7 @@ use half::bf16;
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16x2, PairOrder, bf16x2};
+use super::isa::pair_dot::{Pair, PairOrder, bf16x2};
 use super::memory::{AlignedVec, element_count, try_reserve};
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
@@ -41,7 +41,7 @@ pub struct PackedWeights {
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
     /// For inputs that are rounded to bf16, with f32 sums, in the order of the instructions.
-    Bf16(SharedPanels<Bf16x2>),
+    Bf16(SharedPanels<Pair>),
 }
 
 /// Whole panels of a matrix, in memory that clones and ranges of its outputs share.
@@ -137,7 +137,7 @@ pub struct Packer {
 
 enum Memory {
     F32(AlignedVec<f32>),
-    Bf16(AlignedVec<Bf16x2>),
+    Bf16(AlignedVec<Pair>),
 }
 
 impl Packer {

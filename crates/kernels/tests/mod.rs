@@ -5,7 +5,7 @@ pub(crate) mod amx;
 #[cfg(target_arch = "aarch64")]
 mod arm;
 mod attention;
-mod bf16_tiles;
+mod pair_tiles;
 mod convert;
 mod distances;
 mod functions;

@@ -5,14 +5,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, prefetch_panel};
+use super::dot::{InputRows, Int8Dot, PREFETCH_BYTES};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
+use crate::isa::neon_dotprod::NeonDotprod;
 use crate::isa::simd::Simd;
-
-/// FEAT_DotProd and NEON.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NeonDotprod(Neon);
 
 /// Register tile: 8 × 2 sums and 2 vectors of weights take 18 of the 32 registers, the inputs of four steps 8 more.
 pub(crate) const MR: usize = 8;
@@ -23,10 +20,6 @@ pub(crate) const BLOCK_MR: usize = 4;
 const STEPS: usize = 4;
 
 impl NeonDotprod {
-    pub(crate) fn detect() -> Option<Self> {
-        std::arch::is_aarch64_feature_detected!("dotprod").then_some(Self(Neon::new()?))
-    }
-
     /// Adds the products of the four inputs in lane `LANE` of `x` with the weights of four outputs.
     #[inline(always)]
     fn dot<const LANE: usize>(self, sums: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
@@ -90,7 +83,7 @@ unsafe impl Int8Dot for NeonDotprod {
                 std::array::from_fn(|v| {
                     let from = panel.add((row * VECTORS + v) * 16);
                     if PREFETCH && (v * 16).is_multiple_of(64) {
-                        prefetch_panel(self.0, from);
+                        self.0.prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
                     }
                     vld1q_s8(from.cast())
                 })

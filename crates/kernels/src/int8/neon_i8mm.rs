@@ -5,13 +5,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, prefetch_panel};
+use super::dot::{InputRows, Int8Dot, PREFETCH_BYTES};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
-
-/// FEAT_I8MM and NEON.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct NeonI8mm(Neon);
+use crate::isa::neon_bf16::NeonBf16;
+use crate::isa::simd::Simd;
 
 /// Register tile: 8 × 2 sums, 4 registers of weights and one of inputs take 21 of the 32 registers. Each step has 16
 /// instructions for 512 products.
@@ -19,11 +17,7 @@ pub(crate) const MR: usize = 8;
 pub(crate) const NR: usize = 2;
 pub(crate) const BLOCK_MR: usize = 4;
 
-impl NeonI8mm {
-    pub(crate) fn detect() -> Option<Self> {
-        std::arch::is_aarch64_feature_detected!("i8mm").then_some(Self(Neon::new()?))
-    }
-
+impl NeonBf16 {
     /// Adds the products of two rows with two columns to their sums: those of the first row, and then of the second.
     #[inline(always)]
     fn multiply_add(self, sums: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_t {
@@ -45,14 +39,14 @@ impl NeonI8mm {
 
 // SAFETY: `sums` reads `VECTORS` times 32 weights for each step, or for each two steps of nibbles, and eight inputs of
 // each row and step.
-unsafe impl Int8Dot for NeonI8mm {
+unsafe impl Int8Dot for NeonBf16 {
     type S = Neon;
     const STEP: usize = 8;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;
 
     fn simd(self) -> Neon {
-        self.0
+        self.neon()
     }
 
     #[inline(always)]
@@ -75,7 +69,7 @@ unsafe impl Int8Dot for NeonI8mm {
             let from = |row: usize, v: usize| {
                 let from = panel.add((row * VECTORS + v) * 32);
                 if PREFETCH && (v * 32).is_multiple_of(64) {
-                    prefetch_panel(self.0, from);
+                    self.neon().prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
                 }
                 [vld1q_s8(from.cast()), vld1q_s8(from.add(16).cast())]
             };

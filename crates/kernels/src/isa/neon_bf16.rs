@@ -1,4 +1,5 @@
-//! BFMMLA: two rows by two columns of four terms each, with four sums in a register.
+//! BFMMLA: two rows by two columns of four terms each, with four sums in a register. And SMMLA, of eight terms in 8 bits:
+//! see [`crate::int8::neon_i8mm`].
 //!
 //! Rust has no stable intrinsics for it, hence the inline assembly. See `BFMatMulAdd` in the Arm Architecture Reference
 //! Manual: the two pairs of an instruction are added to a sum one after the other, as by two BFDOT. So an element has
@@ -7,35 +8,47 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, PairOrder, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
+use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::neon::Neon;
+use super::neon_fhm::NeonFhm;
+use crate::int8::neon_i8mm;
 
-/// FEAT_BF16 and NEON.
+/// FEAT_BF16 and FEAT_I8MM, which processors get together (both are part of Armv8.6), and all that is older.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct NeonBf16(Neon);
+pub(crate) struct NeonBf16(NeonFhm);
 
 impl InstructionSet for NeonBf16 {
     const NAME: &'static str = "neon_bf16";
     const F32_NAME: &'static str = Neon::NAME;
     const HAS_BF16_DOT: bool = true;
+    const HAS_F16_DOT: bool = true;
 
     fn detect() -> Option<Self> {
-        let has_bf16 = std::arch::is_aarch64_feature_detected!("bf16");
-        Neon::detect().filter(|_| has_bf16).map(Self)
+        let is_newer =
+            std::arch::is_aarch64_feature_detected!("bf16") && std::arch::is_aarch64_feature_detected!("i8mm");
+        NeonFhm::detect().filter(|_| is_newer).map(Self)
     }
 
-    /// BFMMLA has 16 multiply-adds, FMLA of f32 has 4.
+    /// SMMLA: 32 multiply-adds. BFMMLA has 16.
     fn speed() -> u32 {
-        16
+        32
     }
 
     fn run<K: Kernel>(self, kernel: K) {
         self.0.run(kernel);
     }
 
-    fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
-        kernel.run(self.0, self);
+    fn run_bf16<K: PairKernel>(self, kernel: K) {
+        kernel.run(self.0.neon(), self);
+    }
+
+    fn run_f16<K: PairKernel>(self, kernel: K) {
+        self.0.run_f16(kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, { neon_i8mm::MR }, { neon_i8mm::NR }, { neon_i8mm::BLOCK_MR }>(self);
     }
 }
 
@@ -55,6 +68,11 @@ macro_rules! bf16_asm {
 type Quad = uint32x4_t;
 
 impl NeonBf16 {
+    /// NEON alone.
+    pub(crate) fn neon(self) -> Neon {
+        self.0.neon()
+    }
+
     /// Adds the products of two rows with two columns to their sums: those of the first row, and then of the second.
     #[inline(always)]
     fn multiply_add(self, rows: Quad, columns: Quad, sums: float32x4_t) -> float32x4_t {
@@ -72,13 +90,13 @@ impl NeonBf16 {
     /// Computes `2 · ROWS` rows by `2 · COLUMNS` columns of a tile in registers, from column `first`.
     ///
     /// # Safety
-    /// The conditions of [`Bf16Dot::multiply_tile`], with so many rows and columns. `PACKED` is the layout of the tile.
+    /// The conditions of [`PairDot::multiply_tile`], with so many rows and columns. `PACKED` is the layout of the tile.
     #[inline(always)]
     unsafe fn microkernel<const ROWS: usize, const COLUMNS: usize, const PACKED: bool>(
         self,
-        tile: Bf16Tile,
-        a: *const Bf16x2,
-        b: *const Bf16x2,
+        tile: PairTile,
+        a: *const Pair,
+        b: *const Pair,
         c: *mut f32,
         first: usize,
     ) {
@@ -135,9 +153,9 @@ impl NeonBf16 {
     /// Computes a tile vector by vector.
     ///
     /// # Safety
-    /// The conditions of [`Bf16Dot::multiply_tile`]; `PACKED` is the layout of the tile.
+    /// The conditions of [`PairDot::multiply_tile`]; `PACKED` is the layout of the tile.
     #[inline(always)]
-    unsafe fn of_layout<const PACKED: bool>(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    unsafe fn of_layout<const PACKED: bool>(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         // SAFETY: the caller's promise; together the microkernels compute one vector of columns.
         unsafe {
             match tile.rows {
@@ -163,7 +181,8 @@ fn swap_halves([first, second]: [float32x4_t; 2]) -> [float32x4_t; 2] {
 }
 
 // SAFETY: `microkernel` reads and writes at most 8 rows of one vector.
-unsafe impl Bf16Dot for NeonBf16 {
+unsafe impl PairDot for NeonBf16 {
+    const FORMAT: PairFormat = PairFormat::Bf16;
     /// Register tile: 8 rows by 8 columns are 16 registers of sums, with 4 of A and 4 of B. Each step has 16
     /// instructions and 8 loads, and the sums hide a latency of 4 cycles on four ports. Fewer rows take 16 columns.
     const MAX_ROWS: usize = 8;
@@ -173,7 +192,7 @@ unsafe impl Bf16Dot for NeonBf16 {
     const ORDER: PairOrder = PairOrder::Quads;
 
     #[inline(always)]
-    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
+    fn round_to_pairs(self, from: &[f32], to: &mut [Pair]) {
         assert!(to.len() >= from.len().div_ceil(2));
         let whole = from.len() / 4 * 4;
         for at in (0..whole).step_by(4) {
@@ -186,11 +205,11 @@ unsafe impl Bf16Dot for NeonBf16 {
                 vst1_u32(to.as_mut_ptr().add(at / 2), rounded);
             }
         }
-        round_tail(from, to, whole);
+        round_tail(Self::FORMAT, from, to, whole);
     }
 
     #[inline(always)]
-    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match tile.layout {

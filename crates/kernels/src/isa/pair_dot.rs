@@ -1,16 +1,42 @@
-//! Products of bf16 pairs: instructions that multiply two terms of a sum at once and add them in f32.
+//! Products of pairs of 16-bit numbers: instructions that multiply them and add the products in f32.
 
-use half::bf16;
+use half::{bf16, f16};
 
-/// A bf16 pair: two neighboring terms of a sum, the first in the low half.
-pub(crate) type Bf16x2 = u32;
+/// Two neighboring terms of a sum, the first in the low half.
+pub(crate) type Pair = u32;
+
+/// The numbers of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PairFormat {
+    Bf16,
+    F16,
+}
+
+impl PairFormat {
+    /// Rounds two values to a pair.
+    pub(crate) fn pair(self, first: f32, second: f32) -> Pair {
+        let [low, high] = [first, second].map(|value| match self {
+            Self::Bf16 => bf16::from_f32(value).to_bits(),
+            Self::F16 => f16::from_f32(value).to_bits(),
+        });
+        u32::from(low) | u32::from(high) << 16
+    }
+
+    /// The values of a pair.
+    pub(crate) fn values(self, pair: Pair) -> [f32; 2] {
+        [pair as u16, (pair >> 16) as u16].map(|bits| match self {
+            Self::Bf16 => bf16::from_bits(bits).to_f32(),
+            Self::F16 => f16::from_bits(bits).to_f32(),
+        })
+    }
+}
 
 /// Values in a vector of columns.
 pub(crate) const VECTOR_COLUMNS: usize = 16;
 
 /// A tile of a product `C = A · B`: `rows` rows by `vectors` vectors of 16 columns, summed over `pairs` pairs.
 #[derive(Clone, Copy)]
-pub(crate) struct Bf16Tile {
+pub(crate) struct PairTile {
     pub rows: usize,
     pub vectors: usize,
     pub pairs: usize,
@@ -26,7 +52,7 @@ pub(crate) struct Bf16Tile {
 pub(crate) enum TileLayout {
     /// Row by row. From one row to the next there are `a` pairs of A, and `b` of B.
     Rows { a: usize, b: usize },
-    /// In the [`Bf16Dot::ORDER`] of the instructions, without gaps. B has the columns of the largest tile.
+    /// In the [`PairDot::ORDER`] of the instructions, without gaps. B has the columns of the largest tile.
     Packed,
 }
 
@@ -76,15 +102,17 @@ impl PairOrder {
     }
 }
 
-/// Instructions that multiply bf16 pairs. A value is a capability token: see
+/// Instructions that multiply pairs. A value is a capability token: see
 /// [`InstructionSet`](super::kernel::InstructionSet).
 ///
 /// An element of a product is a sum over the pairs in order, whichever other elements are computed with it. Products
-/// are exact and sums are f32. Subnormal values count as 0.
+/// are exact and sums are f32. Subnormal values of bf16 may count as 0.
 ///
 /// # Safety
 /// `multiply_tile` accesses the memory that its own safety section names, and nothing else.
-pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
+pub(crate) unsafe trait PairDot: Copy + Send + Sync {
+    /// The numbers of its pairs.
+    const FORMAT: PairFormat;
     /// The largest number of rows of a tile. The memory of A and C must always have this many.
     const MAX_ROWS: usize;
     /// The largest number of vectors of a tile.
@@ -95,7 +123,7 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     const ORDER: PairOrder;
 
     /// Rounds to nearest, ties to even, and fills the rest of `to` with zeros.
-    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]);
+    fn round_to_pairs(self, from: &[f32], to: &mut [Pair]);
 
     /// Computes one tile of a product.
     ///
@@ -104,35 +132,30 @@ pub(crate) unsafe trait Bf16Dot: Copy + Send + Sync {
     ///   of the tile, which is one that these instructions take. C can be written (and read, to accumulate) for
     ///   `MAX_ROWS` rows of `16 · vectors` values. A packed tile has all vectors.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
-    /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16).
-    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32);
-}
-
-/// Rounds two values to a bf16 pair.
-pub(crate) fn bf16x2(first: f32, second: f32) -> Bf16x2 {
-    u32::from(bf16::from_f32(first).to_bits()) | u32::from(bf16::from_f32(second).to_bits()) << 16
+    /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16) or `run_f16`, as the format is.
+    unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32);
 }
 
 /// Rounds the values of `from` after the first `done` (an even number), and fills the rest of `to` with zeros.
 #[inline(always)]
-pub(super) fn round_tail(from: &[f32], to: &mut [Bf16x2], done: usize) {
+pub(super) fn round_tail(format: PairFormat, from: &[f32], to: &mut [Pair], done: usize) {
     let (pairs, zeros) = to.split_at_mut(from.len().div_ceil(2));
     for (to, from) in pairs[done / 2..].iter_mut().zip(from[done..].chunks(2)) {
-        *to = bf16x2(from[0], from.get(1).copied().unwrap_or(0.0));
+        *to = format.pair(from[0], from.get(1).copied().unwrap_or(0.0));
     }
     zeros.fill(0);
 }
 
-/// Views f32 memory as memory of bf16 pairs.
+/// Views f32 memory as memory of pairs.
 #[inline(always)]
-pub(crate) fn as_bf16x2(memory: &[f32]) -> &[Bf16x2] {
+pub(crate) fn as_pairs(memory: &[f32]) -> &[Pair] {
     // SAFETY: f32 and u32 have one size and alignment, and any bits are valid for both.
     unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len()) }
 }
 
-/// Views f32 memory as memory of bf16 pairs, to write.
+/// Views f32 memory as memory of pairs, to write.
 #[inline(always)]
-pub(crate) fn as_bf16x2_mut(memory: &mut [f32]) -> &mut [Bf16x2] {
+pub(crate) fn as_pairs_mut(memory: &mut [f32]) -> &mut [Pair] {
     // SAFETY: f32 and u32 have one size and alignment, and any bits are valid for both.
     unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.len()) }
 }

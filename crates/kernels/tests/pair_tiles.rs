@@ -1,8 +1,8 @@
 //! Tiles of bf16 products, of every size that an instruction set takes.
 
 use super::isas;
-use crate::isa::bf16_dot::{Bf16Dot, Bf16Tile, TileLayout, VECTOR_COLUMNS, bf16x2};
-use crate::isa::kernel::Bf16Kernel;
+use crate::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, bf16x2};
+use crate::isa::kernel::PairKernel;
 use crate::isa::simd::Simd;
 
 /// Compares tiles with plain sums. The values are small integers, so sums are exact in any order.
@@ -19,9 +19,9 @@ fn b_value(term: usize, column: usize) -> f32 {
     ((term * 3 + column * 11) % 13) as f32 - 6.0
 }
 
-impl Bf16Kernel for Checks {
+impl PairKernel for Checks {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, _: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(self, _: S, dot: D) {
         for (rows, vectors, steps) in sizes::<D>() {
             let (pairs, width) = (steps * D::PAIR_STEP, vectors * VECTOR_COLUMNS);
             let (a_stride, b_stride, c_stride) = (pairs + 3, width + 5, width + 7);
@@ -36,7 +36,7 @@ impl Bf16Kernel for Checks {
                 .collect();
             for accumulate in [false, true] {
                 let layout = TileLayout::Rows { a: a_stride, b: b_stride };
-                let tile = Bf16Tile { rows, vectors, pairs, layout, c_stride, accumulate };
+                let tile = PairTile { rows, vectors, pairs, layout, c_stride, accumulate };
                 let mut c = vec![UNTOUCHED; (D::MAX_ROWS + 1) * c_stride];
                 // SAFETY: the sizes are those that the method documents, and this runs under `run_bf16`.
                 unsafe { dot.multiply_tile(tile, a.as_ptr(), b.as_ptr(), c.as_mut_ptr()) };
@@ -59,7 +59,7 @@ impl Bf16Kernel for Checks {
     }
 }
 
-fn sizes<D: Bf16Dot>() -> impl Iterator<Item = (usize, usize, usize)> {
+fn sizes<D: PairDot>() -> impl Iterator<Item = (usize, usize, usize)> {
     let rows = (1..=D::MAX_ROWS).filter(|rows| *rows < 10 || rows % 5 < 2 || *rows == D::MAX_ROWS);
     rows.flat_map(|rows| (1..=D::MAX_VECTORS).flat_map(move |vectors| [0, 1, 2, 5].map(|steps| (rows, vectors, steps))))
 }
