@@ -4,9 +4,9 @@ use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
-use super::isa::pair_dot::{Pair, PairDot, PairFormat};
 #[cfg(target_arch = "aarch64")]
 use super::isa::neon;
+use super::isa::pair_dot::{Pair, PairDot, PairFormat};
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {

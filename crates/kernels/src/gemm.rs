@@ -6,9 +6,10 @@
 use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
+use super::int8::gemm::run_quantized;
 use super::isa::Isa;
-use super::isa::pair_dot::{PairDot, PairTile, Pair, PairOrder, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
-use super::isa::kernel::{PairKernel, Kernel};
+use super::isa::kernel::{Kernel, PairKernel};
+use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
 use super::microkernel::{StridedRows, microkernel};
@@ -48,7 +49,7 @@ impl PackedWeights {
     fn row_block(&self) -> usize {
         match &self.panels {
             // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
-            Panels::Bf16(_) if self.isa.bf16_tiles().order == PairOrder::Blocks => {
+            Panels::Pairs(format, _) if self.isa.pair_tiles(*format).order == PairOrder::Blocks => {
                 let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
                 if bytes <= L1_BYTES { 32 } else { 128 }
             }
@@ -99,7 +100,8 @@ impl PackedWeights {
             };
             match &self.panels {
                 Panels::F32(panels) => run_f32(self.isa, task, panels),
-                Panels::Bf16(panels) => run_bf16(self.isa, task, panels),
+                Panels::Pairs(format, panels) => run_pairs(self.isa, *format, task, panels),
+                Panels::Quantized(panels) => run_quantized(self.isa, task, panels),
             }
         })
     }
@@ -220,15 +222,20 @@ fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const
 }
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_bf16<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, panels: &[Pair]) -> Result<()> {
-    // Inputs in bf16 pairs, with room for a whole tile more; one row of them, and one in f32.
+pub(super) fn run_pairs<A: Convert, O: Convert>(
+    isa: Isa,
+    format: PairFormat,
+    task: GemmTask<A, O>,
+    panels: &[Pair],
+) -> Result<()> {
+    // Inputs in pairs, with room for a whole tile more; one row of them, and one in f32.
     let k = task.weights.in_features;
-    let pairs = k.div_ceil(2).next_multiple_of(isa.bf16_tiles().pair_step);
+    let pairs = k.div_ceil(2).next_multiple_of(isa.pair_tiles(format).pair_step);
     let rounded = element_count("the scratch memory of a product", &[task.to - task.from + MAX_ROWS, pairs])?;
     let mut memory = task.pool.take(rounded + pairs + k)?;
     let (rounded, rest) = memory.split_at_mut(rounded);
     let (row, upcast) = rest.split_at_mut(pairs);
-    isa.run_bf16(GemmPairs { task, panels, rounded: as_pairs_mut(rounded), row: as_pairs_mut(row), upcast });
+    isa.run_pairs(format, GemmPairs { task, panels, rounded: as_pairs_mut(rounded), row: as_pairs_mut(row), upcast });
     Ok(())
 }
 
@@ -287,7 +294,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                 sums.swap(0, 1);
                 // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, a multiple of `MAX_ROWS`, `terms` is a
                 // whole panel, both in the layout of the tile, and `sums` has room for the largest tile. This is a
-                // kernel under `run_bf16`.
+                // kernel under `run_pairs`.
                 unsafe {
                     let to = sums[0].0.as_mut_ptr();
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)

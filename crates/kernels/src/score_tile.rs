@@ -2,7 +2,7 @@
 //! between attention in f32 and in bf16.
 
 use super::convert::Convert;
-use super::isa::pair_dot::{PairDot, Pair};
+use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::Simd;
 use super::problem::HeadsView;
 

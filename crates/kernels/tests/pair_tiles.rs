@@ -1,8 +1,8 @@
-//! Tiles of bf16 products, of every size that an instruction set takes.
+//! Tiles of products of pairs, of every size that an instruction set takes.
 
 use super::isas;
-use crate::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, bf16x2};
 use crate::isa::kernel::PairKernel;
+use crate::isa::pair_dot::{PairDot, PairFormat, PairTile, TileLayout, VECTOR_COLUMNS};
 use crate::isa::simd::Simd;
 
 /// Compares tiles with plain sums. The values are small integers, so sums are exact in any order.
@@ -28,17 +28,17 @@ impl PairKernel for Checks {
             // A and B end with their last tile; C has a row more.
             let a: Vec<u32> = (0..(D::MAX_ROWS - 1) * a_stride + pairs)
                 .map(|at| (at / a_stride, 2 * (at % a_stride)))
-                .map(|(row, term)| bf16x2(a_value(row, term), a_value(row, term + 1)))
+                .map(|(row, term)| D::FORMAT.pair(a_value(row, term), a_value(row, term + 1)))
                 .collect();
             let b: Vec<u32> = (0..pairs.saturating_sub(1) * b_stride + width)
                 .map(|at| (2 * (at / b_stride), at % b_stride))
-                .map(|(term, column)| bf16x2(b_value(term, column), b_value(term + 1, column)))
+                .map(|(term, column)| D::FORMAT.pair(b_value(term, column), b_value(term + 1, column)))
                 .collect();
             for accumulate in [false, true] {
                 let layout = TileLayout::Rows { a: a_stride, b: b_stride };
                 let tile = PairTile { rows, vectors, pairs, layout, c_stride, accumulate };
                 let mut c = vec![UNTOUCHED; (D::MAX_ROWS + 1) * c_stride];
-                // SAFETY: the sizes are those that the method documents, and this runs under `run_bf16`.
+                // SAFETY: the sizes are those that the method documents, and this runs under `run_pairs`.
                 unsafe { dot.multiply_tile(tile, a.as_ptr(), b.as_ptr(), c.as_mut_ptr()) };
                 for (row, c) in c.chunks_exact(c_stride).enumerate() {
                     for (column, got) in c.iter().enumerate() {
@@ -66,7 +66,9 @@ fn sizes<D: PairDot>() -> impl Iterator<Item = (usize, usize, usize)> {
 
 #[test]
 fn tiles_of_every_size_match_plain_sums() {
-    for isa in isas().into_iter().filter(|isa| isa.has_bf16_dot()) {
-        isa.run_bf16(Checks(isa.name()));
+    for (isa, format) in isas().into_iter().flat_map(|isa| [(isa, PairFormat::Bf16), (isa, PairFormat::F16)]) {
+        if isa.has_pairs(format) {
+            isa.run_pairs(format, Checks(isa.name()));
+        }
     }
 }

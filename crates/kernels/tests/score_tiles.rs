@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::isas;
+use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
-use crate::isa::kernel::{PairKernel, Kernel};
 use crate::isa::simd::Simd;
 use crate::score_tile::{KEY_BLOCK, ScoreTile};
 use crate::tile_bf16::TileBf16;

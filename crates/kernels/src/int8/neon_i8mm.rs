@@ -20,7 +20,7 @@ pub(crate) const BLOCK_MR: usize = 4;
 impl NeonBf16 {
     /// Adds the products of two rows with two columns to their sums: those of the first row, and then of the second.
     #[inline(always)]
-    fn multiply_add(self, sums: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_t {
+    fn add_products(self, sums: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_t {
         let mut sums = sums;
         // SAFETY: the instruction changes one register; `self` proves that the processor has it.
         unsafe {
@@ -79,7 +79,7 @@ unsafe impl Int8Dot for NeonBf16 {
                     let x = vcombine_s8(input(first), input(second(first)));
                     for (sums, weights) in sums[first].iter_mut().zip(weights) {
                         for (sum, weights) in sums.iter_mut().zip(weights) {
-                            *sum = self.multiply_add(*sum, x, weights);
+                            *sum = self.add_products(*sum, x, weights);
                         }
                     }
                 }

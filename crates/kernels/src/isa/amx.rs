@@ -7,8 +7,8 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
+use super::kernel::{InstructionSet, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
-use super::kernel::{PairKernel, InstructionSet, Kernel};
 
 /// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
 #[derive(Debug, Clone, Copy)]

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
+use super::kernel::{InstructionSet, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::kernel::{PairKernel, InstructionSet, Kernel};
 
 /// AVX512-BF16 and AVX-512F.
 #[derive(Debug, Clone, Copy)]

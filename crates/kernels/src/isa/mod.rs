@@ -9,16 +9,11 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
-)]
-pub(crate) mod pair_dot;
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
     allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
@@ -32,21 +27,29 @@ pub(crate) mod neon_bf16;
 pub(crate) mod neon_dotprod;
 #[cfg(target_arch = "aarch64")]
 mod neon_fhm;
-mod portable;
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
+)]
+pub(crate) mod pair_dot;
+pub(crate) mod portable;
 #[cfg(test)]
 mod portable_bf16;
 pub(crate) mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod simd128;
+pub(crate) mod simd128;
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
+use kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use pair_dot::{PairDot, PairFormat, PairOrder, VECTOR_COLUMNS};
-use kernel::{PairKernel, InstructionSet, Kernel};
 use simd::Simd;
 
 use crate::error::{Error, Result};
+use crate::int8::dot::Int8Dot;
+use crate::int8::encode::WeightFormat;
+use crate::int8::panels::PanelLayout;
 
 /// The environment variable that chooses an instruction set.
 const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
@@ -123,6 +126,13 @@ macro_rules! isas {
             pub(crate) fn run_f16<K: PairKernel>(self, kernel: K) {
                 match self.0 {
                     $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_f16(kernel),)+
+                }
+            }
+
+            /// Runs a kernel with products of 8-bit integers.
+            pub(crate) fn run_int8<K: Int8Kernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_int8(kernel),)+
                 }
             }
         }
@@ -223,6 +233,35 @@ impl Isa {
         let mut tiles = PairTiles::default();
         self.run_pairs(format, FindPairTiles(&mut tiles));
         tiles
+    }
+}
+
+impl Isa {
+    /// The layout of panels of quantized weights with `in_features` inputs.
+    pub(crate) fn int8_layout(self, format: WeightFormat, in_features: usize) -> PanelLayout {
+        let mut layout = None;
+        self.run_int8(FindInt8Layout { format, in_features, layout: &mut layout });
+        layout.expect("the kernel was run")
+    }
+}
+
+struct FindInt8Layout<'a> {
+    format: WeightFormat,
+    in_features: usize,
+    layout: &'a mut Option<PanelLayout>,
+}
+
+impl Int8Kernel for FindInt8Layout<'_> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, _: D) {
+        *self.layout = Some(PanelLayout {
+            format: self.format,
+            width: NR * D::S::LANES,
+            inputs: self.in_features.next_multiple_of(D::STEP),
+            step: D::STEP,
+            offset: if self.format == WeightFormat::Q4_0 { D::NIBBLE_OFFSET } else { D::OFFSET },
+            groups: self.format.groups(self.in_features),
+        });
     }
 }
 

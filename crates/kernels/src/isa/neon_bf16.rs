@@ -8,10 +8,10 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::neon::Neon;
 use super::neon_fhm::NeonFhm;
+use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 use crate::int8::neon_i8mm;
 
 /// FEAT_BF16 and FEAT_I8MM, which processors get together (both are part of Armv8.6), and all that is older.

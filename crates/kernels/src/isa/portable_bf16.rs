@@ -1,8 +1,8 @@
 //! Products of pairs in plain Rust, in the shapes of AMX. With them, what surrounds the instructions is tested on every
 //! machine.
 
+use super::kernel::{InstructionSet, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::kernel::{PairKernel, InstructionSet, Kernel};
 use super::portable::Portable;
 
 /// [`Portable`] with products of pairs. Only tests have it.

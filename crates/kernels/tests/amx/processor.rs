@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::machine::{CONFIG_BYTES, Machine, Tile, random_tile};
-use crate::isa::pair_dot::PairDot;
 use crate::isa::kernel::PairKernel;
+use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
 use crate::tests::{Random, isas};
 
