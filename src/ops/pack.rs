@@ -16,7 +16,11 @@ pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
         out += part.weight.dim(0)?;
     }
     let (dtype, input) = (parts[0].weight.dtype(), parts[0].weight.dim(1)?);
-    let format = if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 };
+    let format = match dtype {
+        DType::BF16 => WeightFormat::Bf16,
+        DType::F16 => WeightFormat::F16,
+        _ => WeightFormat::F32,
+    };
     let mut packer = Packer::new(Isa::detect()?, format, out, input)?;
     for LinearWeights { weight, bias } in parts {
         // Before the weight is locked: nothing else may be read then.
