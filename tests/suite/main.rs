@@ -49,6 +49,7 @@ mod norms;
 mod part;
 mod plans;
 mod positions;
+mod projections;
 mod ragged;
 mod relative_tables;
 mod right_or_refused;
