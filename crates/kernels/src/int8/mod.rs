@@ -10,6 +10,10 @@
 //! order of packed bytes, and `gemm` the product, generic over [`Int8Dot`]: the instructions, one file for each. `rows`
 //! is beside them: tables whose rows are looked up.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_vnni;
 pub(crate) mod dot;
 pub(crate) mod encode;
 pub(crate) mod gemm;
@@ -23,3 +27,7 @@ pub(crate) mod neon_i8mm;
 pub(crate) mod panels;
 pub(crate) mod portable;
 pub(crate) mod rows;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) mod simd128;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod vnni;

@@ -7,7 +7,7 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
-use super::kernel::{InstructionSet, Kernel, PairKernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
 
 /// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
@@ -63,6 +63,10 @@ impl InstructionSet for Amx {
     fn run_bf16<K: PairKernel>(self, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.0.run_int8(kernel);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::kernel::{InstructionSet, Kernel, PairKernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 
 /// AVX512-BF16 and AVX-512F.
@@ -33,6 +33,10 @@ impl InstructionSet for Avx512Bf16 {
 
     fn run_bf16<K: PairKernel>(self, kernel: K) {
         self.run_bf16_with(self, kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.0.run_int8(kernel);
     }
 }
 

@@ -38,6 +38,8 @@ mod portable_bf16;
 pub(crate) mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) mod simd128;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod vnni_evex;
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
@@ -161,6 +163,10 @@ isas! {
     Portable(portable::Portable),
     #[cfg(test)]
     PortableBf16(portable_bf16::PortableBf16),
+    #[cfg(all(test, target_arch = "x86_64"))]
+    VnniEvex(vnni_evex::VnniEvex),
+    #[cfg(all(test, target_arch = "x86_64"))]
+    PlainAvx2(vnni_evex::PlainAvx2),
 }
 
 /// An instruction set that this processor may have.
