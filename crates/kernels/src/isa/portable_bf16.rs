@@ -6,8 +6,9 @@ use half::bf16;
 use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, place_in_blocks, round_tail};
 use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
 use super::portable::Portable;
+use crate::int8::tiles::Int8TileKernel;
 
-/// [`Portable`] with bf16 products. Only tests have it.
+/// [`Portable`] with bf16 products, and with tiles of int8. Only tests have it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortableBf16;
 
@@ -15,6 +16,7 @@ impl InstructionSet for PortableBf16 {
     const NAME: &'static str = "portable_bf16";
     const F32_NAME: &'static str = Portable::NAME;
     const HAS_BF16_DOT: bool = true;
+    const HAS_INT8_TILES: bool = true;
 
     fn detect() -> Option<Self> {
         Some(Self)
@@ -29,6 +31,10 @@ impl InstructionSet for PortableBf16 {
     }
 
     fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+        kernel.run(Portable, self);
+    }
+
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
         kernel.run(Portable, self);
     }
 }
