@@ -35,8 +35,16 @@ pub use settings::remove_quantization_config;
 use unpack::{Codes, Plan};
 
 /// The formats, in the order in which they are tried.
-const FORMATS: &[Format] =
-    &[metal::METAL, mlx::MLX, fp8::BLOCKS, compressed_tensors::PACKED, compressed_tensors::NAIVE, gptq::GPTQ, awq::AWQ];
+const FORMATS: &[Format] = &[
+    metal::METAL,
+    mlx::MLX,
+    fp8::BLOCKS,
+    compressed_tensors::PACKED,
+    compressed_tensors::INT8,
+    compressed_tensors::FLOAT8,
+    gptq::GPTQ,
+    awq::AWQ,
+];
 
 /// The scales of a cache in 8 bits, beside the projections of quantized layers. A cache here has the layer's dtype.
 const CACHE_SCALES: [&str; 4] = ["q_scale", "k_scale", "v_scale", "prob_scale"];
