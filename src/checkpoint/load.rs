@@ -25,8 +25,9 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`AttentionWeights::read`]; a shared table that the source does not hold.
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
-        let (weights, _) = read_with_shared_tables(config, &[], &AnySource::new(&source))?;
-        Self::from_weights(config, weights)
+        let source = base_of(config, &AnySource::new(&source));
+        let (weights, _) = read_with_shared_tables(config, &[], &source)?;
+        Self::from_weights(config, weights)?.with_changes(&source)
     }
 }
 
@@ -89,8 +90,10 @@ impl ModelAttention {
 
     fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
         let asked = config_from_json(config, source)?;
-        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
-        Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout, note: asked.note })
+        let source = base_of(&asked.config, source);
+        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, &source)?;
+        let layer = MultiHeadAttention::from_weights(&asked.config, weights)?.with_changes(&source)?;
+        Ok(Self { layer, layout, note: asked.note })
     }
 
     /// What each call has to give beyond its tokens. A call without it is
@@ -119,6 +122,11 @@ impl Module for ModelAttention {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
         self.layer.forward(xs)
     }
+}
+
+/// What the weights of a layer are read from: without changes that go beside them, where it has places for these.
+fn base_of<'a>(config: &AttentionConfig, source: &AnySource<'a>) -> AnySource<'a> {
+    if config.latent.is_some() { source.clone() } else { source.base() }
 }
 
 impl Checkpoint {

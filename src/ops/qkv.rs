@@ -472,6 +472,15 @@ impl ShareWeights for Qkv {
             (Weights::Packed { has_bias: own, .. }, Weights::Packed { has_bias, .. }) => {
                 own == has_bias && self.packed()?.has_same_bits(other.packed()?)
             }
+            (Weights::Layers(_), _) if !self.is_plain() => {
+                let parts = (0..self.parts().min(other.parts())).map(|i| other.part(i)).collect::<Result<Vec<_>>>()?;
+                if let Weights::Layers(own) = &mut self.weights {
+                    for (own, other) in own.parts.iter_mut().zip(&parts) {
+                        own.share_weights(other)?;
+                    }
+                }
+                false
+            }
             (Weights::Layers(own), Weights::Layers(other)) => {
                 let mut same = own.unordered.is_none() && other.unordered.is_none();
                 for (own, other) in own.parts.iter().zip(&other.parts) {

@@ -41,6 +41,7 @@ impl Mlp {
     pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let source = &source.base();
         let read = |name: &str, out, input| {
             let source = source.child(name);
             // In gated families each bias is optional.
@@ -53,7 +54,8 @@ impl Mlp {
         // Packed one after another, so that never all tensors and all packed weights are in memory.
         let own = source.gives_own_tensors();
         let dense = |name: &str, out, input| -> Result<Linear> {
-            let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
+            let linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
+            let mut linear = source.child(name).with_changes(linear, "weight", 0..out)?;
             if own {
                 linear.pack()?;
             }
@@ -72,6 +74,16 @@ impl Mlp {
                 let weights = read(both, 2 * inner, hidden)?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
                 let [activated, plain] = halves(&whole, half)?;
+                let rows = |half: usize| half * inner..(half + 1) * inner;
+                let changed = |linear: &Linear, half: usize| {
+                    source.child(both).with_changes(linear.clone(), "weight", rows(half))
+                };
+                let [changed, other] = [changed(&activated, half)?, changed(&plain, 1 - half)?];
+                // Two projections with changes beside them are no halves of one matrix any more.
+                if changed.id() != activated.id() {
+                    let (activated, plain, last) = (changed, Some(other), dense(last, hidden, inner)?);
+                    return Ok(Self { activated, plain, both: None, activation, last });
+                }
                 let both = Some(Both { whole: Some(whole), activated: half });
                 let last = dense(last, hidden, inner)?;
                 let mut loaded = Self { activated, plain: Some(plain), both, activation, last };
