@@ -11,9 +11,11 @@ use crate::lora::adapter::LoraAdapter;
 use crate::lora::adapter::LowRank;
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Place, Shift, without_weight};
+use crate::ops::Quantization;
 use crate::weights::LowRankChange;
 
-/// A source of weights with an adapter merged: [`LoraAdapter::apply`] makes it.
+/// A source of weights with an adapter merged, or beside them: [`LoraAdapter::apply`] and [`LoraAdapter::beside`] make
+/// it.
 #[derive(Debug, Clone)]
 pub struct AdaptedSource<S> {
     base: S,
@@ -245,6 +247,12 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.full_name(name);
         let weight = self.without_changes(name, shape)?;
+        if self.is_beside && self.changes(name).iter().any(|change| change.low_rank.tracks_gradient()) {
+            let found = "merged with it, which does not follow the variables";
+            let expected = "a change beside it: that of attention or feed-forward, without magnitudes; \
+                            `LoraTraining::source`, loaded anew in each step, trains any";
+            return Err(Error::value(format!("the change of `{full_name}` in training"), found, expected));
+        }
         self.changes(name).iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
             true => change.merge(&weight),
             false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
@@ -269,5 +277,12 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     /// Variables of an adapter in training are not given away.
     fn gives_own_tensors(&self) -> bool {
         self.base.gives_own_tensors() && !self.merged.tracks_gradient
+    }
+
+    /// Merged weights are quantized, and those with a change beside them; those that an adapter in training is merged
+    /// with are not.
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        let is_merged = self.merged.tracks_gradient && !self.are_beside(name);
+        self.base.quantization(name).filter(|_| !is_merged)
     }
 }

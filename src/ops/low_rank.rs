@@ -9,6 +9,7 @@ use candle_core::{DType, Tensor};
 use crate::error::{Error, Result};
 use crate::ops::linear::{Linear, accumulate_dtype};
 use crate::ops::projection::Projection;
+use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, ShareWeights, same_device};
 use crate::weights::LinearWeights;
 
@@ -123,5 +124,15 @@ impl Projection for LowRank {
         let [mut base, mut a, mut b] = [&self.base, &self.a, &self.b].map(Linear::clone);
         [&mut base, &mut a, &mut b].into_iter().try_for_each(Linear::pack)?;
         Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    }
+
+    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+        let (mut base, a, b) = (self.base.clone(), self.a.clone(), self.b.clone());
+        base.quantize(format)?;
+        Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    }
+
+    fn quantization(&self) -> Option<Quantization> {
+        self.base.quantization()
     }
 }

@@ -12,6 +12,7 @@ use candle_nn::Module;
 
 use crate::error::{Error, Result};
 use crate::ops::linear::Linear;
+use crate::ops::quantization::Quantization;
 use crate::tensor::same_dtype_and_device;
 use crate::weights::LinearWeights;
 
@@ -82,6 +83,12 @@ pub(super) trait Projection: Send + Sync {
 
     /// The same with its weights packed, as [`Linear::pack`] does; `None` without weights.
     fn packed(&self) -> Result<Option<Arc<dyn Projection>>>;
+
+    /// The same with its weights in few bits; `None` without weights.
+    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>>;
+
+    /// The format of its weights, if it has few bits.
+    fn quantization(&self) -> Option<Quantization>;
 }
 
 /// A module of the caller.
@@ -198,5 +205,13 @@ impl Projection for OfModule {
 
     fn packed(&self) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
+    }
+
+    fn quantized(&self, _: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+        Ok(None)
+    }
+
+    fn quantization(&self) -> Option<Quantization> {
+        None
     }
 }

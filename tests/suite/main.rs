@@ -50,6 +50,7 @@ mod part;
 mod plans;
 mod positions;
 mod projections;
+mod quantized;
 mod ragged;
 mod relative_tables;
 mod right_or_refused;
