@@ -5,6 +5,8 @@ mod adapters;
 mod bge_m3;
 mod browser;
 mod buckets;
+#[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
+#[path = "../../../../tests/common/mod.rs"]
 mod common;
 mod debug;
 mod embedded;
@@ -21,11 +23,13 @@ mod lora_training;
 mod memory;
 mod minilm;
 mod model_names;
+#[allow(dead_code, reason = "two suites share it")]
+#[path = "../../../../tests/common/models.rs"]
 mod models;
 mod multi_vector;
 mod own_encoders;
-mod published_quantized;
 mod quality;
+mod published_quantized;
 mod quantized;
 mod ragged;
 mod rerankers;
