@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
 use crate::checkpoint::detect::{attention_prefixes, detect, in_natural_order};
+use crate::checkpoint::gguf::blocks;
 use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource};
@@ -96,7 +97,10 @@ impl Checkpoint {
             }
             if let Ok(entry) = self.entry(&source.full_name(&name)) {
                 info.parameters += entry.shape.iter().product::<usize>();
-                let dtype = format!("{:?}", entry.dtype);
+                let dtype = match &entry.stored {
+                    Some(stored) => stored.kind.name.to_string(),
+                    None => format!("{:?}", entry.dtype),
+                };
                 if !dtypes.contains(&dtype) {
                     dtypes.push(dtype);
                 }
@@ -142,7 +146,11 @@ impl Checkpoint {
         for name in source.names().unwrap_or_default() {
             let full_name = source.full_name(&name);
             let (shard, entry) = self.stored(&full_name)?;
-            if shard.any_part(&full_name, entry, |data| holds_non_finite(entry.dtype, data))? {
+            let holds = match &entry.stored {
+                Some(stored) if !stored.kind.is_numbers() => blocks::hold_non_finite(shard, &full_name, entry, stored)?,
+                _ => shard.any_part(&full_name, entry, |data| holds_non_finite(entry.dtype, data))?,
+            };
+            if holds {
                 found.push(full_name);
             }
         }

@@ -15,6 +15,7 @@
 mod checkpoint_source;
 mod config_json;
 mod detect;
+mod gguf;
 mod header;
 mod infer;
 mod inspect;
@@ -33,6 +34,7 @@ pub use crate::families::table::{layout_of, model_class, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
 pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json, configure_layer, head_sizes};
 pub use detect::detect;
+pub use gguf::{GgufMetadata, GgufValue};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;
