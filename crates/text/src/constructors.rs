@@ -11,7 +11,7 @@ macro_rules! constructors {
             dtype: candle_core::DType,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::folder::ModelFolder::new(&folder), dtype, device)
+            crate::folder::with_folder(folder.as_ref(), |folder| Self::open(folder, dtype, device))
         }
 
         $(crate::constructors::constructors! { @ $more })*
