@@ -65,7 +65,10 @@ impl ShareWeights for MultiHeadAttention {
 
 impl MapTensors for MultiHeadAttention {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let mapped = Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?;
+        let mapped = match self.qkv.is_plain() && self.o_proj.is_plain() {
+            true => Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?,
+            false => self.map_projections(f)?,
+        };
         Ok(Self { identity: self.identity_of_copy(mapped.identity.clone())?, ..mapped })
     }
 }

@@ -82,7 +82,7 @@ impl CheckpointSource {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
         let entry = self.checkpoint.entry(&name)?;
-        if let Some(stored) = &entry.stored {
+        if let Some(stored) = &entry.gguf {
             stored.kind.check(&name)?;
         }
         match entry.dtype {
@@ -103,13 +103,13 @@ impl Checkpoint {
         CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone() }
     }
 
-    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
-    /// booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
+    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name, quantized weights
+    /// dequantized; integers and booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
     /// from `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same
     /// names.
     ///
     /// # Errors
-    /// If nothing that can learn is below `prefix`, a tensor cannot be read, or is quantized.
+    /// If nothing that can learn is below `prefix`, or a tensor cannot be read.
     pub fn to_varmap(&self, prefix: &str, dtype: DType, device: &Device) -> Result<VarMap> {
         use safetensors::Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
         let source = self.at(prefix, dtype, device);
@@ -148,7 +148,8 @@ impl Checkpoint {
     /// # Ok::<(), candle_attention::Error>(())
     /// ```
     ///
-    /// A float dtype is read from stored floats only: quantized weights need scales that a cast would leave out.
+    /// A float dtype is read from stored floats and from quantized weights of a known format only: a cast of integers
+    /// would leave out their scales.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         VarBuilder::from_backend(Box::new(Backend(self.clone())), dtype, device.clone())
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::checkpoint::gguf::blocks::Stored;
+use crate::checkpoint::gguf::blocks::GgufTensor;
 use crate::error::{Error, Result, cut, cut_to};
 
 /// The longest header or index that is read, in bytes; also the limit of the headers of all shards together.
@@ -39,10 +39,18 @@ pub(crate) struct Entry {
     /// Where its data starts and ends, in bytes from the end of the header on.
     pub offsets: [u64; 2],
     /// How a GGUF file holds it, which is read as `dtype` and `shape` say; `None` in safetensors.
-    pub stored: Option<Box<Stored>>,
+    pub gguf: Option<Box<GgufTensor>>,
 }
 
 impl Entry {
+    /// The name of its dtype, or of its type in a GGUF file.
+    pub fn kind(&self) -> String {
+        match &self.gguf {
+            Some(gguf) => gguf.kind.name.to_string(),
+            None => format!("{:?}", self.dtype),
+        }
+    }
+
     /// The length of its data in bytes.
     pub fn bytes(&self) -> u64 {
         self.offsets[1] - self.offsets[0]
@@ -248,7 +256,7 @@ impl<'de> Deserialize<'de> for Entry {
                     dtype: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
                     shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
                     offsets: offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?,
-                    stored: None,
+                    gguf: None,
                 })
             }
         }

@@ -120,6 +120,11 @@ impl Shard {
         Ok(numbers)
     }
 
+    /// `count` zeros to make the tensor `name` in; an error if there is no memory for them.
+    pub fn zeros(&self, count: u64, name: &str) -> Result<Vec<f32>> {
+        zeros(&self.path, count, &Named(name))
+    }
+
     /// Fills `into` with the data of the tensor `name` from byte `from` of it on.
     pub fn read_part(&self, name: &str, entry: &Entry, from: u64, into: &mut [u8]) -> Result<()> {
         let end = from.checked_add(into.len() as u64).filter(|end| *end <= entry.bytes());
@@ -185,7 +190,7 @@ pub(super) fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what
 
 /// Reads the tensor `name` of a shard as it is stored, blocks of a GGUF file as f32; booleans, which candle lacks, as u8.
 pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
-    if let Some(stored) = &entry.stored {
+    if let Some(stored) = &entry.gguf {
         return blocks::read(shard, name, entry, stored, device);
     }
     match entry.dtype {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, Team};
+use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, Team, WeightFormat};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
@@ -16,7 +16,12 @@ pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
         out += part.weight.dim(0)?;
     }
     let (dtype, input) = (parts[0].weight.dtype(), parts[0].weight.dim(1)?);
-    let mut packer = Packer::new(Isa::detect()?, dtype == DType::BF16, out, input)?;
+    let format = match dtype {
+        DType::BF16 => WeightFormat::Bf16,
+        DType::F16 => WeightFormat::F16,
+        _ => WeightFormat::F32,
+    };
+    let mut packer = Packer::new(Isa::detect()?, format, out, input)?;
     for LinearWeights { weight, bias } in parts {
         // Before the weight is locked: nothing else may be read then.
         let bias = bias.as_ref().map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;

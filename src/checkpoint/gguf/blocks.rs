@@ -127,7 +127,7 @@ impl GgufType {
 
 /// How a GGUF file holds a tensor.
 #[derive(Debug, Clone)]
-pub(crate) struct Stored {
+pub(crate) struct GgufTensor {
     pub kind: &'static GgufType,
     /// The shape in the file.
     pub shape: Box<[usize]>,
@@ -159,11 +159,11 @@ impl Change {
 }
 
 /// Reads the tensor `name` as Hugging Face has it: numbers of [`dtype`](GgufType::dtype).
-pub(crate) fn read(shard: &Shard, name: &str, entry: &Entry, stored: &Stored, device: &Device) -> Result<Tensor> {
+pub(crate) fn read(shard: &Shard, name: &str, entry: &Entry, stored: &GgufTensor, device: &Device) -> Result<Tensor> {
     stored.kind.check(name)?;
     let tensor = match stored.kind.read {
         Read::Numbers(_) => {
-            let plain = Entry { shape: stored.shape.clone(), stored: None, ..entry.clone() };
+            let plain = Entry { shape: stored.shape.clone(), gguf: None, ..entry.clone() };
             crate::checkpoint::shard::read_tensor(shard, name, &plain, &Device::Cpu)?
         }
         _ => {
@@ -189,7 +189,7 @@ pub(crate) fn read(shard: &Shard, name: &str, entry: &Entry, stored: &Stored, de
 }
 
 /// Whether a tensor of blocks holds NaN or infinities.
-pub(crate) fn hold_non_finite(shard: &Shard, name: &str, entry: &Entry, stored: &Stored) -> Result<bool> {
+pub(crate) fn hold_non_finite(shard: &Shard, name: &str, entry: &Entry, stored: &GgufTensor) -> Result<bool> {
     stored.kind.check(name)?;
     let mut found = false;
     each_part(shard, name, entry, stored, |_, values| {
@@ -204,7 +204,7 @@ fn each_part(
     shard: &Shard,
     name: &str,
     entry: &Entry,
-    stored: &Stored,
+    stored: &GgufTensor,
     mut see: impl FnMut(usize, &[f32]) -> Result<bool>,
 ) -> Result<()> {
     /// Blocks that are held at a time: up to 2^18 numbers.

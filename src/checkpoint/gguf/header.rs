@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::checkpoint::gguf::blocks::{self, Stored};
+use crate::checkpoint::gguf::blocks::{self, GgufTensor};
 use crate::checkpoint::gguf::names::rename;
 use crate::checkpoint::gguf::value::{GgufMetadata, GgufValue};
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES, MAX_NAME_BYTES, MAX_TENSORS};
@@ -306,7 +306,7 @@ impl Reader<'_> {
             return Err(self.invalid(&wrong(format!("its data starts at {from}"))));
         };
         let shape: Box<[usize]> = shape.into();
-        let stored = Stored { kind, shape: shape.clone(), change: None };
-        Ok((name, Entry { dtype: kind.dtype(), shape, offsets: [from, to], stored: Some(Box::new(stored)) }))
+        let stored = GgufTensor { kind, shape: shape.clone(), change: None };
+        Ok((name, Entry { dtype: kind.dtype(), shape, offsets: [from, to], gguf: Some(Box::new(stored)) }))
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) 
         let new = match new_name(row, &name) {
             None => name.clone(),
             Some((new, changed)) => {
-                if let Some(stored) = &mut entry.stored {
+                if let Some(stored) = &mut entry.gguf {
                     stored.change = change(row, changed, metadata, &name, &stored.shape)?;
                 }
                 new

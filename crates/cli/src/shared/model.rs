@@ -110,7 +110,8 @@ pub fn check_weights(folder: &Path) -> Result<()> {
 /// Says that a GGUF file of EmbeddingGemma has no dense layers, if it has none: few files do, and without them its
 /// embeddings are others.
 fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
-    let is_embedding_gemma = opened.gguf().is_some_and(|gguf| gguf.architecture().is_ok_and(|name| name == "gemma-embedding"));
+    let is_embedding_gemma =
+        opened.gguf().is_some_and(|gguf| gguf.architecture().is_ok_and(|name| name == "gemma-embedding"));
     if is_embedding_gemma && !opened.contains("dense_2.weight") && !folder.join("modules.json").is_file() {
         print::note(format_args!(
             "{} lacks the two dense layers of EmbeddingGemma, so that its embeddings are not those of the model",

@@ -45,7 +45,9 @@ fn names(folder: &Path) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let path = entry.map_err(|e| Error::io(folder, e))?.path();
-        let counts = path.extension().is_some_and(|extension| extension == "json" || extension == "safetensors" || extension == "gguf");
+        let counts = path
+            .extension()
+            .is_some_and(|extension| extension == "json" || extension == "safetensors" || extension == "gguf");
         // A file that cannot be read, such as a link that leads nowhere, is an error when it is hashed.
         if let Some(name) = path.file_name().filter(|_| counts && !path.is_dir()) {
             names.insert(name.to_string_lossy().into_owned());
