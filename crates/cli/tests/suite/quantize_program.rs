@@ -51,7 +51,7 @@ fn open(folder: &Path) -> SentenceEncoder {
 fn quantize_measures_each_projection_and_writes_int8() {
     let folder = Folder::new();
     let printed = succeeds(&mut folder.quantize(&["--output", "made/int8"]));
-    assert!(printed.contains("encoder.layer.1.attention.self.{key,query,value}"), "{printed}");
+    assert!(printed.contains("encoder.layer.1.attention.self.{query,key,value}"), "{printed}");
     assert!(printed.contains("encoder.layer.0.intermediate.dense "), "{printed}");
     // Per layer one for queries, keys and values, one for the output, two of the feed-forward part; and the words.
     assert!(printed.contains("\n9 of 9 projections in int8: cosine to f32 0.99"), "{printed}");
