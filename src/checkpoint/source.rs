@@ -7,6 +7,7 @@ use candle_core::{Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::error::{Error, Result};
+use crate::ops::Quantization;
 
 /// Where weights come from: a [`VarBuilder`], a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint) on disk or in
 /// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them, and
@@ -55,6 +56,14 @@ pub trait WeightSource {
     /// The default is `false`, which is right for every source.
     fn gives_own_tensors(&self) -> bool {
         false
+    }
+
+    /// The format of few bits in which a loader packs the weight `name`, if it is that of a projection or a table of
+    /// embeddings. [`get`](Self::get) gives f32 then.
+    ///
+    /// The default is none, which is right for every source.
+    fn quantization(&self, _name: &str) -> Option<Quantization> {
+        None
     }
 
     /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
@@ -152,6 +161,10 @@ impl WeightSource for AnySource<'_> {
 
     fn gives_own_tensors(&self) -> bool {
         self.root.gives_own_tensors()
+    }
+
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        self.root.quantization(&self.full_name(name))
     }
 
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {

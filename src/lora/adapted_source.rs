@@ -11,6 +11,7 @@ use crate::lora::adapter::LoraAdapter;
 use crate::lora::adapter::LowRank;
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Place, Shift, without_weight};
+use crate::ops::Quantization;
 
 /// A source of weights with an adapter merged: [`LoraAdapter::apply`] makes it.
 #[derive(Debug, Clone)]
@@ -212,5 +213,10 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     /// Variables of an adapter in training are not given away.
     fn gives_own_tensors(&self) -> bool {
         self.base.gives_own_tensors() && !self.merged.tracks_gradient
+    }
+
+    /// Merged weights are quantized; those that an adapter in training changes are not.
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        self.base.quantization(name).filter(|_| !self.merged.tracks_gradient)
     }
 }

@@ -3,6 +3,8 @@
 //! A layer for inference can drop the original tensors after packing ([`Linear::pack`]). Only the owner of the tensors
 //! may request that, such as a frozen copy or an encoder of a checkpoint: other holders would keep them in memory, or
 //! change them without the layer noticing.
+//!
+//! A quantized layer ([`Linear::quantize`]) holds nothing but packed weights.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -11,9 +13,10 @@ use candle_attention_kernels::{Activation, PackedWeights};
 use candle_core::{D, DType, Device, Tensor, TensorId};
 
 use crate::error::{Error, Result};
-use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
+use crate::ops::pack::{format_of, multiply, pack, unpack, unpack_bias};
 use crate::ops::problem::Activated;
 use crate::ops::problem::supports_fused;
+use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::LinearWeights;
@@ -125,9 +128,10 @@ impl Linear {
     }
 
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
-    /// they may change; and a build that uses Accelerate or MKL leaves products to them.
+    /// they may change; and a build that uses Accelerate or MKL leaves products to them, unless the weights are
+    /// quantized.
     pub fn can_pack(&self) -> bool {
-        let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
+        let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
         own && self.like().device().is_cpu() && self.like().dtype() != DType::F64 && !self.tracks_gradient()
     }
 
@@ -141,6 +145,37 @@ impl Linear {
             self.weights = Weights::Packed { has_bias: weights.bias.is_some(), like: empty(weights.weight.dtype())? };
         }
         Ok(())
+    }
+
+    /// Rounds the weights to a format of few bits, packs them, and gives their tensors back: what the layer holds
+    /// after that does not follow variables. Inputs and outputs of products without a gradient are rounded to integers
+    /// and back; where a gradient of the input is asked for, the product is that of the dequantized weights, which
+    /// [`weights`](Self::weights) returns as f32.
+    ///
+    /// Weights that the format cannot take ([`Quantization::fits`]) are packed as they are.
+    ///
+    /// # Errors
+    /// A device other than the CPU; a weight that is not finite; not enough memory.
+    pub fn quantize(&mut self, format: Quantization) -> Result<()> {
+        if self.quantization() == Some(format) {
+            return Ok(());
+        }
+        format.check_device(self.like())?;
+        if !format.fits(self.in_features()) {
+            return self.pack();
+        }
+        let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
+        self.weights = Weights::Packed { has_bias: self.has_bias(), like: empty(DType::F32)? };
+        self.packed = Arc::new(OnceLock::from(packed));
+        Ok(())
+    }
+
+    /// The format of the weights, if it has few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match &self.weights {
+            Weights::Tensors(_) => None,
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+        }
     }
 
     /// Whether there are no tensors of the weights any more.
@@ -159,7 +194,7 @@ impl Linear {
             return Ok(packed);
         }
         // Only tensors can be without a packed form.
-        let packed = pack(&[&self.weights()?])?;
+        let packed = pack(&[&self.weights()?], format_of(self.like().dtype()))?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -279,7 +314,16 @@ impl MapTensors for Linear {
 impl fmt::Debug for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bias = if self.has_bias() { ", bias" } else { "" };
-        write!(f, "Linear({:?}, {}{bias})", self.dims, self.like().dtype().as_str())
+        let format = self.quantization().map_or(self.like().dtype().as_str().to_string(), |format| format.to_string());
+        write!(f, "Linear({:?}, {format}{bias})", self.dims)
+    }
+}
+
+/// Weights in a dtype that the packer reads: f64 becomes f32.
+pub(super) fn to_packable(weights: LinearWeights) -> Result<LinearWeights> {
+    match weights.weight.dtype() {
+        DType::F64 => weights.map_tensors(&mut |tensor| Ok(tensor.to_dtype(DType::F32)?)),
+        _ => Ok(weights),
     }
 }
 

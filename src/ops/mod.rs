@@ -12,6 +12,7 @@ mod norm;
 mod pack;
 mod problem;
 mod qkv;
+mod quantization;
 mod rotation;
 mod score_factor;
 
@@ -21,5 +22,6 @@ pub use linear::{Linear, PendingBias};
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub(crate) use qkv::Qkv;
+pub use quantization::{ComputeType, Quantization};
 pub(crate) use rotation::rotate;
 pub(crate) use score_factor::{expected_dropout, expected_factor, expected_limit};

@@ -6,6 +6,7 @@
 use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
+use super::int8::gemm::run_quantized;
 use super::isa::Isa;
 use super::isa::bf16_dot::{
     BLOCK, Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, as_bf16x2_mut, place_in_blocks,
@@ -102,6 +103,7 @@ impl PackedWeights {
             match &self.panels {
                 Panels::F32(panels) => run_f32(self.isa, task, panels),
                 Panels::Bf16(panels) => run_bf16(self.isa, task, panels),
+                Panels::Quantized(panels) => run_quantized(self.isa, task, panels),
             }
         })
     }

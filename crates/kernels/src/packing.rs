@@ -16,6 +16,8 @@ use half::bf16;
 
 use super::convert::Convert;
 use super::error::{Error, Result};
+use super::int8::encode::WeightFormat;
+use super::int8::panels::{QuantizedPacker, QuantizedPanels};
 use super::isa::Isa;
 use super::isa::bf16_dot::{Bf16x2, bf16x2, place_in_blocks};
 use super::memory::{AlignedVec, element_count, try_reserve};
@@ -43,6 +45,8 @@ pub(super) enum Panels {
     /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by
     /// 16 output features.
     Bf16(SharedPanels<Bf16x2>),
+    /// Integers with scales, for inputs that are rounded to int8.
+    Quantized(QuantizedPanels),
 }
 
 /// Whole panels of a matrix, in memory that clones and ranges of its outputs share.
@@ -90,7 +94,7 @@ pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_wid
     }
 }
 
-fn bytes<T: Pod>(values: &[T]) -> &[u8] {
+pub(super) fn bytes<T: Pod>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
@@ -111,9 +115,20 @@ impl PackedWeights {
         let panels = match (&self.panels, &other.panels) {
             (Panels::F32(own), Panels::F32(other)) => bytes(own) == bytes(other),
             (Panels::Bf16(own), Panels::Bf16(other)) => bytes(own) == bytes(other),
+            (Panels::Quantized(own), Panels::Quantized(other)) => own.has_same_bits(other),
             _ => false,
         };
         sizes(self) == sizes(other) && bytes(&self.bias) == bytes(&other.bias) && panels
+    }
+
+    /// The numbers that the weights are held in: the format that they were packed for, but [`WeightFormat::F32`]
+    /// instead of [`WeightFormat::Bf16`] where there are no instructions for bf16 products.
+    pub fn format(&self) -> WeightFormat {
+        match &self.panels {
+            Panels::F32(_) => WeightFormat::F32,
+            Panels::Bf16(_) => WeightFormat::Bf16,
+            Panels::Quantized(panels) => panels.layout.format,
+        }
     }
 
     /// Whether products round their inputs to bf16.
@@ -150,32 +165,37 @@ pub struct Packer {
 enum Memory {
     F32(AlignedVec<f32>),
     Bf16(AlignedVec<Bf16x2>),
+    Quantized(QuantizedPacker),
 }
 
 impl Packer {
-    /// Makes room for weights `(out_features, in_features)`.
+    /// Makes room for weights `(out_features, in_features)` that will be held in a format.
     ///
-    /// If the weights `are_bf16` and there are instructions for bf16 products, inputs will be rounded to bf16 and sums
-    /// are f32. Otherwise everything is f32.
+    /// In [`WeightFormat::Bf16`], if there are instructions for bf16 products, inputs will be rounded to bf16 and sums
+    /// are f32; weights must be bf16 values, or they are rounded. Without such instructions, and in
+    /// [`WeightFormat::F32`], everything is f32. In the other formats inputs will be rounded to int8.
     ///
     /// # Errors
-    /// There is not enough memory.
-    pub fn new(isa: Isa, are_bf16: bool, out_features: usize, in_features: usize) -> Result<Self> {
+    /// The format cannot have so many input features, or there is not enough memory.
+    pub fn new(isa: Isa, format: WeightFormat, out_features: usize, in_features: usize) -> Result<Self> {
         element_count("a weight", &[out_features, in_features])?;
-        let bf16 = are_bf16 && isa.has_bf16_dot();
-        let (panel_width, terms, blocks) = match bf16 {
-            true => {
-                let tiles = isa.bf16_tiles();
-                (tiles.columns, in_features.div_ceil(2).next_multiple_of(tiles.pair_step), tiles.blocks)
-            }
-            false => (isa.tile_columns(), in_features, false),
-        };
-        let outputs = whole_panels(out_features, panel_width)?;
-        let panels = match bf16 {
-            true => Memory::Bf16(zeros(&[outputs, terms])?),
-            false => Memory::F32(zeros(&[outputs, terms])?),
-        };
-        let (bias, row) = (zeros(&[outputs])?, zeros(&[in_features])?);
+        format.check_width(in_features)?;
+        let (panel_width, terms, blocks, panels);
+        if format.is_quantized() {
+            let layout = isa.int8_layout(format, in_features);
+            (panel_width, terms, blocks) = (layout.width, layout.inputs, false);
+            panels =
+                Memory::Quantized(QuantizedPacker::new(layout, in_features, whole_panels(out_features, panel_width)?)?);
+        } else if format == WeightFormat::Bf16 && isa.has_bf16_dot() {
+            let tiles = isa.bf16_tiles();
+            (panel_width, blocks) = (tiles.columns, tiles.blocks);
+            terms = in_features.div_ceil(2).next_multiple_of(tiles.pair_step);
+            panels = Memory::Bf16(zeros(&[whole_panels(out_features, panel_width)?, terms])?);
+        } else {
+            (panel_width, terms, blocks) = (isa.tile_columns(), in_features, false);
+            panels = Memory::F32(zeros(&[whole_panels(out_features, panel_width)?, terms])?);
+        }
+        let (bias, row) = (zeros(&[whole_panels(out_features, panel_width)?])?, zeros(&[in_features])?);
         Ok(Self { isa, in_features, out_features, panel_width, terms, blocks, panels, bias, packed: 0, row })
     }
 
@@ -220,6 +240,7 @@ impl Packer {
                         panel[place_in_panel(self.blocks, term, column, width)] = bf16x2(pair[0], second);
                     }
                 }
+                Memory::Quantized(panels) => panels.push(feature, row)?,
             }
         }
         self.packed += outputs;
@@ -237,6 +258,7 @@ impl Packer {
         let panels = match self.panels {
             Memory::F32(panels) => Panels::F32(SharedPanels::new(panels)),
             Memory::Bf16(panels) => Panels::Bf16(SharedPanels::new(panels)),
+            Memory::Quantized(panels) => Panels::Quantized(panels.finish()),
         };
         let Self { isa, in_features, out_features, panel_width, bias, .. } = self;
         Ok(PackedWeights { isa, in_features, out_features, panel_width, panels, bias })
@@ -250,7 +272,7 @@ fn whole_panels(out_features: usize, panel_width: usize) -> Result<usize> {
     out_features.checked_next_multiple_of(panel_width).ok_or_else(wraps)
 }
 
-fn zeros<T: bytemuck::Pod>(dims: &[usize]) -> Result<AlignedVec<T>> {
+pub(super) fn zeros<T: bytemuck::Pod>(dims: &[usize]) -> Result<AlignedVec<T>> {
     AlignedVec::zeros("packed weights", element_count("packed weights", dims)?)
 }
 
@@ -293,6 +315,7 @@ impl PackedWeights {
         let memory = match &self.panels {
             Panels::F32(memory) => Panels::F32(memory.panels(first, last, panels)),
             Panels::Bf16(memory) => Panels::Bf16(memory.panels(first, last, panels)),
+            Panels::Quantized(memory) => Panels::Quantized(memory.panels(first, last, panels)),
         };
         let part = Self {
             out_features: outputs.end - first * width,
@@ -325,6 +348,7 @@ impl PackedWeights {
                     weights.iter_mut().zip(halves).for_each(|(weight, half)| *weight = bf16::from_bits(half).to_f32());
                 }
             }
+            Panels::Quantized(memory) => memory.unpack_row(index, column, panels, row),
         }
     }
 }

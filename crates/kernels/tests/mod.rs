@@ -9,6 +9,7 @@ mod distances;
 mod functions;
 mod gate;
 mod gemm;
+mod int8;
 mod memory;
 mod non_finite;
 mod norm;
@@ -20,7 +21,7 @@ mod support;
 mod team;
 mod unpack;
 
-use candle_attention_kernels::{Isa, PackedWeights, Packer, Result};
+use candle_attention_kernels::{Isa, PackedWeights, Packer, Result, WeightFormat};
 use support::{Random, downcast, upcast};
 
 /// The instruction sets of this machine, or only the one that `CANDLE_ATTENTION_ISA` names.
@@ -49,7 +50,7 @@ impl PackedWeights {
         out_features: usize,
         in_features: usize,
     ) -> Result<Self> {
-        let mut packer = Packer::new(isa, false, out_features, in_features)?;
+        let mut packer = Packer::new(isa, WeightFormat::F32, out_features, in_features)?;
         packer.push(out_features, weight, bias)?;
         packer.finish()
     }
@@ -63,7 +64,7 @@ impl PackedWeights {
         in_features: usize,
     ) -> Result<Self> {
         let weight: Vec<half::bf16> = weight.iter().map(|weight| half::bf16::from_f32(*weight)).collect();
-        let mut packer = Packer::new(isa, true, out_features, in_features)?;
+        let mut packer = Packer::new(isa, WeightFormat::Bf16, out_features, in_features)?;
         packer.push(out_features, &weight, bias)?;
         packer.finish()
     }

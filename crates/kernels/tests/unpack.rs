@@ -1,6 +1,6 @@
 //! Weights as they were before they were packed, and products with some of their outputs.
 
-use candle_attention_kernels::{Activation, PackedWeights, Packer, Team};
+use candle_attention_kernels::{Activation, PackedWeights, Packer, Team, WeightFormat};
 use half::{bf16, f16};
 
 use super::{Random, downcast, isas, upcast};
@@ -18,12 +18,12 @@ fn packed_weights_give_back_what_was_packed() {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&packed.unpack::<f32>(0..n).unwrap()), bits(&values), "{} {n}×{k}", isa.name());
             assert_eq!(packed.bias(0..n), bias);
-            let mut packer = Packer::new(isa, false, n, k).unwrap();
+            let mut packer = Packer::new(isa, WeightFormat::F32, n, k).unwrap();
             packer.push(n, &f16s, None).unwrap();
             let packed = packer.finish().unwrap();
             assert_eq!(bits(&upcast(&packed.unpack::<f16>(0..n).unwrap())), bits(&upcast(&f16s)));
             // In two parts, as layers that share their input.
-            let mut packer = Packer::new(isa, true, n, k).unwrap();
+            let mut packer = Packer::new(isa, WeightFormat::Bf16, n, k).unwrap();
             for (rows, part) in [(n / 3, &bf16s[..n / 3 * k]), (n - n / 3, &bf16s[n / 3 * k..])] {
                 packer.push(rows, part, None).unwrap();
             }
@@ -64,7 +64,7 @@ fn a_range_of_outputs_gives_the_bits_of_the_whole_product() {
 #[test]
 fn packing_checks_its_parts() {
     let isa = isas()[0];
-    let mut packer = Packer::new(isa, false, 3, 2).unwrap();
+    let mut packer = Packer::new(isa, WeightFormat::F32, 3, 2).unwrap();
     assert!(packer.push(2, &[1f32; 3], None).unwrap_err().to_string().contains("a weight"));
     assert!(packer.push(2, &[1f32; 4], Some(&[1.0])).unwrap_err().to_string().contains("a bias"));
     assert!(packer.push(4, &[1f32; 8], None).unwrap_err().to_string().contains("output features"));

@@ -97,6 +97,11 @@ impl MultiHeadAttention {
         Ok(Identity { id: LayerId { weights, ..self.identity.id }, ..copy })
     }
 
+    /// The identity of a copy with other weights; `copy` is that of a layer of its own.
+    pub(in crate::attention) fn identity_with_other_weights(&self, copy: Identity) -> Identity {
+        Identity { id: LayerId { layer: self.identity.id.layer, ..copy.id }, ..copy }
+    }
+
     /// The weights that keys and values are made with, if they may change.
     fn changing_weights(&self) -> Result<Option<Vec<Tensor>>> {
         // Those that cannot change may have to be unpacked.

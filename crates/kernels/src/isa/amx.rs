@@ -8,7 +8,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
 use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
-use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
+use super::kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
 
 /// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +63,10 @@ impl InstructionSet for Amx {
     fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.0.run_int8(kernel);
     }
 }
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
 use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
+use super::kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
 
 /// AVX512-BF16 and AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +33,10 @@ impl InstructionSet for Avx512Bf16 {
 
     fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
         self.run_bf16_with(self, kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.0.run_int8(kernel);
     }
 }
 

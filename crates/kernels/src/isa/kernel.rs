@@ -2,6 +2,8 @@
 
 use super::bf16_dot::Bf16Dot;
 use super::simd::Simd;
+use crate::int8::dot::Int8Dot;
+use crate::int8::portable::{self, PortableInt8};
 
 /// A kernel: work written once, generic over the vectors of an instruction set.
 ///
@@ -15,6 +17,12 @@ pub(crate) trait Kernel {
 /// A kernel that multiplies bf16 pairs. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
 pub(crate) trait Bf16Kernel {
     fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D);
+}
+
+/// A kernel that multiplies 8-bit integers. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
+pub(crate) trait Int8Kernel {
+    /// The register tile is `MR` rows by `NR` vectors of `D`, and `BLOCK_MR` rows for weights with a scale per block.
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D);
 }
 
 /// An instruction set: its name, its detection, and how kernels run on it.
@@ -46,5 +54,10 @@ pub(crate) trait InstructionSet: Copy {
     /// Runs a kernel with bf16 products. Only for instruction sets with [`HAS_BF16_DOT`](Self::HAS_BF16_DOT).
     fn run_bf16<K: Bf16Kernel>(self, _kernel: K) {
         unreachable!("{} has no products of bf16 pairs", Self::NAME)
+    }
+
+    /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones.
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, { portable::MR }, { portable::NR }, { portable::BLOCK_MR }>(PortableInt8);
     }
 }

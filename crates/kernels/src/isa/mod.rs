@@ -9,9 +9,9 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
@@ -20,21 +20,26 @@ pub(crate) mod bf16_dot;
 pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
-mod portable;
+pub(crate) mod portable;
 #[cfg(test)]
 mod portable_bf16;
 pub(crate) mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-mod simd128;
+pub(crate) mod simd128;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod vnni_evex;
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
 use bf16_dot::{Bf16Dot, VECTOR_COLUMNS};
-use kernel::{Bf16Kernel, InstructionSet, Kernel};
+use kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
 use simd::Simd;
 
 use crate::error::{Error, Result};
+use crate::int8::dot::Int8Dot;
+use crate::int8::encode::WeightFormat;
+use crate::int8::panels::PanelLayout;
 
 /// The environment variable that chooses an instruction set.
 const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
@@ -99,6 +104,13 @@ macro_rules! isas {
                     $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_bf16(kernel),)+
                 }
             }
+
+            /// Runs a kernel with products of 8-bit integers.
+            pub(crate) fn run_int8<K: Int8Kernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_int8(kernel),)+
+                }
+            }
         }
     };
 }
@@ -119,6 +131,10 @@ isas! {
     Portable(portable::Portable),
     #[cfg(test)]
     PortableBf16(portable_bf16::PortableBf16),
+    #[cfg(all(test, target_arch = "x86_64"))]
+    VnniEvex(vnni_evex::VnniEvex),
+    #[cfg(all(test, target_arch = "x86_64"))]
+    PlainAvx2(vnni_evex::PlainAvx2),
 }
 
 /// An instruction set that this processor may have.
@@ -175,6 +191,35 @@ impl Isa {
         let mut tiles = Bf16Tiles::default();
         self.run_bf16(FindBf16Tiles(&mut tiles));
         tiles
+    }
+}
+
+impl Isa {
+    /// The layout of panels of quantized weights with `in_features` inputs.
+    pub(crate) fn int8_layout(self, format: WeightFormat, in_features: usize) -> PanelLayout {
+        let mut layout = None;
+        self.run_int8(FindInt8Layout { format, in_features, layout: &mut layout });
+        layout.expect("the kernel was run")
+    }
+}
+
+struct FindInt8Layout<'a> {
+    format: WeightFormat,
+    in_features: usize,
+    layout: &'a mut Option<PanelLayout>,
+}
+
+impl Int8Kernel for FindInt8Layout<'_> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, _: D) {
+        *self.layout = Some(PanelLayout {
+            format: self.format,
+            width: NR * D::S::LANES,
+            inputs: self.in_features.next_multiple_of(D::STEP),
+            step: D::STEP,
+            offset: if self.format == WeightFormat::Q4_0 { D::NIBBLE_OFFSET } else { D::OFFSET },
+            groups: self.format.groups(self.in_features),
+        });
     }
 }
 

@@ -51,12 +51,9 @@ impl Mlp {
             read_linear(&source, out, input, bias)
         };
         // Packed one after another, so that never all tensors and all packed weights are in memory.
-        let own = source.gives_own_tensors();
         let dense = |name: &str, out, input| -> Result<Linear> {
             let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
-            if own {
-                linear.pack()?;
-            }
+            pack_for(&mut linear, &source.child(name))?;
             Ok(linear)
         };
         let activation = config.hidden_act;
@@ -71,14 +68,12 @@ impl Mlp {
             FeedForwardNames::Halves { both, activated: half, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                let [activated, plain] = halves(&whole, half)?;
-                let both = Some(Both { whole: Some(whole), activated: half });
-                let last = dense(last, hidden, inner)?;
-                let mut loaded = Self { activated, plain: Some(plain), both, activation, last };
-                if own {
-                    loaded.pack()?;
-                }
-                loaded
+                let [mut activated, mut plain] = halves(&whole, half)?;
+                let of_both = source.child(both);
+                [&mut activated, &mut plain].into_iter().try_for_each(|half| pack_for(half, &of_both))?;
+                let whole = Some(whole).filter(|_| !activated.is_only_packed());
+                let both = Some(Both { whole, activated: half });
+                Self { activated, plain: Some(plain), both, activation, last: dense(last, hidden, inner)? }
             }
         })
     }
@@ -282,6 +277,15 @@ impl MapTensors for Mlp {
 pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
+}
+
+/// Packs the weights of a projection that was read at `source`: in few bits where the source has a format for them,
+/// and else as they are where it gives its tensors away.
+pub(crate) fn pack_for(linear: &mut Linear, source: &AnySource) -> Result<()> {
+    if let Some(format) = source.quantization("weight") {
+        linear.quantize(format)?;
+    }
+    if source.gives_own_tensors() { linear.pack() } else { Ok(()) }
 }
 
 /// Loads a projection `(out, input)` with its bias.
