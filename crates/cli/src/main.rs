@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use candle_attention_cli::shared::Result;
 use candle_attention_cli::shared::program::{self, Command};
 use candle_attention_cli::{
-    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search, train,
+    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search,
+    train,
 };
 use clap::{CommandFactory, Parser, Subcommand};
 

@@ -88,7 +88,11 @@ pub fn keep(judge: &Judge, projections: &mut [Projection], max_loss: f64) -> Res
     // Enough are kept at `enough`, too few below `fewest`. Mostly none has to be, so that is tried first.
     let (mut fewest, mut enough, mut tried) = (0, projections.len(), 0);
     while fewest < enough {
-        if loss(tried)? <= max_loss { enough = tried } else { fewest = tried + 1 }
+        if loss(tried)? <= max_loss {
+            enough = tried
+        } else {
+            fewest = tried + 1
+        }
         tried = (fewest + enough) / 2;
     }
     let all = projections.len();

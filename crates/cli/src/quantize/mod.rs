@@ -90,7 +90,8 @@ impl Command for Quantize {
         let is_int8 = |name: &str| !projections.iter().any(|projection| projection.kept && projection.holds(name));
         let cosines = judge.cosines(is_int8)?;
 
-        let mut report = Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
+        let mut report =
+            Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
         if let Some(output) = &self.output {
             let around = folder_of(output);
             std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
@@ -98,7 +99,11 @@ impl Command for Quantize {
             report.written(output, [weight_bytes(&folder)?, weight_bytes(output)?]);
         }
         let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
-        if self.json { print::json(&mut out, &report)? } else { report.print(&mut out)? }
+        if self.json {
+            print::json(&mut out, &report)?
+        } else {
+            report.print(&mut out)?
+        }
         Ok(out.flush()?)
     }
 }

@@ -113,7 +113,8 @@ fn quantize_rejects_wrong_input_and_writes_nothing() {
     fails(&mut quantize(&["--limit", "1"]), "--limit is 1, expected at least 2 texts");
     fails(&mut quantize(&["--batch-size", "0"]), "batch_size");
     fails(&mut quantize(&["--device", "cuda"]), "--device");
-    for (file, wrong) in [("no.txt", "no.txt: "), ("blank.txt", "no text"), ("one.txt", "1 text, expected at least 2")] {
+    for (file, wrong) in [("no.txt", "no.txt: "), ("blank.txt", "no text"), ("one.txt", "1 text, expected at least 2")]
+    {
         let mut command = program("quantize");
         command.arg(fixture("tiny-bert")).arg("--file").arg(folder.path(file)).arg("--output").arg(folder.path("new"));
         fails(&mut command, wrong);

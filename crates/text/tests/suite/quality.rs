@@ -131,7 +131,10 @@ fn few_bits_are_near_f32(open: impl Fn(ComputeType) -> SentenceEncoder) {
         assert!((found - judged).abs() < limits[0], "{format}: {found} against {judged} in f32");
         assert!(mean > limits[1], "{format}: mean cosine {mean}");
     }
-    println!("| | Spearman | mean cosine | least cosine | of the nearest ten |\n|---|---|---|---|---|\n{}", rows.join("\n"));
+    println!(
+        "| | Spearman | mean cosine | least cosine | of the nearest ten |\n|---|---|---|---|---|\n{}",
+        rows.join("\n")
+    );
 }
 
 #[test]
