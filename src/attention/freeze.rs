@@ -49,9 +49,9 @@ impl MultiHeadAttention {
     /// quarter of the memory or less, and products of integers. Like a [frozen](Self::frozen) copy it is a snapshot.
     ///
     /// The copy takes and gives f32, whatever the dtype of this layer. A projection that the format cannot take
-    /// ([`Quantization::fits`]) stays in f32; Debug of the copy and [`plan`](Self::plan) show the format.
-    /// [`weights`](Self::weights) of the copy are the rounded values, exactly; quantizing these again gives the same
-    /// bits. Where a call asks for a gradient of its inputs, it multiplies with the rounded weights in f32, without
+    /// ([`Quantization::fits`]) stays in f32, and a module of the caller is what it is; Debug of the copy and
+    /// [`plan`](Self::plan) show the format. [`weights`](Self::weights) of the copy are the rounded values, exactly;
+    /// quantizing these again gives the same bits. Where a call asks for a gradient of its inputs, it multiplies with the rounded weights in f32, without
     /// rounding the inputs.
     ///
     /// ```
@@ -74,9 +74,8 @@ impl MultiHeadAttention {
     /// A layer on another device than the CPU; a weight that is not finite; not enough memory.
     pub fn quantized(&self, format: Quantization) -> Result<Self> {
         format.check_device(self.qkv.like())?;
-        let own = |tensor: &Tensor| Ok(tensor.detach().force_contiguous()?.to_dtype(DType::F32)?);
-        let copy = Self::from_weights(&self.config, self.weights()?.map_tensors(&mut |tensor| own(tensor))?)?;
-        let mut copy = Self { identity: self.identity_with_other_weights(copy.identity.clone()), ..copy };
+        let copy = self.map_tensors(&mut |tensor| Ok(tensor.detach().force_contiguous()?.to_dtype(DType::F32)?))?;
+        let mut copy = Self { identity: self.identity_with_other_weights(copy.qkv.id()), ..copy };
         copy.quantize_projections([Some(format); 2])?;
         copy.freeze_in_place()?;
         Ok(copy)
@@ -114,7 +113,10 @@ impl ShareWeights for MultiHeadAttention {
 
 impl MapTensors for MultiHeadAttention {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let mapped = Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?;
+        let mapped = match self.qkv.is_plain() && self.o_proj.is_plain() {
+            true => Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?,
+            false => self.map_projections(f)?,
+        };
         Ok(Self { identity: self.identity_of_copy(mapped.identity.clone())?, ..mapped })
     }
 }

@@ -8,7 +8,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
 use crate::checkpoint::detect::nothing_below;
-use crate::checkpoint::open::Checkpoint;
+use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::source::{WeightSource, join, wrong_shape};
 use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
@@ -172,23 +172,21 @@ impl Checkpoint {
         CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize }
     }
 
-    /// The format of a stored weight of few bits that is packed as it is: int8 with a scale for each row, as
-    /// compressed-tensors has it.
-    pub(crate) fn stored_quantization(&self, name: &str) -> Option<Quantization> {
-        use safetensors::Dtype::I8;
-        let (dtype, shape) = self.tensor_info(name).ok()?;
-        let (_, scales) = self.tensor_info(&format!("{name}_scale")).ok()?;
-        let &[rows, _] = shape else { return None };
-        (dtype == I8 && scales == [rows, 1]).then_some(Quantization::Int8)
+    /// The format of a stored weight of few bits that is packed as it is.
+    fn stored_quantization(&self, name: &str) -> Option<Quantization> {
+        match self.lookup(name) {
+            Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            _ => None,
+        }
     }
 
-    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name; integers and
-    /// booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
+    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name, quantized weights
+    /// dequantized; integers and booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
     /// from `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same
     /// names.
     ///
     /// # Errors
-    /// If nothing that can learn is below `prefix`, a tensor cannot be read, or is quantized.
+    /// If nothing that can learn is below `prefix`, or a tensor cannot be read.
     pub fn to_varmap(&self, prefix: &str, dtype: DType, device: &Device) -> Result<VarMap> {
         use safetensors::Dtype::{BOOL, I8, I16, I32, I64, U8, U16, U32, U64};
         let source = self.at(prefix, dtype, device);
@@ -227,7 +225,8 @@ impl Checkpoint {
     /// # Ok::<(), candle_attention::Error>(())
     /// ```
     ///
-    /// A float dtype is read from stored floats only: quantized weights need scales that a cast would leave out.
+    /// A float dtype is read from stored floats and from quantized weights of a known format only: a cast of integers
+    /// would leave out their scales.
     pub fn var_builder(&self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         VarBuilder::from_backend(Box::new(Backend(self.clone())), dtype, device.clone())
     }

@@ -20,6 +20,7 @@ mod infer;
 mod inspect;
 mod load;
 mod open;
+mod quantized;
 mod read;
 mod section;
 mod shard;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
+use crate::checkpoint::quantized::{QuantizedWeight, Settings, take_modules};
 use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
 use crate::checkpoint::source::missing;
 use crate::error::{Error, Result, cut};
@@ -36,10 +37,18 @@ pub struct Checkpoint {
 struct Inner {
     path: PathBuf,
     shards: Arc<[Shard]>,
-    /// Name → index of the shard that holds it, and what its header states.
-    tensors: BTreeMap<String, (usize, Entry)>,
+    tensors: BTreeMap<String, Stored>,
     /// Metadata of the first shard.
     metadata: HashMap<String, String>,
+}
+
+/// How a tensor is stored.
+#[derive(Clone)]
+pub(crate) enum Stored {
+    /// As it is: the index of the shard that holds it, and what its header states.
+    Plain(usize, Entry),
+    /// As the tensors of a quantized module.
+    Quantized(Box<QuantizedWeight>),
 }
 
 impl std::fmt::Debug for Checkpoint {
@@ -56,6 +65,13 @@ impl Checkpoint {
     /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is
     /// an error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a
     /// checkpoint of up to 32 shards the old one is read on, of the other shards it is that error.
+    ///
+    /// # Quantized weights
+    /// A quantized module `X`, with tensors such as `X.qweight` and `X.scales`, is one tensor `X.weight` of shape
+    /// `(out, in)` and dtype f32, which is dequantized whenever it is read; its other tensors are not listed. The formats
+    /// are MLX's affine one, `metal` of transformers, FP8 in blocks, compressed-tensors (int8, int4 and FP8), GPTQ and
+    /// AWQ. What tensors do not show is read from the `config.json` in the folder of the file. A module that cannot be
+    /// read has its weight listed, and reading it is an error that says why.
     ///
     /// # Limits
     /// A header has at most 100,000,000 bytes (as in safetensors), and so have the headers of all shards together and
@@ -83,7 +99,7 @@ impl Checkpoint {
     }
 
     fn open_single(path: &Path) -> Result<Self> {
-        Ok(Self::single(path, Shard::open(path, MAX_HEADER_BYTES)?))
+        Self::single(path, Shard::open(path, MAX_HEADER_BYTES)?).settings_from_file()
     }
 
     /// A checkpoint in memory: the content of a `.safetensors` file, from `Vec<u8>`, or from `&'static [u8]` such as
@@ -98,12 +114,60 @@ impl Checkpoint {
 
     /// [`from_bytes`](Self::from_bytes) of a file that errors call `name`.
     pub fn from_named_bytes(name: &Path, bytes: Cow<'static, [u8]>) -> Result<Self> {
-        Ok(Self::single(name, Shard::from_bytes(name, bytes)?))
+        let checkpoint = Self::single(name, Shard::from_bytes(name, bytes)?);
+        Ok(checkpoint.with_quantization_config(&serde_json::Value::Null))
     }
 
     fn single(path: &Path, OpenShard { shard, tensors, metadata }: OpenShard) -> Self {
         let tensors = tensors.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
-        Self::new(path, vec![shard].into(), tensors, metadata)
+        Self::read(path, vec![shard].into(), tensors, metadata)
+    }
+
+    /// The checkpoint of these stored tensors, those of quantized modules together.
+    fn read(
+        path: &Path,
+        shards: Arc<[Shard]>,
+        mut stored: BTreeMap<String, (usize, Entry)>,
+        metadata: HashMap<String, String>,
+    ) -> Self {
+        let quantized = take_modules(&mut stored, &shards).into_iter();
+        let quantized = quantized.map(|(name, weight)| (name, Stored::Quantized(Box::new(weight))));
+        let plain = stored.into_iter().map(|(name, (shard, entry))| (name, Stored::Plain(shard, entry)));
+        Self::new(path, shards, plain.chain(quantized).collect(), metadata)
+    }
+
+    /// Whether there are quantized modules, read or refused.
+    pub fn is_quantized(&self) -> bool {
+        self.inner.tensors.values().any(|stored| matches!(stored, Stored::Quantized(_)))
+    }
+
+    /// Reads what the `config.json` in the folder of the file states about quantized modules.
+    fn settings_from_file(self) -> Result<Self> {
+        match self.is_quantized() {
+            true => Ok(self.with_settings(&Settings::beside(&self.inner.path)?)),
+            false => Ok(self),
+        }
+    }
+
+    /// The same checkpoint with quantized modules as this `config.json` describes them: for files in memory, and for a
+    /// configuration elsewhere. It is not needed where the file is beside the weights.
+    #[must_use]
+    pub fn with_quantization_config(&self, config: &serde_json::Value) -> Self {
+        match self.is_quantized() {
+            true => self.with_settings(&Settings::new(config)),
+            false => self.clone(),
+        }
+    }
+
+    fn with_settings(&self, settings: &Settings) -> Self {
+        let Inner { path, shards, metadata, tensors } = &*self.inner;
+        let mut tensors = tensors.clone();
+        for stored in tensors.values_mut() {
+            if let Stored::Quantized(weight) = stored {
+                weight.plan(shards, settings);
+            }
+        }
+        Self::new(path, shards.clone(), tensors, metadata.clone())
     }
 
     fn open_index(path: &Path) -> Result<Self> {
@@ -139,13 +203,13 @@ impl Checkpoint {
             };
             tensors.insert(name, (shard, entry));
         }
-        Ok(Self::new(path, shards.into(), tensors, metadata))
+        Self::read(path, shards.into(), tensors, metadata).settings_from_file()
     }
 
     fn new(
         path: &Path,
         shards: Arc<[Shard]>,
-        tensors: BTreeMap<String, (usize, Entry)>,
+        tensors: BTreeMap<String, Stored>,
         metadata: HashMap<String, String>,
     ) -> Self {
         Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata }) }
@@ -192,14 +256,20 @@ impl Checkpoint {
         self.inner.tensors.contains_key(name)
     }
 
-    /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1.
+    /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1; the weight of a
+    /// quantized module in f32.
     ///
     /// # Errors
     /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no
     /// memory for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
-        let (shard, entry) = self.stored(name)?;
-        read_tensor(shard, name, entry, device)
+        match self.lookup(name)? {
+            Stored::Plain(shard, entry) => read_tensor(&self.inner.shards[*shard], name, entry, device),
+            Stored::Quantized(weight) => {
+                let shape = &*weight.entry()?.shape;
+                Ok(Tensor::from_vec(weight.read(&self.inner.shards)?, shape, device)?)
+            }
+        }
     }
 
     /// The names of tensors from `start` on, sorted.
@@ -207,10 +277,11 @@ impl Checkpoint {
         self.inner.tensors.range::<str, _>((Bound::Included(start), Bound::Unbounded)).map(|(name, _)| name.as_str())
     }
 
-    /// The dtype and the shape of a tensor as the header of its file states them.
+    /// The dtype and the shape of a tensor as the header of its file states them; of the weight of a quantized module
+    /// f32 and its shape.
     ///
     /// # Errors
-    /// If no tensor has this name.
+    /// If no tensor has this name, or a quantized module cannot be read.
     pub fn tensor_info(&self, name: &str) -> Result<(safetensors::Dtype, &[usize])> {
         let entry = self.entry(name)?;
         Ok((entry.dtype, &entry.shape))
@@ -219,7 +290,7 @@ impl Checkpoint {
     /// Fills `into` with the stored bytes of a tensor, from its byte `from` on.
     ///
     /// # Errors
-    /// If no tensor has this name, it has fewer bytes, or its file has changed or cannot be read.
+    /// If no tensor has this name, it is quantized, has fewer bytes, or its file has changed or cannot be read.
     pub fn read_bytes(&self, name: &str, from: u64, into: &mut [u8]) -> Result<()> {
         let (shard, entry) = self.stored(name)?;
         shard.read_part(name, entry, from, into)
@@ -229,21 +300,42 @@ impl Checkpoint {
     /// The length of a part is a multiple of 8, except that of the last.
     ///
     /// # Errors
-    /// If no tensor has this name, or its file has changed or cannot be read.
+    /// If no tensor has this name, it is quantized, or its file has changed or cannot be read.
     pub fn any_bytes(&self, name: &str, see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
         let (shard, entry) = self.stored(name)?;
         shard.any_part(name, entry, see)
     }
 
-    /// What the header states about a tensor.
+    /// What the header states about a tensor, or would state about the weight of a quantized module.
     pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
-        Ok(self.stored(name)?.1)
+        match self.lookup(name)? {
+            Stored::Plain(_, entry) => Ok(entry),
+            Stored::Quantized(weight) => weight.entry(),
+        }
+    }
+
+    /// How a tensor is stored.
+    pub(crate) fn lookup(&self, name: &str) -> Result<&Stored> {
+        self.inner.tensors.get(name).ok_or_else(|| self.missing(name))
     }
 
     /// The shard that holds a tensor, and what its header states.
-    pub(crate) fn stored(&self, name: &str) -> Result<(&Shard, &Entry)> {
-        let (shard, entry) = self.inner.tensors.get(name).ok_or_else(|| self.missing(name))?;
-        Ok((&self.inner.shards[*shard], entry))
+    fn stored(&self, name: &str) -> Result<(&Shard, &Entry)> {
+        match self.lookup(name)? {
+            Stored::Plain(shard, entry) => Ok((&self.inner.shards[*shard], entry)),
+            Stored::Quantized(weight) => Err(weight.not_plain()),
+        }
+    }
+
+    /// The stored tensors that a tensor is read from, by their full names: itself, or those of a quantized module.
+    pub(crate) fn stored_parts(&self, name: &str) -> Result<Vec<(String, &Shard, &Entry)>> {
+        let shards = &self.inner.shards;
+        Ok(match self.lookup(name)? {
+            Stored::Plain(shard, entry) => vec![(name.to_string(), &shards[*shard], entry)],
+            Stored::Quantized(weight) => {
+                weight.stored().map(|(name, (shard, entry))| (name, &shards[*shard], entry)).collect()
+            }
+        })
     }
 
     /// The error for a tensor that is not there; it names the file.

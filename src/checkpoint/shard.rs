@@ -102,6 +102,11 @@ impl Shard {
         Ok(numbers)
     }
 
+    /// `count` zeros to make the tensor `name` in; an error if there is no memory for them.
+    pub fn zeros(&self, count: u64, name: &str) -> Result<Vec<f32>> {
+        zeros(&self.path, count, &Named(name))
+    }
+
     /// Fills `into` with the data of the tensor `name` from byte `from` of it on.
     pub fn read_part(&self, name: &str, entry: &Entry, from: u64, into: &mut [u8]) -> Result<()> {
         let end = from.checked_add(into.len() as u64).filter(|end| *end <= entry.bytes());

@@ -101,6 +101,11 @@ impl Latent {
         self.gate.as_ref()
     }
 
+    /// The same projections with another one of the gate.
+    pub(crate) fn with_gate(&self, gate: Linear) -> Self {
+        Self { gate: Some(gate), ..self.clone() }
+    }
+
     fn linears(&self) -> impl Iterator<Item = &Linear> {
         let optional = [self.q_a.as_ref().map(|(linear, _)| linear), self.gate.as_ref()];
         [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(optional.into_iter().flatten())

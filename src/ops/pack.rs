@@ -11,7 +11,11 @@ use crate::weights::LinearWeights;
 
 /// The format that keeps weights of a dtype as they are.
 pub(super) fn format_of(dtype: DType) -> WeightFormat {
-    if dtype == DType::BF16 { WeightFormat::Bf16 } else { WeightFormat::F32 }
+    match dtype {
+        DType::BF16 => WeightFormat::Bf16,
+        DType::F16 => WeightFormat::F16,
+        _ => WeightFormat::F32,
+    }
 }
 
 /// Packs the outputs of one or more layers of the same input and dtype, one after the other.

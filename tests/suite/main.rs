@@ -49,6 +49,8 @@ mod norms;
 mod part;
 mod plans;
 mod positions;
+mod projections;
+mod quantized;
 mod ragged;
 mod relative_tables;
 mod right_or_refused;

@@ -77,15 +77,24 @@ impl<'a> ModelFolder<'a> {
     /// Opens the weights in a folder inside of this one.
     pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
         match self.memory {
-            Some(files) => files.checkpoint(inside),
+            Some(files) => self.as_configured(files.checkpoint(inside)?, &inside.join("config.json")),
             None => Checkpoint::open(inside),
         }
+    }
+
+    /// Weights in memory, quantized modules as their `config.json` describes them. Files on disk read it themselves.
+    fn as_configured(self, weights: Checkpoint, config: &Path) -> Result<Checkpoint> {
+        if !weights.is_quantized() {
+            return Ok(weights);
+        }
+        let config: Option<serde_json::Value> = self.optional(config)?;
+        Ok(config.map_or(weights.clone(), |config| weights.with_quantization_config(&config)))
     }
 
     /// Opens a safetensors file of the folder.
     pub fn tensors(self, path: &Path) -> Result<Checkpoint> {
         match self.memory {
-            Some(files) => files.tensors(path),
+            Some(files) => self.as_configured(files.tensors(path)?, &path.with_file_name("config.json")),
             None => Checkpoint::open(path),
         }
     }

@@ -97,9 +97,9 @@ impl MultiHeadAttention {
         Ok(Identity { id: LayerId { weights, ..self.identity.id }, ..copy })
     }
 
-    /// The identity of a copy with other weights; `copy` is that of a layer of its own.
-    pub(in crate::attention) fn identity_with_other_weights(&self, copy: Identity) -> Identity {
-        Identity { id: LayerId { layer: self.identity.id.layer, ..copy.id }, ..copy }
+    /// The identity of a copy with other weights, whose projections have this id.
+    pub(in crate::attention) fn identity_with_other_weights(&self, projections: TensorId) -> Identity {
+        Identity { id: LayerId { layer: self.identity.id.layer, weights: projections }, last: Arc::default() }
     }
 
     /// The weights that keys and values are made with, if they may change.

@@ -83,7 +83,7 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
 }
 
 /// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
-const PREFETCH_BYTES: usize = 2048;
+pub(super) const PREFETCH_BYTES: usize = 2048;
 
 // SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and four inputs of
 // each row and step.
