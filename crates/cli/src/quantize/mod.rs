@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use candle_attention_text::{SentenceEncoder, int8_groups, write_int8};
 use candle_core::{DType, Device};
 use clap::Parser;
-use measure::{Judge, Projection};
+use measure::Judge;
 use report::Report;
 
 use super::shared::model::{Batches, check_weights, locate, weight_bytes};
