@@ -31,7 +31,7 @@ const LAYER: [&str; 19] = [
 ];
 
 /// The rooms of the text encoders from the ground up.
-const TEXT: [&str; 23] = [
+const TEXT: [&str; 24] = [
     "default_dtype",
     "families",
     "model",
@@ -52,6 +52,7 @@ const TEXT: [&str; 23] = [
     "multi_vector",
     "m3",
     "pruning",
+    "quantized",
     "search",
     "train",
     "lib",

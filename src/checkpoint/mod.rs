@@ -14,6 +14,7 @@
 //! an error says why not: a family that is not known, and a tensor or a config key that would change the result and is
 //! not applied, are errors.
 
+mod changes;
 mod checkpoint_source;
 mod config_json;
 mod detect;

@@ -49,6 +49,7 @@ mod norms;
 mod part;
 mod plans;
 mod positions;
+mod projections;
 mod quantized;
 mod ragged;
 mod relative_tables;

@@ -6,10 +6,10 @@
 //! before anything is written.
 //!
 //! ```
-//! use candle_attention_kernels::{Activation, Isa, Packer, Team};
+//! use candle_attention_kernels::{Activation, Isa, Packer, Team, WeightFormat};
 //!
 //! // y = W x + b for one row x, with W of 2 × 3.
-//! let mut packer = Packer::new(Isa::detect()?, false, 2, 3)?;
+//! let mut packer = Packer::new(Isa::detect()?, WeightFormat::F32, 2, 3)?;
 //! packer.push(2, &[1f32, 0.0, 0.0, 0.0, 2.0, 3.0], Some(&[0.5, -1.0]))?;
 //! let weights = packer.finish()?;
 //! let mut y = Vec::<f32>::new();
@@ -52,8 +52,12 @@ mod element;
 mod error;
 mod exp;
 mod gate;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 mod gemm;
+mod int8;
 mod isa;
 mod mask;
 mod max_sim;
@@ -66,7 +70,10 @@ mod packing;
 mod problem;
 mod score_tile;
 mod team;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 mod tile_bf16;
 mod tile_f32;
 
@@ -82,6 +89,8 @@ pub use distance_products::distance_floats;
 pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use gate::{GateFunction, RowGate};
+pub use int8::encode::WeightFormat;
+pub use int8::rows::QuantizedRows;
 pub use isa::Isa;
 pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
 pub use max_sim::max_sim;

@@ -2,16 +2,19 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod attention;
-mod bf16_tiles;
 mod convert;
 mod distances;
 mod functions;
 mod gate;
 mod gemm;
+mod int8;
 mod memory;
 mod non_finite;
 mod norm;
+mod pair_tiles;
 mod score_tiles;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -20,7 +23,7 @@ mod support;
 mod team;
 mod unpack;
 
-use candle_attention_kernels::{Isa, PackedWeights, Packer, Result};
+use candle_attention_kernels::{Isa, PackedWeights, Packer, Result, WeightFormat};
 use support::{Random, downcast, upcast};
 
 /// The instruction sets of this machine, or only the one that `CANDLE_ATTENTION_ISA` names.
@@ -49,8 +52,21 @@ impl PackedWeights {
         out_features: usize,
         in_features: usize,
     ) -> Result<Self> {
-        let mut packer = Packer::new(isa, false, out_features, in_features)?;
+        let mut packer = Packer::new(isa, WeightFormat::F32, out_features, in_features)?;
         packer.push(out_features, weight, bias)?;
+        packer.finish()
+    }
+
+    /// Packs weights that are f16 values.
+    pub fn new_f16(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
+        let mut packer = Packer::new(isa, WeightFormat::F16, out_features, in_features)?;
+        packer.push(out_features, &downcast::<half::f16>(weight), bias)?;
         packer.finish()
     }
 
@@ -63,7 +79,7 @@ impl PackedWeights {
         in_features: usize,
     ) -> Result<Self> {
         let weight: Vec<half::bf16> = weight.iter().map(|weight| half::bf16::from_f32(*weight)).collect();
-        let mut packer = Packer::new(isa, true, out_features, in_features)?;
+        let mut packer = Packer::new(isa, WeightFormat::Bf16, out_features, in_features)?;
         packer.push(out_features, &weight, bias)?;
         packer.finish()
     }

@@ -29,6 +29,7 @@ use crate::checkpoint::header::Entry;
 use crate::checkpoint::shard::Shard;
 use crate::checkpoint::source::join;
 use crate::error::{Error, Result};
+use crate::ops::Quantization;
 use module::{Fault, Module};
 pub(crate) use settings::Settings;
 pub use settings::remove_quantization_config;
@@ -138,6 +139,15 @@ impl QuantizedWeight {
             (Kind::Read(format), Err(_)) => format.name.to_string(),
             (Kind::Unsupported(format), _) => format.name.to_string(),
         }
+    }
+
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, and
+    /// nothing else.
+    pub fn packed_format(&self) -> Option<Quantization> {
+        let Ok((plan, _)) = &self.plan else { return None };
+        let is_int8 = self.parts.get("weight").is_some_and(|(_, entry)| entry.dtype == Dtype::I8);
+        let plain = !["weight_zero_point", "weight_g_idx"].iter().any(|part| self.parts.contains_key(part));
+        (is_int8 && plain && plan.block == [1, plan.shape[1]]).then_some(Quantization::Int8)
     }
 
     /// The stored tensors with their full names.

@@ -7,10 +7,12 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
-use super::kernel::{Bf16Kernel, InstructionSet, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
+use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
+use crate::int8;
+use crate::int8::tiles::Int8TileKernel;
 
-/// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
+/// AMX-BF16 and AMX-INT8, with the operating system's permission to use it, and AVX-512 for everything but the products.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(Avx512Bf16);
 
@@ -39,6 +41,7 @@ impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
     const HAS_BF16_DOT: bool = true;
+    const HAS_INT8_TILES: bool = true;
 
     /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
@@ -60,9 +63,19 @@ impl InstructionSet for Amx {
     }
 
     /// Configures the tile registers of this thread for the time of the kernel.
-    fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+    fn run_bf16<K: PairKernel>(self, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.0.run_int8(kernel);
+    }
+
+    /// Configures the tile registers of this thread for the time of the kernel.
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+        let _tiles = ConfiguredTiles::new(self);
+        int8::amx::run(self.0.vectors(), self, kernel);
     }
 }
 
@@ -76,6 +89,7 @@ macro_rules! tile_asm {
         )
     };
 }
+pub(crate) use tile_asm;
 
 /// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
 struct ConfiguredTiles;
@@ -96,17 +110,19 @@ impl Drop for ConfiguredTiles {
     }
 }
 
-/// Whether the processor has AMX-TILE and AMX-BF16 and the operating system saves the tiles.
+/// Whether the processor has AMX-TILE, AMX-BF16 and AMX-INT8 and the operating system saves the tiles.
 pub(crate) fn has_tiles() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
+    const AMX_INT8: u32 = 1 << 25;
+    const AMX: u32 = AMX_BF16 | AMX_TILE | AMX_INT8;
     const OSXSAVE: u32 = 1 << 27;
     const TILE_STATES: u64 = 0b11 << 17;
     let (leaves, _) = __get_cpuid_max(0);
     if leaves < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
         return false;
     }
-    let amx = __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE;
+    let amx = __cpuid_count(7, 0).edx & AMX == AMX;
     // SAFETY: with OSXSAVE set, the processor has XGETBV and the operating system enables it.
     amx && unsafe { _xgetbv(0) } & TILE_STATES == TILE_STATES
 }
@@ -142,7 +158,7 @@ fn request_permission() -> bool {
 /// Pairs per row of a tile: 64 bytes.
 const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
-const TILE_ROWS: usize = 16;
+pub(crate) const TILE_ROWS: usize = 16;
 
 /// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or
 /// as blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3
@@ -151,18 +167,18 @@ const TILE_ROWS: usize = 16;
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///
 /// # Safety
-/// The conditions of [`Bf16Dot::multiply_tile`].
+/// The conditions of [`PairDot::multiply_tile`].
 #[inline(always)]
 unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
-    tile: Bf16Tile,
-    a: *const Bf16x2,
-    b: *const Bf16x2,
+    tile: PairTile,
+    a: *const Pair,
+    b: *const Pair,
     c: *mut f32,
 ) {
     // From one row to the next, from the upper rows of A to the lower ones, and of B from one step to the next.
     let (a_stride, lower, b_stride, b_step) = match tile.layout {
         TileLayout::Rows { a, b } => (a, TILE_ROWS * a, b, TILE_PAIRS * b),
-        TileLayout::Blocks => {
+        TileLayout::Packed => {
             (TILE_PAIRS, TILE_ROWS * tile.pairs, TILE_PAIRS, Amx::MAX_VECTORS * TILE_PAIRS * TILE_PAIRS)
         }
     };
@@ -250,9 +266,9 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
 /// Runs the [`microkernel`] of a tile's size.
 ///
 /// # Safety
-/// The conditions of [`Bf16Dot::multiply_tile`]; `BLOCKS` is the layout of the tile.
+/// The conditions of [`PairDot::multiply_tile`]; `BLOCKS` is the layout of the tile.
 #[inline(always)]
-unsafe fn of_layout<const BLOCKS: bool>(tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+unsafe fn of_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         match (tile.rows > TILE_ROWS, tile.vectors > 1) {
@@ -288,26 +304,27 @@ fn fill_with_nan() {
 
 // SAFETY: `microkernel` reads and writes 16 or 32 rows of 16 or 32 columns: at most `MAX_ROWS` rows, and exactly the
 // vectors of the tile.
-unsafe impl Bf16Dot for Amx {
+unsafe impl PairDot for Amx {
+    const FORMAT: PairFormat = PairFormat::Bf16;
     /// Two by two tiles: with eight tile registers, four hold sums, and each step has four loads for four products. One
     /// by one would have two loads for each product.
     const MAX_ROWS: usize = 2 * TILE_ROWS;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = TILE_PAIRS;
-    const TAKES_BLOCKS: bool = true;
+    const ORDER: PairOrder = PairOrder::Blocks;
 
     #[inline(always)]
-    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
-        self.0.round_to_bf16(from, to);
+    fn round_to_pairs(self, from: &[f32], to: &mut [Pair]) {
+        self.0.round_to_pairs(from, to);
     }
 
     #[inline(always)]
-    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
         unsafe {
             match tile.layout {
                 TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
-                TileLayout::Blocks => of_layout::<true>(tile, a, b, c),
+                TileLayout::Packed => of_layout::<true>(tile, a, b, c),
             }
         }
     }

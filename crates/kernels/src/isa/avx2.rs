@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{InstructionSet, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
+use crate::int8::avx2::Avx2Int8;
+use crate::int8::vnni::Vnni;
 
 /// AVX2 and FMA.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +31,13 @@ impl InstructionSet for Avx2 {
     fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX2 and FMA.
         unsafe { run(self, kernel) }
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        match Vnni::<true>::detect(self) {
+            Some(vnni) => vnni.run(kernel),
+            None => Avx2Int8(self).run(kernel),
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::kernel::{InstructionSet, Kernel};
+use super::avx2::Avx2;
+use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
+use crate::int8::avx512_vnni::Avx512Vnni;
 
 /// AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +36,14 @@ impl InstructionSet for Avx512 {
     fn run<K: Kernel>(self, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX-512F.
         unsafe { run(self, kernel) }
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        if let Some(vnni) = Avx512Vnni::detect(self) {
+            vnni.run(kernel);
+        } else if let Some(avx2) = Avx2::detect() {
+            avx2.run_int8(kernel);
+        }
     }
 }
 

@@ -8,8 +8,9 @@
 
 use std::arch::wasm32::*;
 
-use super::kernel::{InstructionSet, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::Simd;
+use crate::int8::simd128::{self, Simd128Int8};
 
 /// SIMD128.
 #[derive(Debug, Clone, Copy)]
@@ -36,11 +37,15 @@ impl InstructionSet for Simd128 {
     fn run<K: Kernel>(self, kernel: K) {
         kernel.run::<_, MR, NR>(self);
     }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, { simd128::MR }, { simd128::NR }, { simd128::BLOCK_MR }>(Simd128Int8(self));
+    }
 }
 
 /// 8 values: the first 4 and the last 4.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Pair(v128, v128);
+pub(crate) struct Pair(pub v128, pub v128);
 
 #[inline(always)]
 fn on_both(a: Pair, b: Pair, op: impl Fn(v128, v128) -> v128) -> Pair {

@@ -3,7 +3,9 @@
 use candle_attention::tensor::{compute_dtype, with_slices};
 use candle_attention::{Error, Result};
 use candle_attention_kernels::max_sim as kernel;
-use candle_attention_kernels::{Isa, PackedWeights, Packer, ScratchPool, Team, check_allocation, element_count};
+use candle_attention_kernels::{
+    Isa, PackedWeights, Packer, ScratchPool, Team, WeightFormat, check_allocation, element_count,
+};
 use candle_core::{D, DType, Device, Tensor};
 
 /// The fewest multiply-adds of a task, a few documents together if they are short: some microseconds.
@@ -72,7 +74,7 @@ fn in_f32(tensor: &Tensor) -> Result<Tensor> {
 }
 
 fn pack(query: &[f32], tokens: usize, width: usize) -> Result<PackedWeights> {
-    let mut packer = Packer::new(Isa::detect()?, false, tokens, width)?;
+    let mut packer = Packer::new(Isa::detect()?, WeightFormat::F32, tokens, width)?;
     packer.push(tokens, query, None)?;
     Ok(packer.finish()?)
 }

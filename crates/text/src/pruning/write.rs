@@ -99,7 +99,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
 /// [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made beside the target, synced
 /// and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all heads that the
 /// model lacks now, by their numbers in the unpruned one. Heads count as in the model of the folder, which may be
-/// pruned already.
+/// pruned already. Of a quantized model, what its weights stand for is written, in f32.
 ///
 /// # Errors
 /// A target that exists, which is never replaced, or whose parent does not; a head that there is not; layers that share
@@ -238,7 +238,7 @@ fn mask(
 
 /// Copies from one folder of a model the files of [`COPIED`], but for the configuration of the transformer and, with
 /// `new_card`, the model card; and the weights of another module. A module without settings may have no folder.
-fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
+pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {
         return Ok(());

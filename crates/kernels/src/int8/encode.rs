@@ -1,0 +1,212 @@
+//! Weights in few bits: which integers and scales stand for a row of f32 weights.
+//!
+//! Packed weights and tables of rows take them from here, so both hold the same numbers. Weights that were read from a
+//! quantized checkpoint come as the f32 values that it stands for, and must not lose anything again. So a block of
+//! [`Q8_0`](WeightFormat::Q8_0) or [`Q4_0`](WeightFormat::Q4_0) gets a scale that represents its values exactly, if
+//! there is one. Only other blocks are rounded, as llama.cpp rounds them.
+
+use half::f16;
+
+use crate::error::{Error, Result};
+use crate::isa::pair_dot::PairFormat;
+
+/// The numbers that packed weights are held in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types, reason = "the names of GGUF")]
+pub enum WeightFormat {
+    /// f32, which holds f16 and bf16 weights exactly, too.
+    F32,
+    /// bf16, with inputs rounded to bf16, where there are instructions for such products. Elsewhere weights in this
+    /// format are held as f32.
+    Bf16,
+    /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere weights in
+    /// this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they are NaN.
+    F16,
+    /// 8 bits from -127 to 127, with one f32 scale per output feature. Each row of inputs is rounded to as many
+    /// integers with a scale of its own.
+    ///
+    /// Scales have at most 16 significant bits, so that a weight times its scale is exact in f32: weights that are
+    /// unpacked and packed again are the same.
+    Int8,
+    /// GGUF's format of 8.5 bits: 8 bits from -128 to 127, with one f16 scale per block of 32 inputs. Inputs are rounded
+    /// to 8 bits in the same blocks.
+    Q8_0,
+    /// GGUF's format of 4.5 bits: 4 bits from -8 to 7, with one f16 scale per block of 32 inputs. Inputs are rounded to
+    /// 8 bits in the same blocks.
+    Q4_0,
+}
+
+/// Inputs of a block of [`WeightFormat::Q8_0`] and [`WeightFormat::Q4_0`].
+pub(crate) const BLOCK: usize = 32;
+
+/// The largest magnitude of 8-bit integers, except that a Q8_0 weight may be -128.
+pub(crate) const MAX_INT8: f32 = 127.0;
+
+impl WeightFormat {
+    /// Whether weights are integers with scales.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, Self::Int8 | Self::Q8_0 | Self::Q4_0)
+    }
+
+    /// The pairs that weights are held in, where there are instructions for them.
+    pub(crate) fn pairs(self) -> Option<PairFormat> {
+        match self {
+            Self::Bf16 => Some(PairFormat::Bf16),
+            Self::F16 => Some(PairFormat::F16),
+            _ => None,
+        }
+    }
+
+    /// Inputs that share a scale, of `width` inputs.
+    pub(crate) fn group(self, width: usize) -> usize {
+        if self == Self::Int8 { width } else { BLOCK }
+    }
+
+    /// Scales of a row of `width` inputs. Not for formats without scales.
+    pub(crate) fn groups(self, width: usize) -> usize {
+        if self == Self::Int8 { 1 } else { width / BLOCK }
+    }
+
+    /// Checks that rows can have `width` inputs.
+    pub(crate) fn check_width(self, width: usize) -> Result<()> {
+        // Sums of so many products of 8-bit integers fit into i32.
+        const MAX_INPUTS: usize = i32::MAX as usize / (127 * 127);
+        match self {
+            Self::Int8 if width > MAX_INPUTS => {
+                Err(Error::value("the number of input features", width, format!("at most {MAX_INPUTS} for int8")))
+            }
+            Self::Q8_0 | Self::Q4_0 if !width.is_multiple_of(BLOCK) => Err(Error::value(
+                "the number of input features",
+                width,
+                format!("a multiple of {BLOCK}, the block of {self:?}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The integers and scales of a row: weight `i` becomes `values[i] · scales[i / group]`. The error names the row by
+    /// `output`.
+    pub(crate) fn encode(self, output: usize, row: &[f32], values: &mut [i8], scales: &mut [f32]) -> Result<()> {
+        if let Some(weight) = row.iter().find(|weight| !weight.is_finite()) {
+            let what = format!("a weight of output feature {output}");
+            return Err(Error::value(what, weight, format!("a finite number, to be held in {self:?}")));
+        }
+        if self == Self::Int8 {
+            scales[0] = int8_scale(largest(row));
+            values
+                .iter_mut()
+                .zip(row)
+                .for_each(|(value, weight)| *value = (weight / scales[0]).round_ties_even() as i8);
+            return Ok(());
+        }
+        let blocks = row.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
+        for ((block, values), scale) in blocks.zip(scales) {
+            *scale = match self {
+                Self::Q8_0 => exact_q8_0(block, values).unwrap_or_else(|| q8_0(block, values)),
+                _ => exact_q4_0(block, values).unwrap_or_else(|| q4_0(block, values)),
+            };
+            if *scale == 0.0 {
+                // Nothing else stands for 0: packing what was unpacked gives the same bits.
+                (*scale, *values) = (0.0, [0; BLOCK]);
+            }
+            if !scale.is_finite() {
+                let what = format!("the largest weight of a block of output feature {output}");
+                return Err(Error::value(what, largest(block), format!("a weight whose {self:?} scale fits into f16")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, value| value.abs().max(largest))
+}
+
+/// The scale of int8 weights up to `largest`: `largest / 127`, rounded up to 16 significant bits. It is at least the
+/// smallest normal number, so weights below that are as good as 0.
+fn int8_scale(largest: f32) -> f32 {
+    const LOW_BITS: u32 = 24 - 16;
+    let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
+    // The division may have rounded down, to a number with 16 bits.
+    let too_small = f64::from(scale) * f64::from(MAX_INT8) < f64::from(largest);
+    let bits = scale.to_bits() + u32::from(too_small);
+    // A carry makes the next power of two.
+    f32::from_bits(bits.next_multiple_of(1 << LOW_BITS))
+}
+
+/// `magnitude / divisor` if that is an f16.
+fn f16_quotient(magnitude: f32, divisor: f32) -> Option<f32> {
+    let scale = f16::from_f32(magnitude / divisor).to_f32();
+    (scale * divisor == magnitude && scale.is_finite()).then_some(scale)
+}
+
+/// Writes `block / scale` to `values` if these are integers in the range.
+fn exact_values(block: &[f32; BLOCK], scale: f32, range: [f32; 2], values: &mut [i8; BLOCK]) -> Option<f32> {
+    for (value, weight) in values.iter_mut().zip(block) {
+        let quotient = (weight / scale).round_ties_even();
+        // An integer of 8 bits times an f16 is exact in f32.
+        if quotient * scale != *weight || !(range[0]..=range[1]).contains(&quotient) {
+            return None;
+        }
+        *value = quotient as i8;
+    }
+    Some(scale)
+}
+
+/// The scale with which Q8_0 holds a block exactly.
+fn exact_q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
+    const RANGE: [f32; 2] = [-128.0, 127.0];
+    // A product of an f16 and such an integer has at most 18 significant bits.
+    const LOW_BITS: u32 = (1 << 6) - 1;
+    let largest = largest(block);
+    if largest == 0.0 {
+        return Some(0.0);
+    }
+    if largest.to_bits() & LOW_BITS != 0 {
+        return None;
+    }
+    // 127 first: a block that was quantized has it. Only -128 can be the largest otherwise.
+    let scales = (1..=127u8).rev().filter_map(|divisor| f16_quotient(largest, f32::from(divisor)));
+    let scales = scales.chain(f16_quotient(signed_largest(block), -128.0));
+    scales.into_iter().find_map(|scale| exact_values(block, scale, RANGE, values))
+}
+
+/// The scale with which Q4_0 holds a block exactly.
+fn exact_q4_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
+    const RANGE: [f32; 2] = [-8.0, 7.0];
+    let largest = signed_largest(block);
+    if largest == 0.0 {
+        return Some(0.0);
+    }
+    // -8 first: a block that was quantized has it.
+    let divisors = [-8.0, 7.0, -7.0, 6.0, -6.0, 5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.0, -1.0];
+    let scales = divisors.into_iter().filter_map(|divisor| f16_quotient(largest, divisor));
+    scales.into_iter().find_map(|d| exact_values(block, d, RANGE, values))
+}
+
+/// The first value of the largest magnitude.
+fn signed_largest(block: &[f32]) -> f32 {
+    block.iter().fold(0.0f32, |largest, value| if value.abs() > largest.abs() { *value } else { largest })
+}
+
+/// Rounds a block as llama.cpp does.
+fn q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> f32 {
+    let scale = largest(block) / MAX_INT8;
+    let inverse = inverse(scale);
+    values.iter_mut().zip(block).for_each(|(value, weight)| *value = (weight * inverse).round() as i8);
+    f16::from_f32(scale).to_f32()
+}
+
+/// Rounds a block as llama.cpp does.
+fn q4_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> f32 {
+    let scale = signed_largest(block) / -8.0;
+    let inverse = inverse(scale);
+    let nibble = |weight: f32| ((weight * inverse + 8.5) as u8).min(15).cast_signed() - 8;
+    values.iter_mut().zip(block).for_each(|(value, weight)| *value = nibble(*weight));
+    f16::from_f32(scale).to_f32()
+}
+
+/// `1 / scale`; 0 if that is not finite.
+fn inverse(scale: f32) -> f32 {
+    Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0)
+}

@@ -1,0 +1,338 @@
+//! The part of a product with quantized weights that one thread computes.
+//!
+//! The kernels here read and write f32 only, and what surrounds them converts other dtypes row by row. So they are
+//! compiled once for each instruction set, not for each pair of dtypes.
+
+use half::f16;
+
+use super::dot::{InputRows, Int8Dot};
+use super::encode::{BLOCK, WeightFormat};
+use super::inputs::quantize;
+use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
+use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
+use crate::activation::Activation;
+use crate::convert::Convert;
+use crate::error::Result;
+use crate::gemm::{GemmTask, MAX_COLUMNS};
+use crate::isa::Isa;
+use crate::isa::kernel::Int8Kernel;
+use crate::isa::simd::Simd;
+use crate::memory::element_count;
+
+/// Runs a task on the packed panels of its weights.
+pub(crate) fn run_quantized<A: Convert, O: Convert>(
+    isa: Isa,
+    task: GemmTask<A, O>,
+    panels: &QuantizedPanels,
+) -> Result<()> {
+    let layout = panels.layout;
+    let PanelLayout { inputs, groups, width, .. } = layout;
+    let (rows, k, n) = (task.to - task.from, task.weights.in_features, task.weights.out_features);
+    // In f32 values: the integers, four in each; scales and starts of the rows; scales of a panel; a row in f32; the
+    // results of a panel in f32.
+    let tiles = layout.format == WeightFormat::Int8 && isa.has_int8_tiles();
+    // A tile may read more rows than it has. Their contents do not matter: no row affects another.
+    let rows_read = if tiles { rows.next_multiple_of(TILE_ROWS) } else { rows };
+    let values = element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
+    let upcast = if A::IS_F32 { 0 } else { k };
+    let results = if O::IS_F32 { 0 } else { rows * width };
+    let mut memory = task.pool.take(values + 2 * rows * groups + groups * width + upcast + results)?;
+    let (values, rest) = memory.split_at_mut(values);
+    let (scales, rest) = rest.split_at_mut(rows * groups);
+    let (starts, rest) = rest.split_at_mut(rows * groups);
+    let (panel_scales, rest) = rest.split_at_mut(groups * width);
+    let (upcast, results) = rest.split_at_mut(upcast);
+    let (values, starts) = (bytemuck::cast_slice_mut::<_, i8>(values), bytemuck::cast_slice_mut::<_, i32>(starts));
+
+    let a = &task.a[task.from * k..task.to * k];
+    // All rows at once if they are f32.
+    let step = if A::IS_F32 { rows } else { 1 };
+    for row in (0..rows).step_by(step.max(1)) {
+        isa.run_int8(QuantizeInputs {
+            layout,
+            from: A::as_f32(&a[row * k..][..step * k], upcast),
+            rows: step,
+            values: &mut values[row * inputs..],
+            scales: &mut scales[row * groups..],
+            starts: &mut starts[row * groups..],
+        });
+    }
+    let count = task.weights.bias.len() / width;
+    for panel in task.first..task.last {
+        let scales_of_panel = match &panels.scales {
+            PanelScales::F32(scales) => scales.panel(panel, count),
+            PanelScales::F16(scales) => {
+                f16::upcast(scales.panel(panel, count), panel_scales);
+                &*panel_scales
+            }
+        };
+        let columns = width.min(n - panel * width);
+        let at = |row: usize| (task.from + row) * n + panel * width;
+        let multiply = MultiplyPanel {
+            layout,
+            rows,
+            values,
+            scales,
+            starts,
+            panel: panels.values.panel(panel, count),
+            panel_scales: scales_of_panel,
+            bias: &task.weights.bias[panel * width..][..width],
+            activation: task.activation,
+            out: results.as_mut_ptr(),
+            stride: width,
+            columns: width,
+        };
+        if O::IS_F32 {
+            // SAFETY: the output has the rows of the task, and these columns of them are this task's alone.
+            let out = unsafe { task.out.0.cast::<f32>().add(at(0)) };
+            MultiplyPanel { out, stride: n, columns, ..multiply }.run_on(isa);
+            continue;
+        }
+        multiply.run_on(isa);
+        for (row, results) in results.chunks_exact(width).enumerate() {
+            // SAFETY: `columns` values are left in this row of the output, which only this task writes.
+            O::downcast(&results[..columns], unsafe { task.out.part(at(row), columns) });
+        }
+    }
+    Ok(())
+}
+
+/// Rounds rows of inputs to integers.
+struct QuantizeInputs<'a> {
+    layout: PanelLayout,
+    /// `(rows, in_features)`
+    from: &'a [f32],
+    rows: usize,
+    /// `(rows, inputs)`
+    values: &'a mut [i8],
+    /// `(rows, groups)`
+    scales: &'a mut [f32],
+    /// What sums start with, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
+    starts: &'a mut [i32],
+}
+
+impl Int8Kernel for QuantizeInputs<'_> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, _: D) {
+        let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
+        let k = self.from.len() / self.rows;
+        for row in 0..self.rows {
+            let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
+            let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
+            // Sums wrap around, so what they start with may, too.
+            let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
+            if format == WeightFormat::Int8 {
+                let (scale, sum) = quantize(from, values);
+                (scales[0], starts[0]) = (scale, start(sum));
+                continue;
+            }
+            let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
+            for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
+                let (scale, sum) = quantize(from, values);
+                (*to_scale, *to_start) = (scale, start(sum));
+            }
+        }
+    }
+}
+
+/// Multiplies rows of inputs with a panel, adds the bias and applies the activation.
+struct MultiplyPanel<'a> {
+    layout: PanelLayout,
+    rows: usize,
+    /// As in [`QuantizeInputs`].
+    values: &'a [i8],
+    scales: &'a [f32],
+    starts: &'a [i32],
+    panel: &'a [u8],
+    /// `(groups, width)`
+    panel_scales: &'a [f32],
+    bias: &'a [f32],
+    activation: Activation,
+    /// Room for `columns` results in each of `rows` rows, which are `stride` values apart.
+    out: *mut f32,
+    stride: usize,
+    columns: usize,
+}
+
+impl Int8Kernel for MultiplyPanel<'_> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
+        match self.layout.format {
+            WeightFormat::Q8_0 => self.all_rows::<D, BLOCK_MR, NR, true, false>(dot),
+            WeightFormat::Q4_0 => self.all_rows::<D, BLOCK_MR, NR, true, true>(dot),
+            _ => self.all_rows::<D, MR, NR, false, false>(dot),
+        }
+        if self.activation != Activation::Identity {
+            self.activate(dot.simd());
+        }
+    }
+}
+
+impl Int8TileKernel for MultiplyPanel<'_> {
+    #[inline(always)]
+    fn run<S: Simd, T: Int8Tiles>(self, s: S, tiles: T) {
+        let PanelLayout { width, inputs, .. } = self.layout;
+        assert!(width == TILE_COLUMNS && inputs.is_multiple_of(TILE_STEP), "packed for another instruction set");
+        assert!(self.values.len() >= self.rows.next_multiple_of(TILE_ROWS) * inputs);
+        assert!(self.panel.len() >= width * inputs);
+        // Two in turns: the sums of one tile are stored while the instructions for the next one run.
+        let mut sums = [const { Sums([0; TILE_ROWS * TILE_COLUMNS]) }; 2];
+        for row in (0..self.rows).step_by(TILE_ROWS) {
+            sums.swap(0, 1);
+            let (rows, values) = (TILE_ROWS.min(self.rows - row), self.values[row * inputs..].as_ptr());
+            // SAFETY: the assertions check the lengths, for whole tiles of rows; this is a kernel under
+            // `run_int8_tiles`.
+            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, self.panel.as_ptr(), &mut sums[0]) };
+            if row > 0 {
+                self.store_sums(s, row - TILE_ROWS, TILE_ROWS, &sums[1]);
+            }
+        }
+        let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
+        self.store_sums(s, last, self.rows - last, &sums[0]);
+        if self.activation != Activation::Identity {
+            self.activate(s);
+        }
+    }
+}
+
+impl MultiplyPanel<'_> {
+    /// Runs it with tiles if there are any for the format.
+    fn run_on(self, isa: Isa) {
+        if self.layout.format == WeightFormat::Int8 && isa.has_int8_tiles() {
+            isa.run_int8_tiles(self);
+        } else {
+            isa.run_int8(self);
+        }
+    }
+
+    /// Scales the sums of a tile of `rows` rows from `row`, adds the bias and stores the results.
+    #[inline(always)]
+    fn store_sums<S: Simd>(&self, s: S, row: usize, rows: usize, sums: &Sums) {
+        for (r, sums) in sums.0.as_chunks::<TILE_COLUMNS>().0.iter().take(rows).enumerate() {
+            let row_scale = s.splat(self.scales[row + r]);
+            let mut results = sums.map(|sum| sum as f32);
+            for (v, results) in results.chunks_exact_mut(S::LANES).enumerate() {
+                let at = v * S::LANES;
+                let scale = s.mul(row_scale, s.load_slice(&self.panel_scales[at..]));
+                let result = s.add(s.mul(s.load_slice(results), scale), s.load_slice(&self.bias[at..]));
+                s.store_slice(results, result);
+            }
+            // SAFETY: the output has room for `columns` values, at most a panel, in each row.
+            unsafe {
+                let out = self.out.add((row + r) * self.stride);
+                out.copy_from_nonoverlapping(results.as_ptr(), self.columns);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn all_rows<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(&self, dot: D) {
+        let mut row = 0;
+        // Only the first tile fetches the panel from afar; the others find it in the cache.
+        if MR <= self.rows {
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, true>(dot, 0);
+            row = MR;
+        }
+        while row + MR <= self.rows {
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, false>(dot, row);
+            row += MR;
+        }
+        // The remaining rows, by four and by one.
+        while MR > 4 && row + 4 <= self.rows {
+            self.tile::<D, 4, NR, BLOCKS, NIBBLES, true>(dot, row);
+            row += 4;
+        }
+        while row < self.rows {
+            self.tile::<D, 1, NR, BLOCKS, NIBBLES, true>(dot, row);
+            row += 1;
+        }
+    }
+
+    /// Computes `ROWS` rows from `row`, without the activation.
+    #[inline(always)]
+    fn tile<
+        D: Int8Dot,
+        const ROWS: usize,
+        const NR: usize,
+        const BLOCKS: bool,
+        const NIBBLES: bool,
+        const PREFETCH: bool,
+    >(
+        &self,
+        dot: D,
+        row: usize,
+    ) {
+        let (s, lanes) = (dot.simd(), D::S::LANES);
+        let PanelLayout { width, inputs, groups, .. } = self.layout;
+        // Inputs of a group, and its bytes of the panel.
+        let group = if BLOCKS { BLOCK } else { inputs };
+        let bytes = self.layout.bytes_of(group);
+        let (values, scales) = (&self.values[row * inputs..], &self.scales[row * groups..]);
+        let starts = &self.starts[row * groups..];
+        assert!(width == NR * lanes && inputs == groups * group, "the weights are packed for another instruction set");
+        assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
+        assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
+        assert!(row + ROWS <= self.rows && self.bias.len() >= width);
+        let mut results = [[s.splat(0.0); NR]; ROWS];
+        for index in 0..groups {
+            // SAFETY: the assertions check the lengths for all groups; a group is a whole number of steps, and blocks
+            // are an even one. This is a kernel under `run_int8`.
+            unsafe {
+                let a = InputRows {
+                    values: values.as_ptr().add(index * group),
+                    stride: inputs,
+                    starts: starts.as_ptr().add(index),
+                    starts_stride: groups,
+                };
+                let panel = self.panel.as_ptr().add(index * bytes);
+                let sums = dot.sums::<ROWS, NR, NIBBLES, PREFETCH>(group / D::STEP, a, panel);
+                let scale = |v: usize| s.load(self.panel_scales.as_ptr().add(index * width + v * lanes));
+                let panel_scales: [_; NR] = std::array::from_fn(scale);
+                for (r, (results, sums)) in results.iter_mut().zip(sums).enumerate() {
+                    let row_scale = s.splat(*scales.get_unchecked(r * groups + index));
+                    for ((result, sum), panel_scale) in results.iter_mut().zip(sums).zip(panel_scales) {
+                        // Not fused, so that all instruction sets give the same bits.
+                        let scaled = s.mul(sum, s.mul(row_scale, panel_scale));
+                        *result = if BLOCKS { s.add(*result, scaled) } else { scaled };
+                    }
+                }
+            }
+        }
+        for (r, results) in results.into_iter().enumerate() {
+            let mut buffer = [0.0; MAX_COLUMNS];
+            // SAFETY: `row + r` is one of the rows and `bias` has `width` values, which were checked. If the columns
+            // are fewer, they are copied from `buffer`.
+            unsafe {
+                let out = self.out.add((row + r) * self.stride);
+                let to = if self.columns == width { out } else { buffer.as_mut_ptr() };
+                for (v, result) in results.into_iter().enumerate() {
+                    s.store(to.add(v * lanes), s.add(result, s.load(self.bias.as_ptr().add(v * lanes))));
+                }
+                if self.columns != width {
+                    out.copy_from_nonoverlapping(buffer.as_ptr(), self.columns);
+                }
+            }
+        }
+    }
+
+    /// Applies the activation to the results of all rows, which are in the cache. This is code of its own because
+    /// activations are long, and there are many sizes of tiles.
+    #[inline(always)]
+    fn activate<S: Simd>(&self, s: S) {
+        for row in 0..self.rows {
+            // SAFETY: a row of results has `columns` values, which were written.
+            let results = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.stride), self.columns) };
+            for results in results.chunks_mut(S::LANES) {
+                let mut lanes = [0.0; crate::isa::simd::MAX_LANES];
+                if results.len() == S::LANES {
+                    s.store_slice(results, self.activation.apply(s, s.load_slice(results)));
+                } else {
+                    lanes[..results.len()].copy_from_slice(results);
+                    let activated = self.activation.apply(s, s.load_slice(&lanes));
+                    s.store_slice(&mut lanes, activated);
+                    results.copy_from_slice(&lanes[..results.len()]);
+                }
+            }
+        }
+    }
+}

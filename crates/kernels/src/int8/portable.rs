@@ -1,0 +1,56 @@
+//! 8-bit products in plain Rust.
+
+use super::dot::Int8Vectors;
+use crate::isa::portable::Portable;
+
+/// Plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PortableInt8;
+
+/// Register tile: as for f32.
+pub(crate) const MR: usize = 4;
+pub(crate) const NR: usize = 2;
+pub(crate) const BLOCK_MR: usize = 2;
+
+const LANES: usize = 8;
+
+// SAFETY: both loads read `4 · LANES` bytes.
+unsafe impl Int8Vectors for PortableInt8 {
+    type S = Portable;
+    const OFFSET: u8 = 0;
+    const NIBBLE_OFFSET: u8 = 0;
+    type Sums = [i32; LANES];
+    type Weights = [[i8; 4]; LANES];
+
+    #[inline(always)]
+    fn simd(self) -> Portable {
+        Portable
+    }
+    #[inline(always)]
+    fn splat(self, start: i32) -> Self::Sums {
+        [start; LANES]
+    }
+    #[inline(always)]
+    fn to_f32(self, sums: Self::Sums) -> [f32; LANES] {
+        sums.map(|sum| sum as f32)
+    }
+    #[inline(always)]
+    fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums {
+        let x = x.to_ne_bytes().map(|x| i32::from(x.cast_signed()));
+        std::array::from_fn(|i| {
+            let w = weights[i].map(i32::from);
+            sums[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
+        })
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const u8) -> Self::Weights {
+        // SAFETY: the caller promises the bytes, and any bits are valid.
+        unsafe { from.cast::<Self::Weights>().read() }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [Self::Weights; 2] {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { self.load(from) };
+        [bytes.map(|four| four.map(|byte| byte << 4 >> 4)), bytes.map(|four| four.map(|byte| byte >> 4))]
+    }
+}

@@ -1,0 +1,95 @@
+//! `vpdpbusd` on vectors of 32 bytes: AVX-VNNI, which processors without AVX-512 have.
+
+use std::arch::x86_64::*;
+
+use super::dot::Int8Vectors;
+use crate::isa::avx2::Avx2;
+use crate::isa::kernel::Int8Kernel;
+
+/// AVX2 with `vpdpbusd`: AVX-VNNI if `VEX`. Otherwise the same instruction in the encoding of AVX-512, with which tests
+/// run this file where there is no AVX-VNNI.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Vnni<const VEX: bool>(Avx2);
+
+/// Register tile: 4 × 3 sums, 3 vectors of weights and one broadcast value take exactly the 16 registers.
+const MR: usize = 4;
+const NR: usize = 3;
+/// With a scale per block, 2 × 3 integer sums and 2 × 3 results take 12 registers, and weights three.
+const BLOCK_MR: usize = 2;
+
+impl<const VEX: bool> Vnni<VEX> {
+    pub fn detect(avx2: Avx2) -> Option<Self> {
+        let has_vnni = match VEX {
+            true => is_x86_feature_detected!("avxvnni"),
+            false => is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl"),
+        };
+        has_vnni.then_some(Self(avx2))
+    }
+
+    pub fn run<K: Int8Kernel>(self, kernel: K) {
+        // SAFETY: `self` proves that the processor has AVX2, FMA and the instructions of its encoding.
+        unsafe {
+            match VEX {
+                true => run_vex(self, kernel),
+                false => run_evex(self, kernel),
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,avxvnni")]
+fn run_vex<K: Int8Kernel, const VEX: bool>(dot: Vnni<VEX>, kernel: K) {
+    kernel.run::<_, MR, NR, BLOCK_MR>(dot);
+}
+
+#[target_feature(enable = "avx2,fma,avx512vnni,avx512vl")]
+fn run_evex<K: Int8Kernel, const VEX: bool>(dot: Vnni<VEX>, kernel: K) {
+    kernel.run::<_, MR, NR, BLOCK_MR>(dot);
+}
+
+// SAFETY: both loads read 32 bytes.
+unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
+    type S = Avx2;
+    const OFFSET: u8 = 128;
+    const NIBBLE_OFFSET: u8 = 8;
+    type Sums = __m256i;
+    type Weights = __m256i;
+
+    #[inline(always)]
+    fn simd(self) -> Avx2 {
+        self.0
+    }
+    #[inline(always)]
+    fn splat(self, start: i32) -> __m256i {
+        // SAFETY: `self` proves that the processor has AVX2.
+        unsafe { _mm256_set1_epi32(start) }
+    }
+    #[inline(always)]
+    fn to_f32(self, sums: __m256i) -> __m256 {
+        // SAFETY: `self` proves that the processor has AVX2.
+        unsafe { _mm256_cvtepi32_ps(sums) }
+    }
+    #[inline(always)]
+    fn dot(self, sums: __m256i, weights: __m256i, x: i32) -> __m256i {
+        // SAFETY: `self` proves that the processor has the instruction in this encoding.
+        unsafe {
+            match VEX {
+                true => _mm256_dpbusd_avx_epi32(sums, weights, _mm256_set1_epi32(x)),
+                false => _mm256_dpbusd_epi32(sums, weights, _mm256_set1_epi32(x)),
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const u8) -> __m256i {
+        // SAFETY: the caller promises 32 bytes; `self` proves that the processor has AVX2.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [__m256i; 2] {
+        // SAFETY: the caller promises 32 bytes; `self` proves that the processor has AVX2.
+        unsafe {
+            let (bytes, low) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(0x0f));
+            [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
+        }
+    }
+}
