@@ -20,6 +20,7 @@ mod observe;
 mod options;
 mod output_stage;
 mod padded;
+mod projections;
 mod required;
 mod rows;
 mod steps;
@@ -72,6 +73,9 @@ use crate::weights::NormWeights;
 /// # Gradients
 /// Every operation is differentiable. A parameter that is a variable gets its gradient with any mask and scoring.
 /// [`frozen`](Self::frozen) is the layer of the moment for inference, with the fused kernels.
+/// # Projections of one's own
+/// [`projection`](Self::projection) reads one out as a [`Linear`], [`with_projection`](Self::with_projection) puts one
+/// in, and [`with_module`](Self::with_module) a module, such as a quantized product.
 /// # Without an output projection
 /// The layer has all four projections. Attention on queries, keys and values of one's own, with or without a projection
 /// after it, is [`sdpa::attend_bshd`](crate::sdpa::attend_bshd); their rotation is
@@ -264,13 +268,14 @@ impl MultiHeadAttention {
         let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         let call = absorbed.map_or(call, |(call, _)| call);
-        match (route, &inputs.tokens) {
+        let plan = match (route, &inputs.tokens) {
             (Route::Buckets, Tokens::Ragged(lengths)) => {
                 let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));
-                Plan::new(&call, &options.with_mask(padded))
+                Plan::new(&call, &options.with_mask(padded))?
             }
-            _ => Plan::new(&call, &options),
-        }
+            _ => Plan::new(&call, &options)?,
+        };
+        Ok(Plan { quantization: self.quantization().filter(|_| !call.tracks_gradient), ..plan })
     }
 }
 

@@ -37,13 +37,16 @@ const NOT_APPLIED: &[(&str, &str)] = &[
     ("g_proj.weight", "it is the gate of the output"),
     ("attn_sub_norm.weight", "it normalizes the context"),
     ("inner_attn_ln.weight", "it normalizes the context"),
-    ("q_proj.weight_scale", "it belongs to quantized weights"),
     ("relative_position_bias_table", "it adds a relative position bias"),
     ("attention.relative_position_bias.relative_position_bias_table", "it adds a relative position bias"),
     ("self.distance_embedding.weight", "it adds relative position embeddings"),
     ("q_bias", "it is a separate query bias"),
     ("v_bias", "it is a separate value bias"),
 ];
+
+/// Names beside `weight` of quantized modules. A checkpoint reads these modules as plain tensors; other sources, such as
+/// a `VarBuilder` of candle, have them as they are stored.
+const QUANTIZED: [&str; 5] = ["weight_scale", "weight_scale_inv", "scales", "SCB", "weight.absmax"];
 
 impl Layout {
     fn fits(&self, source: &dyn WeightSource) -> bool {
@@ -131,6 +134,12 @@ impl Layout {
         let applied = |name: &str| read.contains(&name) || position.contains(&name);
         if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
+        }
+        for module in self.required().into_iter().filter_map(|name| name.strip_suffix(".weight")) {
+            let scale = QUANTIZED.iter().map(|part| join(module, part)).find(|name| source.contains(name));
+            if let Some(name) = scale {
+                return unsupported(&name, "it belongs to quantized weights, which are read from a `Checkpoint`");
+            }
         }
         read.extend(self.bias_names());
         read.extend(BIAS_KV);

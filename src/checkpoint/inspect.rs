@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
 use crate::checkpoint::detect::{attention_prefixes, detect, in_natural_order};
-use crate::checkpoint::open::Checkpoint;
+use crate::checkpoint::gguf::blocks;
+use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::error::Result;
@@ -37,7 +38,7 @@ pub struct LayerInfo {
     pub position: Option<String>,
     /// The layer's built-in mask; `None` without a `config.json`.
     pub mask: Option<String>,
-    /// The dtypes of its stored weights, separated by commas.
+    /// The dtypes of its stored weights, and the formats of quantized ones with their sizes, separated by commas.
     pub dtype: String,
     /// Number of its stored parameters.
     pub parameters: usize,
@@ -94,12 +95,19 @@ impl Checkpoint {
             if name.split('.').any(|part| part == "LayerNorm") {
                 continue;
             }
-            if let Ok(entry) = self.entry(&source.full_name(&name)) {
+            let full_name = source.full_name(&name);
+            if let Ok(entry) = self.entry(&full_name) {
                 info.parameters += entry.shape.iter().product::<usize>();
-                let dtype = format!("{:?}", entry.dtype);
-                if !dtypes.contains(&dtype) {
-                    dtypes.push(dtype);
-                }
+            }
+            let dtype = match self.lookup(&full_name) {
+                Ok(Stored::Plain(_, entry)) => Some(entry.kind()),
+                Ok(Stored::Quantized(weight)) => Some(weight.describe()),
+                Err(_) => None,
+            };
+            if let Some(dtype) = dtype
+                && !dtypes.contains(&dtype)
+            {
+                dtypes.push(dtype);
             }
         }
         info.dtype = dtypes.join(", ");
@@ -140,10 +148,14 @@ impl Checkpoint {
         let source = self.at(prefix, DType::F32, &Device::Cpu);
         let mut found = Vec::new();
         for name in source.names().unwrap_or_default() {
-            let full_name = source.full_name(&name);
-            let (shard, entry) = self.stored(&full_name)?;
-            if shard.any_part(&full_name, entry, |data| holds_non_finite(entry.dtype, data))? {
-                found.push(full_name);
+            for (name, shard, entry) in self.stored_parts(&source.full_name(&name))? {
+                let holds = match &entry.gguf {
+                    Some(gguf) if !gguf.kind.is_numbers() => blocks::hold_non_finite(shard, &name, entry, gguf)?,
+                    _ => shard.any_part(&name, entry, |data| holds_non_finite(entry.dtype, data))?,
+                };
+                if holds {
+                    found.push(name);
+                }
             }
         }
         Ok(found)

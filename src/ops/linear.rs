@@ -3,22 +3,34 @@
 //! A layer for inference can drop the original tensors after packing ([`Linear::pack`]). Only the owner of the tensors
 //! may request that, such as a frozen copy or an encoder of a checkpoint: other holders would keep them in memory, or
 //! change them without the layer noticing.
+//!
+//! A quantized layer ([`Linear::quantize`]) holds nothing but packed weights.
+//!
+//! A layer may also compute something else in the place of the product: a module of the caller, or a product and a
+//! low-rank change beside it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use candle_attention_kernels::{Activation, PackedWeights};
 use candle_core::{D, DType, Device, Tensor, TensorId};
+use candle_nn::Module;
 
 use crate::error::{Error, Result};
-use crate::ops::pack::{multiply, pack, unpack, unpack_bias};
+use crate::ops::low_rank::LowRank;
+use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack, unpack_bias};
+use crate::ops::packed_product::packed_product;
 use crate::ops::problem::Activated;
 use crate::ops::problem::supports_fused;
+use crate::ops::projection::{OfModule, Projection};
+use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
-use crate::weights::LinearWeights;
+use crate::weights::{LinearWeights, LowRankChange};
 
-/// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`.
+/// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or what is in the place of one:
+/// [`from_module`](Self::from_module), [`with_low_rank`](Self::with_low_rank).
 #[derive(Clone)]
 pub struct Linear {
     weights: Weights,
@@ -34,8 +46,10 @@ pub struct Linear {
 enum Weights {
     /// Tensors, which may be variables or belong to others too.
     Tensors(LinearWeights),
-    /// Packed weights only.
-    Packed { has_bias: bool, like: Tensor },
+    /// Packed weights only, of which these are the outputs of the layer: all, or some that are packed with others.
+    Packed { has_bias: bool, like: Tensor, outputs: Range<usize> },
+    /// No weights, or more than weights.
+    Other(Arc<dyn Projection>),
 }
 
 /// A tensor without elements, for its dtype and its device, the CPU.
@@ -61,6 +75,89 @@ impl Linear {
         Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: [out, input] })
     }
 
+    /// A projection `(b, s, in)` → `(b, s, out)` that `module` computes, such as a
+    /// [`QMatMul`](candle_core::quantized::QMatMul) or a closure. Errors use `name`.
+    ///
+    /// The module gets contiguous inputs of this dtype on this device, and never an empty one. It runs here once, on a
+    /// token of zeros: its output must be `(1, 1, out)`, of the same dtype and device, and if it tracks a gradient, the
+    /// module counts as one with variables. [`weights`](Self::weights) of the layer is an error.
+    ///
+    /// # Errors
+    /// An output of another shape, dtype or device, here or in a call. In a call, an output that does not track the
+    /// gradient which its input tracks, or that tracks one where it did not here.
+    pub fn from_module(
+        name: &str,
+        module: impl Module + Send + Sync + 'static,
+        [out, input]: [usize; 2],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let like = Tensor::zeros(0, dtype, device)?;
+        let module = OfModule::new(name, Arc::new(module), [out, input], like)?;
+        Self::other(Arc::new(module), [out, input])
+    }
+
+    /// `self(xs) + scale · xs Aᵀ Bᵀ` with `a` `(r, in)` and `b` `(out, r)`: a low-rank change of the weights that is
+    /// computed beside them ([Hu 2021](https://arxiv.org/abs/2106.09685)). `a` and `b` may be variables, and of another
+    /// floating dtype; [`weights`](Self::weights) has the change merged.
+    ///
+    /// # Errors
+    /// `a` or `b` of another shape, or on another device.
+    pub fn with_low_rank(&self, a: &Tensor, b: &Tensor, scale: f64) -> Result<Self> {
+        Self::other(Arc::new(LowRank::new(self.clone(), a, b, scale, None)?), self.dims)
+    }
+
+    /// [`with_low_rank`](Self::with_low_rank) of a change of a weight whose rows `rows` are those of this layer; the
+    /// layer itself if none of these is changed.
+    pub(crate) fn with_change(&self, change: &LowRankChange, rows: &[usize]) -> Result<Self> {
+        let of_change = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
+        let chosen: Vec<u32> = rows.iter().filter_map(of_change).collect();
+        if chosen.is_empty() {
+            return Ok(self.clone());
+        }
+        if chosen.len() != self.out_features() {
+            let found = format!("one of {} of {} outputs", chosen.len(), self.out_features());
+            return Err(Error::value("the low-rank change of a projection", found, "one of all outputs"));
+        }
+        let in_order = chosen.len() == change.rows.len() && chosen.is_sorted();
+        let chosen = (!in_order).then_some(chosen);
+        let change = LowRank::new(self.clone(), &change.a, &change.b, change.scale, chosen)?;
+        Self::other(Arc::new(change), self.dims)
+    }
+
+    fn other(weights: Arc<dyn Projection>, dims: [usize; 2]) -> Result<Self> {
+        let id = Tensor::zeros(0, DType::U8, &Device::Cpu)?.id();
+        Ok(Self { weights: Weights::Other(weights), packed: Arc::default(), id, dims })
+    }
+
+    /// The layer of some outputs of weights that are packed with others.
+    pub(super) fn of_packed(
+        packed: Arc<OnceLock<PackedWeights>>,
+        outputs: Range<usize>,
+        has_bias: bool,
+        like: &Tensor,
+    ) -> Result<Self> {
+        let input = packed.get().map_or(0, PackedWeights::in_features);
+        let (dims, like) = ([outputs.len(), input], empty(like.dtype())?);
+        Ok(Self { id: like.id(), weights: Weights::Packed { has_bias, like, outputs }, packed, dims })
+    }
+
+    /// A range of the outputs as a layer that shares the weights.
+    pub(super) fn outputs(&self, range: Range<usize>) -> Result<Self> {
+        let dims = [range.len(), self.dims[1]];
+        match &self.weights {
+            Weights::Tensors(weights) => {
+                let weights = weights.narrow(range.start, range.len())?;
+                Self::new("a part of a projection", weights, dims[0], dims[1])
+            }
+            Weights::Packed { has_bias, like, outputs } => {
+                let part = outputs.start + range.start..outputs.start + range.end;
+                Self::of_packed(self.packed.clone(), part, *has_bias, like)
+            }
+            Weights::Other(other) => Self::other(other.outputs(range)?, dims),
+        }
+    }
+
     /// Elements of an output row.
     pub fn out_features(&self) -> usize {
         self.dims[0]
@@ -76,6 +173,7 @@ impl Linear {
         match &self.weights {
             Weights::Tensors(weights) => &weights.weight,
             Weights::Packed { like, .. } => like,
+            Weights::Other(other) => other.like(),
         }
     }
 
@@ -85,12 +183,16 @@ impl Linear {
     }
 
     /// The weights: the tensors of the layer, or new ones if the layer holds nothing but what is packed.
+    ///
+    /// # Errors
+    /// A module of the caller has none.
     pub fn weights(&self) -> Result<LinearWeights> {
         match &self.weights {
             Weights::Tensors(weights) => Ok(weights.clone()),
-            Weights::Packed { has_bias, like } => {
-                unpack(self.packed()?, 0..self.out_features(), *has_bias, like.dtype())
+            Weights::Packed { has_bias, like, outputs } => {
+                unpack(self.packed()?, outputs.clone(), *has_bias, like.dtype())
             }
+            Weights::Other(other) => other.weights(),
         }
     }
 
@@ -99,7 +201,10 @@ impl Linear {
         match &self.weights {
             Weights::Tensors(weights) => Ok(weights.bias.clone()),
             Weights::Packed { has_bias: false, .. } => Ok(None),
-            Weights::Packed { like, .. } => unpack_bias(self.packed()?, 0..self.out_features(), like.dtype()).map(Some),
+            Weights::Packed { like, outputs, .. } => {
+                unpack_bias(self.packed()?, outputs.clone(), like.dtype()).map(Some)
+            }
+            Weights::Other(other) => Ok(other.weights()?.bias),
         }
     }
 
@@ -108,27 +213,61 @@ impl Linear {
         match &self.weights {
             Weights::Tensors(weights) => weights.bias.is_some(),
             Weights::Packed { has_bias, .. } => *has_bias,
+            Weights::Other(other) => other.has_bias(),
         }
     }
 
     /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
-        self.tensors().is_some_and(LinearWeights::tracks_gradient)
+        match &self.weights {
+            Weights::Tensors(weights) => weights.tracks_gradient(),
+            Weights::Packed { .. } => false,
+            Weights::Other(other) => other.tracks_gradient(),
+        }
+    }
+
+    /// Whether the layer is what [`new`](Self::new) and [`pack`](Self::pack) make: weights of its own, and nothing
+    /// beside them.
+    pub(crate) fn is_plain(&self) -> bool {
+        match &self.weights {
+            Weights::Tensors(_) => true,
+            Weights::Packed { outputs, .. } => self.has_all(outputs),
+            Weights::Other(_) => false,
+        }
+    }
+
+    /// The weights as far as they may change, or the same of a layer with copies of them.
+    pub(super) fn changing(&self) -> Result<Vec<Tensor>> {
+        match &self.weights {
+            Weights::Other(other) => other.changing(),
+            _ if !self.is_plain() => Ok(Vec::new()),
+            _ => {
+                let LinearWeights { weight, bias } = self.weights()?;
+                Ok([Some(weight), bias].into_iter().flatten().collect())
+            }
+        }
+    }
+
+    /// Whether these are all outputs of what is packed.
+    fn has_all(&self, outputs: &Range<usize>) -> bool {
+        self.packed.get().is_some_and(|packed| *outputs == (0..packed.out_features()))
     }
 
     /// The tensors of the layer, unless it holds nothing but what is packed.
     pub(super) fn tensors(&self) -> Option<&LinearWeights> {
         match &self.weights {
             Weights::Tensors(weights) => Some(weights),
-            Weights::Packed { .. } => None,
+            Weights::Packed { .. } | Weights::Other(_) => None,
         }
     }
 
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
-    /// they may change; and a build that uses Accelerate or MKL leaves products to them.
+    /// they may change; and a build that uses Accelerate or MKL leaves products to them, unless the weights are
+    /// quantized.
     pub fn can_pack(&self) -> bool {
-        let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
-        own && self.like().device().is_cpu() && self.like().dtype() != DType::F64 && !self.tracks_gradient()
+        let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
+        let cpu = self.like().device().is_cpu() && self.like().dtype() != DType::F64;
+        own && cpu && self.is_plain() && !self.tracks_gradient()
     }
 
     /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only
@@ -137,15 +276,61 @@ impl Linear {
         if let Weights::Tensors(weights) = &self.weights
             && self.can_pack()
         {
+            let (has_bias, like) = (weights.bias.is_some(), empty(weights.weight.dtype())?);
             self.packed()?;
-            self.weights = Weights::Packed { has_bias: weights.bias.is_some(), like: empty(weights.weight.dtype())? };
+            self.weights = Weights::Packed { has_bias, like, outputs: 0..self.out_features() };
+        }
+        if let Weights::Other(other) = &self.weights
+            && let Some(packed) = other.packed()?
+        {
+            self.weights = Weights::Other(packed);
         }
         Ok(())
     }
 
+    /// Rounds the weights to a format of few bits, packs them, and gives their tensors back: what the layer holds
+    /// after that does not follow variables. Inputs and outputs of products without a gradient are rounded to integers
+    /// and back; where a gradient of the input is asked for, the product is that of the dequantized weights, which
+    /// [`weights`](Self::weights) returns as f32.
+    ///
+    /// Weights that the format cannot take ([`Quantization::fits`]) are packed as they are; a module of the caller, and
+    /// a low-rank change beside the weights, stay what they are.
+    ///
+    /// # Errors
+    /// A device other than the CPU; a weight that is not finite; not enough memory.
+    pub fn quantize(&mut self, format: Quantization) -> Result<()> {
+        if self.quantization() == Some(format) {
+            return Ok(());
+        }
+        format.check_device(self.like())?;
+        if let Weights::Other(other) = &self.weights {
+            if let Some(quantized) = other.quantized(format)? {
+                self.weights = Weights::Other(quantized);
+            }
+            return Ok(());
+        }
+        if !format.fits(self.in_features()) {
+            return self.pack();
+        }
+        let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
+        let (has_bias, outputs) = (self.has_bias(), 0..self.out_features());
+        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)?, outputs };
+        self.packed = Arc::new(OnceLock::from(packed));
+        Ok(())
+    }
+
+    /// The format of the weights, if it has few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match &self.weights {
+            Weights::Tensors(_) => None,
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Other(other) => other.quantization(),
+        }
+    }
+
     /// Whether there are no tensors of the weights any more.
     pub fn is_only_packed(&self) -> bool {
-        self.tensors().is_none()
+        matches!(self.weights, Weights::Packed { .. })
     }
 
     /// Whether the weights have been packed.
@@ -159,20 +344,26 @@ impl Linear {
             return Ok(packed);
         }
         // Only tensors can be without a packed form.
-        let packed = pack(&[&self.weights()?])?;
+        let packed = pack(&[&self.weights()?], format_of(self.like().dtype()))?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
     pub fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
-        if self.can_pack() && !xs.track_op() {
-            return multiply(xs, self.packed()?, dtype);
-        }
+        let weights = match &self.weights {
+            _ if self.can_pack() && !xs.track_op() => return multiply(xs, self.packed()?, dtype),
+            Weights::Tensors(weights) => weights,
+            Weights::Packed { outputs, .. } if xs.track_op() => {
+                return packed_product(xs, &self.packed, outputs.clone(), dtype);
+            }
+            Weights::Packed { outputs, .. } => return multiply_outputs(xs, self.packed()?, outputs.clone(), dtype),
+            Weights::Other(other) => return other.forward(xs, dtype),
+        };
         let (b, s, _) = xs.dims3()?;
-        let LinearWeights { weight, bias } = self.weights()?;
+        let LinearWeights { weight, bias } = weights;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = product(xs, &weight)?;
-        let ys = match &bias {
+        let ys = product(xs, weight)?;
+        let ys = match bias {
             Some(bias) => add_bias(ys, bias)?,
             None => ys,
         };
@@ -239,9 +430,11 @@ impl Linear {
         if !alike(other) || self.like().dtype() != other.like().dtype() {
             return Ok(false);
         }
-        match (self.tensors(), other.tensors()) {
-            (None, None) => Ok(self.packed()?.has_same_bits(other.packed()?)),
-            (Some(own), Some(other)) if !own.tracks_gradient() && !other.tracks_gradient() => {
+        match (&self.weights, &other.weights) {
+            (Weights::Packed { outputs: own, .. }, Weights::Packed { outputs, .. }) => {
+                Ok(own == outputs && self.packed()?.has_same_bits(other.packed()?))
+            }
+            (Weights::Tensors(own), Weights::Tensors(other)) if !own.tracks_gradient() && !other.tracks_gradient() => {
                 let same_bias = match (&own.bias, &other.bias) {
                     (Some(own), Some(other)) => same_elements(own, other)?,
                     _ => true,
@@ -255,7 +448,11 @@ impl Linear {
 
 impl ShareWeights for Linear {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
-        if self.has_same_weights(other)? {
+        if let Weights::Other(own) = &self.weights {
+            if let Some(shared) = own.share_weights(other)? {
+                self.weights = Weights::Other(shared);
+            }
+        } else if self.has_same_weights(other)? {
             *self = other.clone();
         }
         Ok(())
@@ -270,6 +467,13 @@ impl MapTensors for LinearWeights {
 
 impl MapTensors for Linear {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        if let Weights::Other(other) = &self.weights {
+            return Self::other(other.map_tensors(f)?, self.dims);
+        }
+        // What is packed with others, or in few bits, stays so: it cannot change, and copies would take more memory.
+        if !self.is_plain() || self.quantization().is_some() {
+            return Ok(self.clone());
+        }
         let weights = self.weights()?.map_tensors(f)?;
         let id = weights.weight.id();
         Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: self.dims })
@@ -279,7 +483,16 @@ impl MapTensors for Linear {
 impl fmt::Debug for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bias = if self.has_bias() { ", bias" } else { "" };
-        write!(f, "Linear({:?}, {}{bias})", self.dims, self.like().dtype().as_str())
+        let format = self.quantization().map_or(self.like().dtype().as_str().to_string(), |format| format.to_string());
+        write!(f, "Linear({:?}, {format}{bias})", self.dims)
+    }
+}
+
+/// Weights in a dtype that the packer reads: f64 becomes f32.
+pub(super) fn to_packable(weights: LinearWeights) -> Result<LinearWeights> {
+    match weights.weight.dtype() {
+        DType::F64 => weights.map_tensors(&mut |tensor| Ok(tensor.to_dtype(DType::F32)?)),
+        _ => Ok(weights),
     }
 }
 

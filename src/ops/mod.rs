@@ -8,10 +8,14 @@
 pub(crate) mod cuda;
 mod latent;
 mod linear;
+mod low_rank;
 mod norm;
 mod pack;
+mod packed_product;
 mod problem;
+mod projection;
 mod qkv;
+mod quantization;
 mod rotation;
 mod score_factor;
 
@@ -20,6 +24,8 @@ pub(crate) use linear::accumulate_dtype;
 pub use linear::{Linear, PendingBias};
 pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
-pub(crate) use qkv::Qkv;
+pub use projection::ProjectionKind;
+pub(crate) use qkv::{GATE, Qkv};
+pub use quantization::{ComputeType, Quantization};
 pub(crate) use rotation::rotate;
 pub(crate) use score_factor::{expected_dropout, expected_factor, expected_limit};

@@ -12,8 +12,8 @@ use super::convert::Convert;
 use super::distance_products::DistanceProducts;
 use super::error::Result;
 use super::isa::Isa;
-use super::isa::bf16_dot::Bf16Dot;
-use super::isa::kernel::{Bf16Kernel, Kernel};
+use super::isa::kernel::{Kernel, PairKernel};
+use super::isa::pair_dot::PairDot;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
@@ -104,9 +104,9 @@ impl<T: Convert> Kernel for TaskKernel<'_, T> {
     }
 }
 
-impl<T: Convert> Bf16Kernel for TaskKernel<'_, T> {
+impl<T: Convert> PairKernel for TaskKernel<'_, T> {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
         *self.result = self.run_with(TileBf16(s, dot));
     }
 }

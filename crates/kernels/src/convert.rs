@@ -4,9 +4,9 @@ use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
-use super::isa::bf16_dot::{Bf16Dot, Bf16x2};
 #[cfg(target_arch = "aarch64")]
 use super::isa::neon;
+use super::isa::pair_dot::{Pair, PairDot, PairFormat};
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
@@ -28,11 +28,11 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
         buffer
     }
 
-    /// Rounds the values to bf16 pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     #[inline(always)]
-    fn to_bf16x2<D: Bf16Dot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Bf16x2]) {
-        dot.round_to_bf16(Self::as_f32(from, buffer), to);
+    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
+        dot.round_to_pairs(Self::as_f32(from, buffer), to);
     }
 }
 
@@ -74,6 +74,13 @@ impl Convert for f16 {
         #[cfg(not(target_arch = "aarch64"))]
         downcast_by_half(from, to);
     }
+    #[inline(always)]
+    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
+        match D::FORMAT {
+            PairFormat::F16 => copy_pairs(from, to, f16::to_bits),
+            PairFormat::Bf16 => dot.round_to_pairs(Self::as_f32(from, buffer), to),
+        }
+    }
 }
 
 #[cfg(not(target_arch = "aarch64"))]
@@ -114,18 +121,27 @@ impl Convert for bf16 {
         to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| _ = to.write(f32_to_bf16(*from)));
     }
     #[inline(always)]
-    fn to_bf16x2<D: Bf16Dot>(_: D, from: &[Self], _: &mut [f32], to: &mut [Bf16x2]) {
-        let (pairs, rest) = from.as_chunks::<2>();
-        let (whole, zeros) = to.split_at_mut(from.len().div_ceil(2));
-        for (to, pair) in whole.iter_mut().zip(pairs) {
-            // The compiler merges this into one load.
-            *to = u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
+    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
+        match D::FORMAT {
+            PairFormat::Bf16 => copy_pairs(from, to, bf16::to_bits),
+            PairFormat::F16 => dot.round_to_pairs(Self::as_f32(from, buffer), to),
         }
-        if let [last] = rest {
-            whole[pairs.len()] = u32::from(last.to_bits());
-        }
-        zeros.fill(0);
     }
+}
+
+/// Makes pairs of values as they are, and fills the rest of `to` with zeros.
+#[inline(always)]
+fn copy_pairs<T: Copy>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
+    let (pairs, rest) = from.as_chunks::<2>();
+    let (whole, zeros) = to.split_at_mut(from.len().div_ceil(2));
+    for (to, pair) in whole.iter_mut().zip(pairs) {
+        // The compiler merges this into one load.
+        *to = u32::from(bits(pair[0])) | u32::from(bits(pair[1])) << 16;
+    }
+    if let [last] = rest {
+        whole[pairs.len()] = u32::from(bits(*last));
+    }
+    zeros.fill(0);
 }
 
 #[inline(always)]

@@ -9,10 +9,8 @@ use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
 use super::isa::Isa;
-use super::isa::bf16_dot::{
-    BLOCK, Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, as_bf16x2_mut, place_in_blocks,
-};
-use super::isa::kernel::{Bf16Kernel, Kernel};
+use super::isa::kernel::{Kernel, PairKernel};
+use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
 use super::microkernel::{StridedRows, microkernel};
@@ -52,7 +50,7 @@ impl PackedWeights {
     fn row_block(&self) -> usize {
         match &self.panels {
             // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
-            Panels::Bf16(_) if self.isa.bf16_tiles().blocks => {
+            Panels::Pairs(format, _) if self.isa.pair_tiles(*format).order == PairOrder::Blocks => {
                 let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
                 if bytes <= L1_BYTES { 32 } else { 128 }
             }
@@ -111,7 +109,7 @@ impl PackedWeights {
             };
             match &self.panels {
                 Panels::F32(panels) => run_f32(self.isa, task, panels),
-                Panels::Bf16(panels) => run_bf16(self.isa, task, panels),
+                Panels::Pairs(format, panels) => run_pairs(self.isa, *format, task, panels),
                 Panels::Quantized(panels) => run_quantized(self.isa, task, panels),
             }
         })
@@ -233,23 +231,28 @@ fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const
 }
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_bf16<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, panels: &[Bf16x2]) -> Result<()> {
-    // Inputs in bf16 pairs, with room for a whole tile more; one row of them, and one in f32.
+pub(super) fn run_pairs<A: Convert, O: Convert>(
+    isa: Isa,
+    format: PairFormat,
+    task: GemmTask<A, O>,
+    panels: &[Pair],
+) -> Result<()> {
+    // Inputs in pairs, with room for a whole tile more; one row of them, and one in f32.
     let k = task.weights.in_features;
-    let pairs = k.div_ceil(2).next_multiple_of(isa.bf16_tiles().pair_step);
+    let pairs = k.div_ceil(2).next_multiple_of(isa.pair_tiles(format).pair_step);
     let rounded = element_count("the scratch memory of a product", &[task.to - task.from + MAX_ROWS, pairs])?;
     let mut memory = task.pool.take(rounded + pairs + k)?;
     let (rounded, rest) = memory.split_at_mut(rounded);
     let (row, upcast) = rest.split_at_mut(pairs);
-    isa.run_bf16(GemmBf16 { task, panels, rounded: as_bf16x2_mut(rounded), row: as_bf16x2_mut(row), upcast });
+    isa.run_pairs(format, GemmPairs { task, panels, rounded: as_pairs_mut(rounded), row: as_pairs_mut(row), upcast });
     Ok(())
 }
 
-struct GemmBf16<'a, A, O> {
+struct GemmPairs<'a, A, O> {
     task: GemmTask<'a, A, O>,
-    panels: &'a [Bf16x2],
-    rounded: &'a mut [Bf16x2],
-    row: &'a mut [Bf16x2],
+    panels: &'a [Pair],
+    rounded: &'a mut [Pair],
+    row: &'a mut [Pair],
     upcast: &'a mut [f32],
 }
 
@@ -262,13 +265,14 @@ const MAX_VECTORS: usize = MAX_COLUMNS / 8;
 #[repr(align(64))]
 struct Sums([f32; MAX_ROWS * MAX_COLUMNS]);
 
-impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
+impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(mut self, s: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(mut self, s: S, dot: D) {
         const {
             assert!(D::MAX_ROWS <= MAX_ROWS && D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_COLUMNS);
             assert!(D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_VECTORS * S::LANES);
-            assert!(!D::TAKES_BLOCKS || D::PAIR_STEP == BLOCK && D::MAX_ROWS.is_multiple_of(BLOCK));
+            let block = D::ORDER.block();
+            assert!(D::PAIR_STEP.is_multiple_of(block) && D::MAX_ROWS.is_multiple_of(block));
         }
         let (k, width) = (self.task.weights.in_features, D::MAX_VECTORS * VECTOR_COLUMNS);
         assert_eq!(width, self.task.weights.panel_width, "the weights are packed for another instruction set");
@@ -278,14 +282,17 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
         let Self { task, panels, rounded, .. } = self;
         // A tile may read more rows than it has. Their contents do not matter: no row affects another.
         let rounded = &rounded[..rows.next_multiple_of(D::MAX_ROWS) * pairs];
-        let layout = if D::TAKES_BLOCKS { TileLayout::Blocks } else { TileLayout::Rows { a: pairs, b: width } };
+        let layout = match D::ORDER {
+            PairOrder::Rows => TileLayout::Rows { a: pairs, b: width },
+            _ => TileLayout::Packed,
+        };
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
         let mut sums = [const { Sums([0.0; MAX_ROWS * MAX_COLUMNS]) }; 2];
         let mut last = None::<(usize, usize)>;
         for panel in task.first..task.last {
             let terms = &panels[panel * width * pairs..][..width * pairs];
             for first in (0..rows).step_by(D::MAX_ROWS) {
-                let tile = Bf16Tile {
+                let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),
                     vectors: D::MAX_VECTORS,
                     pairs,
@@ -296,7 +303,7 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
                 sums.swap(0, 1);
                 // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, a multiple of `MAX_ROWS`, `terms` is a
                 // whole panel, both in the layout of the tile, and `sums` has room for the largest tile. This is a
-                // kernel under `run_bf16`.
+                // kernel under `run_pairs`.
                 unsafe {
                     let to = sums[0].0.as_mut_ptr();
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)
@@ -312,23 +319,24 @@ impl<A: Convert, O: Convert> Bf16Kernel for GemmBf16<'_, A, O> {
     }
 }
 
-impl<A: Convert, O> GemmBf16<'_, A, O> {
+impl<A: Convert, O> GemmPairs<'_, A, O> {
     /// Rounds the inputs of the task to pairs, in the layout of the tiles.
     #[inline(always)]
-    fn round_inputs<D: Bf16Dot>(&mut self, dot: D, rows: usize, pairs: usize) {
+    fn round_inputs<D: PairDot>(&mut self, dot: D, rows: usize, pairs: usize) {
         let Self { task, rounded, row, upcast, .. } = self;
         let k = task.weights.in_features;
         for i in 0..rows {
             let from = &task.a[(task.from + i) * k..][..k];
-            if !D::TAKES_BLOCKS {
-                A::to_bf16x2(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
+            if D::ORDER == PairOrder::Rows {
+                A::to_pairs(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
                 continue;
             }
-            A::to_bf16x2(dot, from, upcast, row);
-            for (step, line) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
-                let at = place_in_blocks(i, step * BLOCK, pairs);
+            A::to_pairs(dot, from, upcast, row);
+            let block = const { D::ORDER.block() };
+            for (step, line) in row.chunks_exact(block).enumerate() {
+                let at = D::ORDER.place_in_rows(i, step * block, pairs);
                 // A loop of fixed length, not `copy_from_slice`, which may be a call.
-                rounded[at..][..BLOCK].iter_mut().zip(line).for_each(|(to, pair)| *to = *pair);
+                rounded[at..][..block].iter_mut().zip(line).for_each(|(to, pair)| *to = *pair);
             }
         }
     }

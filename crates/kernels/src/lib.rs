@@ -55,7 +55,10 @@ mod element;
 mod error;
 mod exp;
 mod gate;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 mod gemm;
 mod int8;
 mod isa;
@@ -70,7 +73,10 @@ mod packing;
 mod problem;
 mod score_tile;
 mod team;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 mod tile_bf16;
 mod tile_f32;
 

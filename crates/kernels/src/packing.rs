@@ -3,24 +3,22 @@
 //! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
 //! converted before: beside the panels, packing takes the memory of one row.
 //!
-//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs hold bf16 weights exactly. So where weights are packed,
-//! the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN stays a
-//! NaN but may become a quiet one.)
+//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs of f16 or bf16 those of their dtype. So where weights are
+//! packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN
+//! stays a NaN but may become a quiet one.)
 
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-
-use bytemuck::Pod;
-use half::bf16;
 
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
 use super::int8::panels::{QuantizedPacker, QuantizedPanels};
 use super::isa::Isa;
-use super::isa::bf16_dot::{Bf16x2, bf16x2, place_in_blocks};
+use super::isa::pair_dot::{Pair, PairFormat, PairOrder};
 use super::memory::{AlignedVec, element_count, try_reserve};
+use bytemuck::Pod;
 
 /// Weights `(out_features, in_features)` and a bias, packed for one instruction set.
 ///
@@ -42,9 +40,8 @@ pub struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
-    /// For inputs that are rounded to bf16, with f32 sums. Where the instructions take them, in blocks of 16 pairs by
-    /// 16 output features.
-    Bf16(SharedPanels<Bf16x2>),
+    /// For inputs that are rounded to the format of the pairs, with f32 sums.
+    Pairs(PairFormat, SharedPanels<Pair>),
     /// Integers with scales, for inputs that are rounded to int8.
     Quantized(QuantizedPanels),
 }
@@ -83,17 +80,6 @@ impl<T: Pod> Deref for SharedPanels<T> {
     }
 }
 
-/// Where a panel holds `term`, an input feature or a pair of them, of its output feature `column`: in rows of
-/// `panel_width`, one for each term, or in `blocks` of 16 terms by 16 outputs. Packing and unpacking know the order
-/// inside a panel from here only.
-#[inline(always)]
-pub(super) fn place_in_panel(blocks: bool, term: usize, column: usize, panel_width: usize) -> usize {
-    match blocks {
-        true => place_in_blocks(term, column, panel_width),
-        false => term * panel_width + column,
-    }
-}
-
 pub(super) fn bytes<T: Pod>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
@@ -114,7 +100,7 @@ impl PackedWeights {
         let sizes = |weights: &Self| (weights.in_features, weights.out_features, weights.panel_width);
         let panels = match (&self.panels, &other.panels) {
             (Panels::F32(own), Panels::F32(other)) => bytes(own) == bytes(other),
-            (Panels::Bf16(own), Panels::Bf16(other)) => bytes(own) == bytes(other),
+            (Panels::Pairs(a, own), Panels::Pairs(b, other)) => a == b && bytes(own) == bytes(other),
             (Panels::Quantized(own), Panels::Quantized(other)) => own.has_same_bits(other),
             _ => false,
         };
@@ -122,18 +108,19 @@ impl PackedWeights {
     }
 
     /// The numbers that the weights are held in: the format that they were packed for, but [`WeightFormat::F32`]
-    /// instead of [`WeightFormat::Bf16`] where there are no instructions for bf16 products.
+    /// instead of [`WeightFormat::Bf16`] and [`WeightFormat::F16`] where there are no instructions for such products.
     pub fn format(&self) -> WeightFormat {
         match &self.panels {
             Panels::F32(_) => WeightFormat::F32,
-            Panels::Bf16(_) => WeightFormat::Bf16,
+            Panels::Pairs(PairFormat::Bf16, _) => WeightFormat::Bf16,
+            Panels::Pairs(PairFormat::F16, _) => WeightFormat::F16,
             Panels::Quantized(panels) => panels.layout.format,
         }
     }
 
     /// Whether products round their inputs to bf16.
     pub fn rounds_to_bf16(&self) -> bool {
-        matches!(self.panels, Panels::Bf16(_))
+        matches!(self.panels, Panels::Pairs(PairFormat::Bf16, _))
     }
 }
 
@@ -152,8 +139,8 @@ pub struct Packer {
     panel_width: usize,
     /// Input features of an output feature, or pairs of them.
     terms: usize,
-    /// Whether panels are made of blocks.
-    blocks: bool,
+    /// The order inside a panel.
+    order: PairOrder,
     panels: Memory,
     bias: AlignedVec<f32>,
     /// Output features that have been packed.
@@ -164,7 +151,7 @@ pub struct Packer {
 
 enum Memory {
     F32(AlignedVec<f32>),
-    Bf16(AlignedVec<Bf16x2>),
+    Pairs(PairFormat, AlignedVec<Pair>),
     Quantized(QuantizedPacker),
 }
 
@@ -172,31 +159,32 @@ impl Packer {
     /// Makes room for weights `(out_features, in_features)` that will be held in a format.
     ///
     /// In [`WeightFormat::Bf16`], if there are instructions for bf16 products, inputs will be rounded to bf16 and sums
-    /// are f32; weights must be bf16 values, or they are rounded. Without such instructions, and in
-    /// [`WeightFormat::F32`], everything is f32. In the other formats inputs will be rounded to int8.
+    /// are f32; weights must be bf16 values, or they are rounded. In the same way in [`WeightFormat::F16`]: see there.
+    /// Without such instructions, and in [`WeightFormat::F32`], everything is f32. In the other formats inputs will be
+    /// rounded to int8.
     ///
     /// # Errors
     /// The format cannot have so many input features, or there is not enough memory.
     pub fn new(isa: Isa, format: WeightFormat, out_features: usize, in_features: usize) -> Result<Self> {
         element_count("a weight", &[out_features, in_features])?;
         format.check_width(in_features)?;
-        let (panel_width, terms, blocks, panels);
+        let (panel_width, terms, order, panels);
         if format.is_quantized() {
             let layout = isa.int8_layout(format, in_features);
-            (panel_width, terms, blocks) = (layout.width, layout.inputs, false);
+            (panel_width, terms, order) = (layout.width, layout.inputs, PairOrder::Rows);
             panels =
                 Memory::Quantized(QuantizedPacker::new(layout, in_features, whole_panels(out_features, panel_width)?)?);
-        } else if format == WeightFormat::Bf16 && isa.has_bf16_dot() {
-            let tiles = isa.bf16_tiles();
-            (panel_width, blocks) = (tiles.columns, tiles.blocks);
+        } else if let Some(pairs) = format.pairs().filter(|pairs| isa.has_pairs(*pairs)) {
+            let tiles = isa.pair_tiles(pairs);
+            (panel_width, order) = (tiles.columns, tiles.order);
             terms = in_features.div_ceil(2).next_multiple_of(tiles.pair_step);
-            panels = Memory::Bf16(zeros(&[whole_panels(out_features, panel_width)?, terms])?);
+            panels = Memory::Pairs(pairs, zeros(&[whole_panels(out_features, panel_width)?, terms])?);
         } else {
-            (panel_width, terms, blocks) = (isa.tile_columns(), in_features, false);
+            (panel_width, terms, order) = (isa.tile_columns(), in_features, PairOrder::Rows);
             panels = Memory::F32(zeros(&[whole_panels(out_features, panel_width)?, terms])?);
         }
         let (bias, row) = (zeros(&[whole_panels(out_features, panel_width)?])?, zeros(&[in_features])?);
-        Ok(Self { isa, in_features, out_features, panel_width, terms, blocks, panels, bias, packed: 0, row })
+        Ok(Self { isa, in_features, out_features, panel_width, terms, order, panels, bias, packed: 0, row })
     }
 
     /// [`push`](Self::push) for one dtype.
@@ -230,14 +218,14 @@ impl Packer {
                 Memory::F32(panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, weight) in row.iter().enumerate() {
-                        panel[place_in_panel(self.blocks, term, column, width)] = *weight;
+                        panel[PairOrder::Rows.place_in_columns(term, column, width)] = *weight;
                     }
                 }
-                Memory::Bf16(panels) => {
+                Memory::Pairs(format, panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, pair) in row.chunks(2).enumerate() {
                         let second = pair.get(1).copied().unwrap_or(0.0);
-                        panel[place_in_panel(self.blocks, term, column, width)] = bf16x2(pair[0], second);
+                        panel[self.order.place_in_columns(term, column, width)] = format.pair(pair[0], second);
                     }
                 }
                 Memory::Quantized(panels) => panels.push(feature, row)?,
@@ -257,7 +245,7 @@ impl Packer {
         }
         let panels = match self.panels {
             Memory::F32(panels) => Panels::F32(SharedPanels::new(panels)),
-            Memory::Bf16(panels) => Panels::Bf16(SharedPanels::new(panels)),
+            Memory::Pairs(format, panels) => Panels::Pairs(format, SharedPanels::new(panels)),
             Memory::Quantized(panels) => Panels::Quantized(panels.finish()),
         };
         let Self { isa, in_features, out_features, panel_width, bias, .. } = self;
@@ -314,7 +302,7 @@ impl PackedWeights {
         let (first, last) = (outputs.start / width, outputs.end.div_ceil(width));
         let memory = match &self.panels {
             Panels::F32(memory) => Panels::F32(memory.panels(first, last, panels)),
-            Panels::Bf16(memory) => Panels::Bf16(memory.panels(first, last, panels)),
+            Panels::Pairs(format, memory) => Panels::Pairs(*format, memory.panels(first, last, panels)),
             Panels::Quantized(memory) => Panels::Quantized(memory.panels(first, last, panels)),
         };
         let part = Self {
@@ -337,15 +325,14 @@ impl PackedWeights {
             Panels::F32(memory) => {
                 let panel = memory.panel(index, panels);
                 for (term, weight) in row.iter_mut().enumerate() {
-                    *weight = panel[place_in_panel(false, term, column, width)];
+                    *weight = panel[PairOrder::Rows.place_in_columns(term, column, width)];
                 }
             }
-            Panels::Bf16(memory) => {
-                let (panel, blocks) = (memory.panel(index, panels), self.isa.bf16_tiles().blocks);
+            Panels::Pairs(format, memory) => {
+                let (panel, order) = (memory.panel(index, panels), self.isa.pair_tiles(*format).order);
                 for (term, weights) in row.chunks_mut(2).enumerate() {
-                    let pair = panel[place_in_panel(blocks, term, column, width)];
-                    let halves = [pair as u16, (pair >> 16) as u16];
-                    weights.iter_mut().zip(halves).for_each(|(weight, half)| *weight = bf16::from_bits(half).to_f32());
+                    let pair = panel[order.place_in_columns(term, column, width)];
+                    weights.iter_mut().zip(format.values(pair)).for_each(|(weight, value)| *weight = value);
                 }
             }
             Panels::Quantized(memory) => memory.unpack_row(index, column, panels, row),

@@ -2,7 +2,7 @@
 //! between attention in f32 and in bf16.
 
 use super::convert::Convert;
-use super::isa::bf16_dot::{Bf16Dot, Bf16x2};
+use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::Simd;
 use super::problem::HeadsView;
 
@@ -39,9 +39,9 @@ impl<T: Convert> Tokens<'_, T> {
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
     #[inline(always)]
-    pub fn write_bf16x2<D: Bf16Dot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Bf16x2]) {
+    pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {
-            T::to_bf16x2(dot, self.heads.head(self.start, self.from + i, self.h, self.d), buffer, to);
+            T::to_pairs(dot, self.heads.head(self.start, self.from + i, self.h, self.d), buffer, to);
         } else {
             to.fill(0);
         }

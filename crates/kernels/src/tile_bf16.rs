@@ -1,16 +1,16 @@
 //! Score tiles in bf16: queries, keys, values and attention weights are rounded to bf16, sums are f32.
 
 use super::convert::Convert;
-use super::isa::bf16_dot::{Bf16Dot, Bf16Tile, TileLayout, VECTOR_COLUMNS, as_bf16x2, as_bf16x2_mut};
+use super::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::tile_f32::vectors_per_step;
 
-/// Score tiles by [`Bf16Dot`]. The softmax between the products is f32, by [`Simd`].
+/// Score tiles by [`PairDot`]. The softmax between the products is f32, by [`Simd`].
 #[derive(Clone, Copy)]
 pub(super) struct TileBf16<S, D>(pub S, pub D);
 
-impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
+impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     type S = S;
     const ROWS: usize = D::MAX_ROWS;
     const PANEL: usize = D::MAX_VECTORS * VECTOR_COLUMNS;
@@ -44,10 +44,10 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
     fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
         let width = Self::key_width(keys.d);
         let (upcast, rest) = buffer.split_at_mut(keys.d);
-        let rounded = &mut as_bf16x2_mut(rest)[..width];
-        for (panel, to) in as_bf16x2_mut(to).chunks_exact_mut(Self::PANEL * width).enumerate() {
+        let rounded = &mut as_pairs_mut(rest)[..width];
+        for (panel, to) in as_pairs_mut(to).chunks_exact_mut(Self::PANEL * width).enumerate() {
             for lane in 0..Self::PANEL {
-                keys.write_bf16x2(self.1, panel * Self::PANEL + lane, upcast, rounded);
+                keys.write_pairs(self.1, panel * Self::PANEL + lane, upcast, rounded);
                 for (column, pair) in to.chunks_exact_mut(Self::PANEL).zip(&*rounded) {
                     column[lane] = *pair;
                 }
@@ -59,11 +59,11 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
     #[inline(always)]
     fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(width_v);
-        let (low, rest) = as_bf16x2_mut(rest).split_at_mut(width_v / 2);
+        let (low, rest) = as_pairs_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
-        for (i, to) in as_bf16x2_mut(to).chunks_exact_mut(width_v).enumerate() {
-            values.write_bf16x2(self.1, 2 * i, upcast, low);
-            values.write_bf16x2(self.1, 2 * i + 1, upcast, high);
+        for (i, to) in as_pairs_mut(to).chunks_exact_mut(width_v).enumerate() {
+            values.write_pairs(self.1, 2 * i, upcast, low);
+            values.write_pairs(self.1, 2 * i + 1, upcast, high);
             for ((to, low), high) in to.chunks_exact_mut(2).zip(&*low).zip(&*high) {
                 to[0] = low & 0xffff | high << 16;
                 to[1] = low >> 16 | high & 0xffff_0000;
@@ -75,14 +75,14 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
     fn pack_queries<T: Convert>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(queries.d);
         let scaled = &mut rest[..queries.d];
-        for (i, to) in as_bf16x2_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
+        for (i, to) in as_pairs_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
             if factor == 1.0 {
-                queries.write_bf16x2(self.1, i, upcast, to);
+                queries.write_pairs(self.1, i, upcast, to);
                 continue;
             }
             let upcast = queries.as_f32(i, upcast);
             scaled.iter_mut().zip(upcast).for_each(|(to, x)| *to = x * factor);
-            self.1.round_to_bf16(scaled, to);
+            self.1.round_to_pairs(scaled, to);
         }
     }
 
@@ -94,7 +94,7 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         assert!(keys.len() >= count.next_multiple_of(Self::PANEL) * pairs);
         for start in (0..count).step_by(Self::PANEL) {
             let vectors = D::MAX_VECTORS.min((count - start).div_ceil(VECTOR_COLUMNS));
-            let tile = Bf16Tile {
+            let tile = PairTile {
                 rows,
                 vectors,
                 pairs,
@@ -102,11 +102,11 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
                 c_stride: KEY_BLOCK,
                 accumulate: false,
             };
-            let keys = as_bf16x2(&keys[start * pairs..]).as_ptr();
+            let keys = as_pairs(&keys[start * pairs..]).as_ptr();
             // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and
             // `ROWS` rows of `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of
             // this type.
-            unsafe { self.1.multiply_tile(tile, as_bf16x2(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
+            unsafe { self.1.multiply_tile(tile, as_pairs(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
     }
 
@@ -121,24 +121,24 @@ impl<S: Simd, D: Bf16Dot> ScoreTile for TileBf16<S, D> {
         width_v: usize,
     ) {
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
-        let rounded = as_bf16x2_mut(rounded);
+        let rounded = as_pairs_mut(rounded);
         let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
         assert!((1..=Self::ROWS).contains(&rows) && width_v.is_multiple_of(VECTOR_COLUMNS));
         assert!(rounded.len() >= Self::ROWS * (KEY_BLOCK / 2) && pairs <= KEY_BLOCK / 2);
         assert!(values.len() >= pairs * width_v && output.len() >= Self::ROWS * width_v);
         let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
         for (weights, to) in weights_of_rows.zip(rounded.chunks_exact_mut(KEY_BLOCK / 2)) {
-            self.1.round_to_bf16(&weights[..count], &mut to[..pairs]);
+            self.1.round_to_pairs(&weights[..count], &mut to[..pairs]);
         }
         let mut column = 0;
         while column < width_v {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
             let layout = TileLayout::Rows { a: KEY_BLOCK / 2, b: width_v };
-            let tile = Bf16Tile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true };
+            let tile = PairTile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true };
             // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
             // `width_v`. Only `run_bf16` makes a value of this type.
             unsafe {
-                let values = as_bf16x2(values).as_ptr().add(column);
+                let values = as_pairs(values).as_ptr().add(column);
                 self.1.multiply_tile(tile, rounded.as_ptr(), values, output.as_mut_ptr().add(column));
             }
             column += vectors * VECTOR_COLUMNS;

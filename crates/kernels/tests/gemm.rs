@@ -1,7 +1,7 @@
 //! Products with packed weights.
 
-use candle_attention_kernels::{Activation, Isa, PackedWeights, Team};
-use half::bf16;
+use candle_attention_kernels::{Activation, Isa, PackedWeights, Team, WeightFormat};
+use half::{bf16, f16};
 
 use super::functions::{Function, evaluate};
 use super::{Random, downcast, isas, upcast};
@@ -15,6 +15,7 @@ fn products_of_odd_sizes_match_the_reference() {
         // The kernel takes bf16 weights as f32 values that are exact in bf16.
         let rounded = |values: &[f32]| upcast(&downcast::<bf16>(values));
         let (a_bf16, w_bf16) = (rounded(&a), rounded(&w));
+        let [a_f16, w_f16] = [&a, &w].map(|values| upcast(&downcast::<f16>(values)));
         for isa in isas() {
             for (activation, bias) in [
                 (Activation::Identity, Some(&bias[..])),
@@ -29,6 +30,8 @@ fn products_of_odd_sizes_match_the_reference() {
                 check(&packed, [&a, &w], bias, activation, [rows, k, n], &what);
                 let packed = PackedWeights::new_bf16(isa, &w_bf16, bias, n, k).unwrap();
                 check(&packed, [&a_bf16, &w_bf16], bias, activation, [rows, k, n], &format!("{what} bf16"));
+                let packed = PackedWeights::new_f16(isa, &w_f16, bias, n, k).unwrap();
+                check(&packed, [&a_f16, &w_f16], bias, activation, [rows, k, n], &format!("{what} f16"));
             }
         }
     }
@@ -60,4 +63,22 @@ fn check(
     let last = rows - 1;
     packed.multiply(Team::ALONE, &a[last * k..], 1, activation, &mut alone).unwrap();
     assert_eq!(alone, got[last * n..], "{what}");
+}
+
+/// No instruction makes a number of an input that f16 does not hold.
+#[test]
+fn inputs_that_are_infinite_in_f16_give_no_number() {
+    let weight = [1.0, -1.0, 0.5, 0.0, 0.0, 0.0];
+    for isa in isas().into_iter().filter(|isa| isa.has_f16_dot()) {
+        let packed = PackedWeights::new_f16(isa, &weight, None, 2, 3).unwrap();
+        assert_eq!(packed.format(), WeightFormat::F16);
+        for x in [65_520.0, -1e6, f32::INFINITY, f32::NAN] {
+            let mut got = Vec::<f32>::new();
+            packed
+                .multiply(Team::ALONE, &[x, 1.0, 1.0, 65_504.0, 0.0, 0.0], 2, Activation::Identity, &mut got)
+                .unwrap();
+            assert!(!got[0].is_finite() && !got[1].is_finite(), "{} {x}: {got:?}", isa.name());
+            assert_eq!(got[2..], [65_504.0, 0.0], "{}", isa.name());
+        }
+    }
 }

@@ -2,8 +2,9 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm;
 mod attention;
-mod bf16_tiles;
 mod convert;
 mod distances;
 mod functions;
@@ -13,6 +14,7 @@ mod int8;
 mod memory;
 mod non_finite;
 mod norm;
+mod pair_tiles;
 mod score_tiles;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
@@ -52,6 +54,19 @@ impl PackedWeights {
     ) -> Result<Self> {
         let mut packer = Packer::new(isa, WeightFormat::F32, out_features, in_features)?;
         packer.push(out_features, weight, bias)?;
+        packer.finish()
+    }
+
+    /// Packs weights that are f16 values.
+    pub fn new_f16(
+        isa: Isa,
+        weight: &[f32],
+        bias: Option<&[f32]>,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
+        let mut packer = Packer::new(isa, WeightFormat::F16, out_features, in_features)?;
+        packer.push(out_features, &downcast::<half::f16>(weight), bias)?;
         packer.finish()
     }
 

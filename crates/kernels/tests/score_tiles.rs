@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::isas;
-use crate::isa::bf16_dot::Bf16Dot;
-use crate::isa::kernel::{Bf16Kernel, Kernel};
+use crate::isa::kernel::{Kernel, PairKernel};
+use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
 use crate::score_tile::{KEY_BLOCK, ScoreTile};
 use crate::tile_bf16::TileBf16;
@@ -38,9 +38,9 @@ impl Kernel for Call {
     }
 }
 
-impl Bf16Kernel for Call {
+impl PairKernel for Call {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
         self.run(TileBf16(s, dot));
     }
 }

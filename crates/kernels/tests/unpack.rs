@@ -18,10 +18,12 @@ fn packed_weights_give_back_what_was_packed() {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&packed.unpack::<f32>(0..n).unwrap()), bits(&values), "{} {n}×{k}", isa.name());
             assert_eq!(packed.bias(0..n), bias);
-            let mut packer = Packer::new(isa, WeightFormat::F32, n, k).unwrap();
-            packer.push(n, &f16s, None).unwrap();
-            let packed = packer.finish().unwrap();
-            assert_eq!(bits(&upcast(&packed.unpack::<f16>(0..n).unwrap())), bits(&upcast(&f16s)));
+            for format in [WeightFormat::F32, WeightFormat::F16] {
+                let mut packer = Packer::new(isa, format, n, k).unwrap();
+                packer.push(n, &f16s, None).unwrap();
+                let packed = packer.finish().unwrap();
+                assert_eq!(bits(&upcast(&packed.unpack::<f16>(0..n).unwrap())), bits(&upcast(&f16s)));
+            }
             // In two parts, as layers that share their input.
             let mut packer = Packer::new(isa, WeightFormat::Bf16, n, k).unwrap();
             for (rows, part) in [(n / 3, &bf16s[..n / 3 * k]), (n - n / 3, &bf16s[n / 3 * k..])] {
@@ -40,7 +42,7 @@ fn a_range_of_outputs_gives_the_bits_of_the_whole_product() {
     let (rows, n, k) = (5, 131, 37);
     let (a, w, bias) = (random.values::<f32>(rows * k), random.values(n * k), random.values(n));
     for isa in isas() {
-        for pack in [PackedWeights::new, PackedWeights::new_bf16] {
+        for pack in [PackedWeights::new, PackedWeights::new_bf16, PackedWeights::new_f16] {
             let whole = pack(isa, &w, Some(&bias), n, k).unwrap();
             let multiply = |weights: &PackedWeights| {
                 let mut out = Vec::<f32>::new();

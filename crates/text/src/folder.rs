@@ -10,6 +10,7 @@ use candle_attention::io::{is_present, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
 
+use crate::gguf;
 use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
 
@@ -77,15 +78,24 @@ impl<'a> ModelFolder<'a> {
     /// Opens the weights in a folder inside of this one.
     pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
         match self.memory {
-            Some(files) => files.checkpoint(inside),
+            Some(files) => self.as_configured(files.checkpoint(inside)?, &inside.join("config.json")),
             None => Checkpoint::open(inside),
         }
+    }
+
+    /// Weights in memory, quantized modules as their `config.json` describes them. Files on disk read it themselves.
+    fn as_configured(self, weights: Checkpoint, config: &Path) -> Result<Checkpoint> {
+        if !weights.is_quantized() {
+            return Ok(weights);
+        }
+        let config: Option<serde_json::Value> = self.optional(config)?;
+        Ok(config.map_or(weights.clone(), |config| weights.with_quantization_config(&config)))
     }
 
     /// Opens a safetensors file of the folder.
     pub fn tensors(self, path: &Path) -> Result<Checkpoint> {
         match self.memory {
-            Some(files) => files.tensors(path),
+            Some(files) => self.as_configured(files.tensors(path)?, &path.with_file_name("config.json")),
             None => Checkpoint::open(path),
         }
     }
@@ -109,6 +119,14 @@ impl<'a> ModelFolder<'a> {
     /// Reads an optional JSON file of the folder, or returns the default if it is absent.
     pub fn json_or_default<T: DeserializeOwned + Default>(self, path: &Path) -> Result<T> {
         Ok(self.optional(path)?.unwrap_or_default())
+    }
+}
+
+/// Calls `run` with the folder of a model, or with the one in memory that stands for a GGUF file.
+pub(crate) fn with_folder<T>(path: &Path, run: impl FnOnce(ModelFolder) -> Result<T>) -> Result<T> {
+    match gguf::is_alone(path)? {
+        true => run(ModelFolder::in_memory(&ModelFiles::of_gguf(path)?)),
+        false => run(ModelFolder::new(path)),
     }
 }
 

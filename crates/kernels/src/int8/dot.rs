@@ -116,7 +116,7 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
 }
 
 /// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
-const PREFETCH_BYTES: usize = 2048;
+pub(super) const PREFETCH_BYTES: usize = 2048;
 
 // SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and four inputs of
 // each row and step.
@@ -182,7 +182,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
                     }
                 }
             }
-            sums.map(|sums| sums.map(|sum| self.to_f32(sum)))
+            // Loops, because `array::map` is not always inlined.
+            let mut results = [[Int8Vectors::simd(self).splat(0.0); VECTORS]; ROWS];
+            for (results, sums) in results.iter_mut().zip(sums) {
+                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = self.to_f32(sum));
+            }
+            results
         }
     }
 }

@@ -8,6 +8,7 @@
 use half::f16;
 
 use crate::error::{Error, Result};
+use crate::isa::pair_dot::PairFormat;
 
 /// The numbers that packed weights are held in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,6 +19,9 @@ pub enum WeightFormat {
     /// bf16, with inputs rounded to bf16, where there are instructions for such products. Elsewhere weights in this
     /// format are held as f32.
     Bf16,
+    /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere weights in
+    /// this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they are NaN.
+    F16,
     /// 8 bits from -127 to 127, with one f32 scale per output feature. Each row of inputs is rounded to as many
     /// integers with a scale of its own.
     ///
@@ -42,6 +46,15 @@ impl WeightFormat {
     /// Whether weights are integers with scales.
     pub fn is_quantized(self) -> bool {
         matches!(self, Self::Int8 | Self::Q8_0 | Self::Q4_0)
+    }
+
+    /// The pairs that weights are held in, where there are instructions for them.
+    pub(crate) fn pairs(self) -> Option<PairFormat> {
+        match self {
+            Self::Bf16 => Some(PairFormat::Bf16),
+            Self::F16 => Some(PairFormat::F16),
+            _ => None,
+        }
     }
 
     /// Inputs that share a scale, of `width` inputs.

@@ -20,6 +20,12 @@ pub(crate) mod dot;
 pub(crate) mod encode;
 pub(crate) mod gemm;
 mod inputs;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_dotprod;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_i8mm;
 pub(crate) mod panels;
 pub(crate) mod portable;
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
 use super::avx512_bf16::Avx512Bf16;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout};
-use super::kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
+use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
 use crate::int8;
 use crate::int8::tiles::Int8TileKernel;
 
@@ -63,7 +63,7 @@ impl InstructionSet for Amx {
     }
 
     /// Configures the tile registers of this thread for the time of the kernel.
-    fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+    fn run_bf16<K: PairKernel>(self, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
     }
@@ -167,18 +167,18 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///
 /// # Safety
-/// The conditions of [`Bf16Dot::multiply_tile`].
+/// The conditions of [`PairDot::multiply_tile`].
 #[inline(always)]
 unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
-    tile: Bf16Tile,
-    a: *const Bf16x2,
-    b: *const Bf16x2,
+    tile: PairTile,
+    a: *const Pair,
+    b: *const Pair,
     c: *mut f32,
 ) {
     // From one row to the next, from the upper rows of A to the lower ones, and of B from one step to the next.
     let (a_stride, lower, b_stride, b_step) = match tile.layout {
         TileLayout::Rows { a, b } => (a, TILE_ROWS * a, b, TILE_PAIRS * b),
-        TileLayout::Blocks => {
+        TileLayout::Packed => {
             (TILE_PAIRS, TILE_ROWS * tile.pairs, TILE_PAIRS, Amx::MAX_VECTORS * TILE_PAIRS * TILE_PAIRS)
         }
     };
@@ -266,9 +266,9 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
 /// Runs the [`microkernel`] of a tile's size.
 ///
 /// # Safety
-/// The conditions of [`Bf16Dot::multiply_tile`]; `BLOCKS` is the layout of the tile.
+/// The conditions of [`PairDot::multiply_tile`]; `BLOCKS` is the layout of the tile.
 #[inline(always)]
-unsafe fn of_layout<const BLOCKS: bool>(tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+unsafe fn of_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         match (tile.rows > TILE_ROWS, tile.vectors > 1) {
@@ -304,26 +304,27 @@ fn fill_with_nan() {
 
 // SAFETY: `microkernel` reads and writes 16 or 32 rows of 16 or 32 columns: at most `MAX_ROWS` rows, and exactly the
 // vectors of the tile.
-unsafe impl Bf16Dot for Amx {
+unsafe impl PairDot for Amx {
+    const FORMAT: PairFormat = PairFormat::Bf16;
     /// Two by two tiles: with eight tile registers, four hold sums, and each step has four loads for four products. One
     /// by one would have two loads for each product.
     const MAX_ROWS: usize = 2 * TILE_ROWS;
     const MAX_VECTORS: usize = 2;
     const PAIR_STEP: usize = TILE_PAIRS;
-    const TAKES_BLOCKS: bool = true;
+    const ORDER: PairOrder = PairOrder::Blocks;
 
     #[inline(always)]
-    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
-        self.0.round_to_bf16(from, to);
+    fn round_to_pairs(self, from: &[f32], to: &mut [Pair]) {
+        self.0.round_to_pairs(from, to);
     }
 
     #[inline(always)]
-    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
         unsafe {
             match tile.layout {
                 TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
-                TileLayout::Blocks => of_layout::<true>(tile, a, b, c),
+                TileLayout::Packed => of_layout::<true>(tile, a, b, c),
             }
         }
     }

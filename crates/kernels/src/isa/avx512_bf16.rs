@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::bf16_dot::{Bf16Dot, Bf16Tile, Bf16x2, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
+use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 
 /// AVX512-BF16 and AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ impl InstructionSet for Avx512Bf16 {
         self.0.run(kernel);
     }
 
-    fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+    fn run_bf16<K: PairKernel>(self, kernel: K) {
         self.run_bf16_with(self, kernel);
     }
 
@@ -47,7 +47,7 @@ impl Avx512Bf16 {
     }
 
     /// Runs a kernel with bf16 products by `dot`, and everything else by AVX-512.
-    pub(super) fn run_bf16_with<K: Bf16Kernel, D: Bf16Dot>(self, dot: D, kernel: K) {
+    pub(super) fn run_bf16_with<K: PairKernel, D: PairDot>(self, dot: D, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX-512F and AVX512-BF16.
         unsafe { run_bf16(self.0, dot, kernel) }
     }
@@ -55,16 +55,16 @@ impl Avx512Bf16 {
     /// Computes a tile of `ROWS` rows by `VECTORS` vectors in registers.
     ///
     /// # Safety
-    /// The conditions of [`Bf16Dot::multiply_tile`], with `ROWS` rows and `VECTORS` vectors.
+    /// The conditions of [`PairDot::multiply_tile`], with `ROWS` rows and `VECTORS` vectors.
     #[inline(always)]
     unsafe fn microkernel<const ROWS: usize, const VECTORS: usize>(
         self,
-        tile: Bf16Tile,
-        a: *const Bf16x2,
-        b: *const Bf16x2,
+        tile: PairTile,
+        a: *const Pair,
+        b: *const Pair,
         c: *mut f32,
     ) {
-        let TileLayout::Rows { a: a_stride, b: b_stride } = tile.layout else { unreachable!("takes no blocks") };
+        let TileLayout::Rows { a: a_stride, b: b_stride } = tile.layout else { unreachable!("is packed as rows") };
         // SAFETY: `r < ROWS`, `v < VECTORS` and `pair < pairs` stay inside the memory that the caller promises; `self`
         // proves that the processor has the instructions.
         unsafe {
@@ -99,10 +99,10 @@ impl Avx512Bf16 {
     /// Computes the rows of a tile of `VECTORS` vectors: as many eights as there are, a four, ones.
     ///
     /// # Safety
-    /// The conditions of [`Bf16Dot::multiply_tile`], with `VECTORS` vectors.
+    /// The conditions of [`PairDot::multiply_tile`], with `VECTORS` vectors.
     #[inline(always)]
-    unsafe fn rows<const VECTORS: usize>(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
-        let TileLayout::Rows { a: a_stride, .. } = tile.layout else { unreachable!("takes no blocks") };
+    unsafe fn rows<const VECTORS: usize>(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
+        let TileLayout::Rows { a: a_stride, .. } = tile.layout else { unreachable!("is packed as rows") };
         let mut row = 0;
         while row < tile.rows {
             // SAFETY: each step takes at most the rows that are left.
@@ -128,7 +128,7 @@ impl Avx512Bf16 {
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn run_bf16<K: Bf16Kernel, D: Bf16Dot>(s: Avx512, dot: D, kernel: K) {
+fn run_bf16<K: PairKernel, D: PairDot>(s: Avx512, dot: D, kernel: K) {
     kernel.run(s, dot);
 }
 
@@ -141,15 +141,16 @@ unsafe fn cast_to_bf16(bits: __m512i) -> __m512bh {
 }
 
 // SAFETY: `microkernel` reads and writes `ROWS` rows of `VECTORS` vectors, never more than the tile has.
-unsafe impl Bf16Dot for Avx512Bf16 {
+unsafe impl PairDot for Avx512Bf16 {
+    const FORMAT: PairFormat = PairFormat::Bf16;
     /// The registers of 8 × 3 tiles are those of the f32 tile of AVX-512, which gives the reason for the size.
     const MAX_ROWS: usize = 8;
     const MAX_VECTORS: usize = 3;
     const PAIR_STEP: usize = 1;
-    const TAKES_BLOCKS: bool = false;
+    const ORDER: PairOrder = PairOrder::Rows;
 
     #[inline(always)]
-    fn round_to_bf16(self, from: &[f32], to: &mut [Bf16x2]) {
+    fn round_to_pairs(self, from: &[f32], to: &mut [Pair]) {
         assert!(to.len() >= from.len().div_ceil(2));
         let whole = from.len() / VECTOR_COLUMNS * VECTOR_COLUMNS;
         for at in (0..whole).step_by(VECTOR_COLUMNS) {
@@ -160,11 +161,11 @@ unsafe impl Bf16Dot for Avx512Bf16 {
                 to.as_mut_ptr().add(at / 2).cast::<__m256bh>().write_unaligned(rounded);
             }
         }
-        round_tail(from, to, whole);
+        round_tail(Self::FORMAT, from, to, whole);
     }
 
     #[inline(always)]
-    unsafe fn multiply_tile(self, tile: Bf16Tile, a: *const Bf16x2, b: *const Bf16x2, c: *mut f32) {
+    unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         // SAFETY: the caller's promise, for the number of vectors that the tile has.
         unsafe {
             match tile.vectors {

@@ -1,6 +1,6 @@
 //! The interface between kernels and the instruction sets that they run on.
 
-use super::bf16_dot::Bf16Dot;
+use super::pair_dot::PairDot;
 use super::simd::Simd;
 use crate::int8::dot::Int8Dot;
 use crate::int8::portable::{self, PortableInt8};
@@ -15,9 +15,9 @@ pub(crate) trait Kernel {
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S);
 }
 
-/// A kernel that multiplies bf16 pairs. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
-pub(crate) trait Bf16Kernel {
-    fn run<S: Simd, D: Bf16Dot>(self, s: S, dot: D);
+/// A kernel that multiplies pairs of 16-bit numbers. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
+pub(crate) trait PairKernel {
+    fn run<S: Simd, D: PairDot>(self, s: S, dot: D);
 }
 
 /// A kernel that multiplies 8-bit integers. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
@@ -29,7 +29,7 @@ pub(crate) trait Int8Kernel {
 /// An instruction set: its name, its detection, and how kernels run on it.
 ///
 /// A value is a capability token. Its only constructor is [`detect`](Self::detect), so a value proves that this
-/// processor has the instructions. This is the reason why the safe methods of [`Simd`] and [`Bf16Dot`] may execute
+/// processor has the instructions. This is the reason why the safe methods of [`Simd`] and [`PairDot`] may execute
 /// them.
 pub(crate) trait InstructionSet: Copy {
     /// The name that the environment variable `CANDLE_ATTENTION_ISA` takes.
@@ -38,6 +38,8 @@ pub(crate) trait InstructionSet: Copy {
     const F32_NAME: &'static str = Self::NAME;
     /// Whether there are instructions that multiply bf16 pairs, and so a [`run_bf16`](Self::run_bf16).
     const HAS_BF16_DOT: bool = false;
+    /// Whether there are instructions that multiply f16 pairs, and so a [`run_f16`](Self::run_f16).
+    const HAS_F16_DOT: bool = false;
 
     /// Whether there are instructions that multiply tiles of 8-bit integers, and so a
     /// [`run_int8_tiles`](Self::run_int8_tiles).
@@ -57,8 +59,13 @@ pub(crate) trait InstructionSet: Copy {
     fn run<K: Kernel>(self, kernel: K);
 
     /// Runs a kernel with bf16 products. Only for instruction sets with [`HAS_BF16_DOT`](Self::HAS_BF16_DOT).
-    fn run_bf16<K: Bf16Kernel>(self, _kernel: K) {
+    fn run_bf16<K: PairKernel>(self, _kernel: K) {
         unreachable!("{} has no products of bf16 pairs", Self::NAME)
+    }
+
+    /// Runs a kernel with f16 products. Only for instruction sets with [`HAS_F16_DOT`](Self::HAS_F16_DOT).
+    fn run_f16<K: PairKernel>(self, _kernel: K) {
+        unreachable!("{} has no products of f16 pairs", Self::NAME)
     }
 
     /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones.

@@ -2,7 +2,7 @@
 //!
 //! An instruction set is one file in this folder and one line in the table below. Its file has a type that implements
 //! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the
-//! reason for it; if it multiplies bf16 pairs, also [`Bf16Dot`](bf16_dot::Bf16Dot). Nothing else has to change:
+//! reason for it; if it multiplies pairs of 16-bit numbers, also [`PairDot`](pair_dot::PairDot). Nothing else has to change:
 //! detection, the environment variable, dispatch and the tests that compare all instruction sets with the references
 //! read the table.
 
@@ -14,12 +14,24 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has such instructions"))]
-pub(crate) mod bf16_dot;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
+)]
 pub(crate) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_bf16;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_dotprod;
+#[cfg(target_arch = "aarch64")]
+mod neon_fhm;
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
+)]
+pub(crate) mod pair_dot;
 pub(crate) mod portable;
 #[cfg(test)]
 pub(crate) mod portable_bf16;
@@ -32,8 +44,8 @@ mod vnni_evex;
 use std::cmp::Reverse;
 use std::sync::OnceLock;
 
-use bf16_dot::{Bf16Dot, VECTOR_COLUMNS};
-use kernel::{Bf16Kernel, InstructionSet, Int8Kernel, Kernel};
+use kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
+use pair_dot::{PairDot, PairFormat, PairOrder, VECTOR_COLUMNS};
 use simd::Simd;
 
 use crate::error::{Error, Result};
@@ -92,6 +104,13 @@ macro_rules! isas {
                 }
             }
 
+            /// Whether there are instructions that multiply f16 pairs.
+            pub(crate) fn has_f16_dot(self) -> bool {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_F16_DOT,)+
+                }
+            }
+
             /// Runs a kernel with this instruction set.
             pub(crate) fn run<K: Kernel>(self, kernel: K) {
                 match self.0 {
@@ -100,9 +119,16 @@ macro_rules! isas {
             }
 
             /// Runs a kernel with bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-            pub(crate) fn run_bf16<K: Bf16Kernel>(self, kernel: K) {
+            pub(crate) fn run_bf16<K: PairKernel>(self, kernel: K) {
                 match self.0 {
                     $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_bf16(kernel),)+
+                }
+            }
+
+            /// Runs a kernel with f16 products. Only where [`has_f16_dot`](Self::has_f16_dot).
+            pub(crate) fn run_f16<K: PairKernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_f16(kernel),)+
                 }
             }
 
@@ -141,6 +167,12 @@ isas! {
     Avx2(avx2::Avx2),
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod(neon_dotprod::NeonDotprod),
+    #[cfg(target_arch = "aarch64")]
+    NeonFhm(neon_fhm::NeonFhm),
+    #[cfg(target_arch = "aarch64")]
+    NeonBf16(neon_bf16::NeonBf16),
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     Simd128(simd128::Simd128),
     Portable(portable::Portable),
@@ -201,10 +233,26 @@ impl Isa {
         columns
     }
 
-    /// The tiles of bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-    pub(crate) fn bf16_tiles(self) -> Bf16Tiles {
-        let mut tiles = Bf16Tiles::default();
-        self.run_bf16(FindBf16Tiles(&mut tiles));
+    /// Whether there are instructions that multiply pairs of a format.
+    pub(crate) fn has_pairs(self, format: PairFormat) -> bool {
+        match format {
+            PairFormat::Bf16 => self.has_bf16_dot(),
+            PairFormat::F16 => self.has_f16_dot(),
+        }
+    }
+
+    /// Runs a kernel with products of pairs. Only where [`has_pairs`](Self::has_pairs).
+    pub(crate) fn run_pairs<K: PairKernel>(self, format: PairFormat, kernel: K) {
+        match format {
+            PairFormat::Bf16 => self.run_bf16(kernel),
+            PairFormat::F16 => self.run_f16(kernel),
+        }
+    }
+
+    /// The tiles of products of pairs. Only where [`has_pairs`](Self::has_pairs).
+    pub(crate) fn pair_tiles(self, format: PairFormat) -> PairTiles {
+        let mut tiles = PairTiles::default();
+        self.run_pairs(format, FindPairTiles(&mut tiles));
         tiles
     }
 }
@@ -242,15 +290,15 @@ impl Int8Kernel for FindInt8Layout<'_> {
     }
 }
 
-/// The tiles of an instruction set's bf16 products.
+/// The tiles of an instruction set's products of pairs.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Bf16Tiles {
+pub(crate) struct PairTiles {
     /// Columns of the largest tile.
     pub columns: usize,
     /// The step of their pairs.
     pub pair_step: usize,
-    /// Whether weights are packed as blocks of 16 pairs by 16 outputs.
-    pub blocks: bool,
+    /// The order of packed weights.
+    pub order: PairOrder,
 }
 
 struct TileColumns<'a>(&'a mut usize);
@@ -262,13 +310,13 @@ impl Kernel for TileColumns<'_> {
     }
 }
 
-struct FindBf16Tiles<'a>(&'a mut Bf16Tiles);
+struct FindPairTiles<'a>(&'a mut PairTiles);
 
-impl Bf16Kernel for FindBf16Tiles<'_> {
+impl PairKernel for FindPairTiles<'_> {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
+    fn run<S: Simd, D: PairDot>(self, _: S, _: D) {
         let columns = D::MAX_VECTORS * VECTOR_COLUMNS;
-        *self.0 = Bf16Tiles { columns, pair_step: D::PAIR_STEP, blocks: D::TAKES_BLOCKS };
+        *self.0 = PairTiles { columns, pair_step: D::PAIR_STEP, order: D::ORDER };
     }
 }
 

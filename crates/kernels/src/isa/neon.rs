@@ -6,8 +6,9 @@ use std::mem::MaybeUninit;
 
 use half::f16;
 
-use super::kernel::{InstructionSet, Kernel};
+use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{Simd, register_ops};
+use crate::int8::neon;
 
 /// NEON.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +34,10 @@ impl InstructionSet for Neon {
     /// The target enables NEON everywhere, so no function with a target feature is needed.
     fn run<K: Kernel>(self, kernel: K) {
         kernel.run::<_, MR, NR>(self);
+    }
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, { neon::MR }, { neon::NR }, { neon::BLOCK_MR }>(self);
     }
 }
 

@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::machine::{CONFIG_BYTES, Machine, Tile, random_tile};
-use crate::isa::bf16_dot::Bf16Dot;
-use crate::isa::kernel::Bf16Kernel;
+use crate::isa::kernel::PairKernel;
+use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
 use crate::tests::{Random, isas};
 
@@ -25,9 +25,9 @@ fn config() -> [u8; CONFIG_BYTES] {
 
 struct Panics;
 
-impl Bf16Kernel for Panics {
+impl PairKernel for Panics {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
+    fn run<S: Simd, D: PairDot>(self, _: S, _: D) {
         assert_eq!(config()[0], 1, "the palette during a kernel");
         panic!("on purpose");
     }
@@ -44,9 +44,9 @@ fn a_panic_in_a_kernel_releases_the_tiles() {
 /// Multiplies whole tiles: `to += a · b`.
 struct MultipliesTiles<'a>(&'a mut Tile, &'a Tile, &'a Tile);
 
-impl Bf16Kernel for MultipliesTiles<'_> {
+impl PairKernel for MultipliesTiles<'_> {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, _: S, _: D) {
+    fn run<S: Simd, D: PairDot>(self, _: S, _: D) {
         // SAFETY: this runs under `run_bf16` of AMX, which configures tiles of 16 rows of 64 bytes. Registers from r8
         // on have encodings of their own.
         unsafe {

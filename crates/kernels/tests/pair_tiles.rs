@@ -1,8 +1,8 @@
-//! Tiles of bf16 products, of every size that an instruction set takes.
+//! Tiles of products of pairs, of every size that an instruction set takes.
 
 use super::isas;
-use crate::isa::bf16_dot::{Bf16Dot, Bf16Tile, TileLayout, VECTOR_COLUMNS, bf16x2};
-use crate::isa::kernel::Bf16Kernel;
+use crate::isa::kernel::PairKernel;
+use crate::isa::pair_dot::{PairDot, PairFormat, PairTile, TileLayout, VECTOR_COLUMNS};
 use crate::isa::simd::Simd;
 
 /// Compares tiles with plain sums. The values are small integers, so sums are exact in any order.
@@ -19,26 +19,26 @@ fn b_value(term: usize, column: usize) -> f32 {
     ((term * 3 + column * 11) % 13) as f32 - 6.0
 }
 
-impl Bf16Kernel for Checks {
+impl PairKernel for Checks {
     #[inline(always)]
-    fn run<S: Simd, D: Bf16Dot>(self, _: S, dot: D) {
+    fn run<S: Simd, D: PairDot>(self, _: S, dot: D) {
         for (rows, vectors, steps) in sizes::<D>() {
             let (pairs, width) = (steps * D::PAIR_STEP, vectors * VECTOR_COLUMNS);
             let (a_stride, b_stride, c_stride) = (pairs + 3, width + 5, width + 7);
             // A and B end with their last tile; C has a row more.
             let a: Vec<u32> = (0..(D::MAX_ROWS - 1) * a_stride + pairs)
                 .map(|at| (at / a_stride, 2 * (at % a_stride)))
-                .map(|(row, term)| bf16x2(a_value(row, term), a_value(row, term + 1)))
+                .map(|(row, term)| D::FORMAT.pair(a_value(row, term), a_value(row, term + 1)))
                 .collect();
             let b: Vec<u32> = (0..pairs.saturating_sub(1) * b_stride + width)
                 .map(|at| (2 * (at / b_stride), at % b_stride))
-                .map(|(term, column)| bf16x2(b_value(term, column), b_value(term + 1, column)))
+                .map(|(term, column)| D::FORMAT.pair(b_value(term, column), b_value(term + 1, column)))
                 .collect();
             for accumulate in [false, true] {
                 let layout = TileLayout::Rows { a: a_stride, b: b_stride };
-                let tile = Bf16Tile { rows, vectors, pairs, layout, c_stride, accumulate };
+                let tile = PairTile { rows, vectors, pairs, layout, c_stride, accumulate };
                 let mut c = vec![UNTOUCHED; (D::MAX_ROWS + 1) * c_stride];
-                // SAFETY: the sizes are those that the method documents, and this runs under `run_bf16`.
+                // SAFETY: the sizes are those that the method documents, and this runs under `run_pairs`.
                 unsafe { dot.multiply_tile(tile, a.as_ptr(), b.as_ptr(), c.as_mut_ptr()) };
                 for (row, c) in c.chunks_exact(c_stride).enumerate() {
                     for (column, got) in c.iter().enumerate() {
@@ -59,14 +59,16 @@ impl Bf16Kernel for Checks {
     }
 }
 
-fn sizes<D: Bf16Dot>() -> impl Iterator<Item = (usize, usize, usize)> {
+fn sizes<D: PairDot>() -> impl Iterator<Item = (usize, usize, usize)> {
     let rows = (1..=D::MAX_ROWS).filter(|rows| *rows < 10 || rows % 5 < 2 || *rows == D::MAX_ROWS);
     rows.flat_map(|rows| (1..=D::MAX_VECTORS).flat_map(move |vectors| [0, 1, 2, 5].map(|steps| (rows, vectors, steps))))
 }
 
 #[test]
 fn tiles_of_every_size_match_plain_sums() {
-    for isa in isas().into_iter().filter(|isa| isa.has_bf16_dot()) {
-        isa.run_bf16(Checks(isa.name()));
+    for (isa, format) in isas().into_iter().flat_map(|isa| [(isa, PairFormat::Bf16), (isa, PairFormat::F16)]) {
+        if isa.has_pairs(format) {
+            isa.run_pairs(format, Checks(isa.name()));
+        }
     }
 }

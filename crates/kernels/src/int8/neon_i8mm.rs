@@ -1,0 +1,115 @@
+//! SMMLA: two rows by two columns of eight products each, with four sums in a register.
+//!
+//! Rust has no stable intrinsics for it, hence the inline assembly.
+
+use std::arch::aarch64::*;
+use std::arch::asm;
+
+use super::dot::{InputRows, Int8Dot, PREFETCH_BYTES};
+use super::neon::nibbles;
+use crate::isa::neon::Neon;
+use crate::isa::neon_bf16::NeonBf16;
+use crate::isa::simd::Simd;
+
+/// Register tile: 8 × 2 sums, 4 registers of weights and one of inputs take 21 of the 32 registers. Each step has 16
+/// instructions for 512 products.
+pub(crate) const MR: usize = 8;
+pub(crate) const NR: usize = 2;
+pub(crate) const BLOCK_MR: usize = 4;
+
+impl NeonBf16 {
+    /// Adds the products of two rows with two columns to their sums: those of the first row, and then of the second.
+    #[inline(always)]
+    fn add_products(self, sums: int32x4_t, rows: int8x16_t, columns: int8x16_t) -> int32x4_t {
+        let mut sums = sums;
+        // SAFETY: the instruction changes one register; `self` proves that the processor has it.
+        unsafe {
+            asm!(
+                ".arch_extension i8mm",
+                "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+                inlateout(vreg) sums,
+                in(vreg) rows,
+                in(vreg) columns,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sums
+    }
+}
+
+// SAFETY: `sums` reads `VECTORS` times 32 weights for each step, or for each two steps of nibbles, and eight inputs of
+// each row and step.
+unsafe impl Int8Dot for NeonBf16 {
+    type S = Neon;
+    const STEP: usize = 8;
+    const OFFSET: u8 = 0;
+    const NIBBLE_OFFSET: u8 = 0;
+
+    fn simd(self) -> Neon {
+        self.neon()
+    }
+
+    #[inline(always)]
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const PREFETCH: bool>(
+        self,
+        steps: usize,
+        a: InputRows,
+        panel: *const u8,
+    ) -> [[float32x4_t; VECTORS]; ROWS] {
+        // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps. The second row of a pair is the first
+        // again if there is none.
+        unsafe {
+            let second = |first: usize| (first + 1).min(ROWS - 1);
+            // Of the rows, only the first of each two is used: it has the sums of both.
+            let mut sums = [[[vdupq_n_s32(0); 2]; VECTORS]; ROWS];
+            for first in (0..ROWS).step_by(2) {
+                let start = |r: usize| vdup_n_s32(*a.starts.add(r * a.starts_stride));
+                sums[first] = [[vcombine_s32(start(first), start(second(first))); 2]; VECTORS];
+            }
+            let from = |row: usize, v: usize| {
+                let from = panel.add((row * VECTORS + v) * 32);
+                if PREFETCH && (v * 32).is_multiple_of(64) {
+                    self.neon().prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
+                }
+                [vld1q_s8(from.cast()), vld1q_s8(from.add(16).cast())]
+            };
+            let mut multiply = |step: usize, weights: [[int8x16_t; 2]; VECTORS]| {
+                for first in (0..ROWS).step_by(2) {
+                    let input = |r: usize| vld1_s8(a.values.add(r * a.stride + 8 * step));
+                    let x = vcombine_s8(input(first), input(second(first)));
+                    for (sums, weights) in sums[first].iter_mut().zip(weights) {
+                        for (sum, weights) in sums.iter_mut().zip(weights) {
+                            *sum = self.add_products(*sum, x, weights);
+                        }
+                    }
+                }
+            };
+            if NIBBLES {
+                for row in 0..steps / 2 {
+                    let mut two = [[[vdupq_n_s8(0); 2]; VECTORS]; 2];
+                    for v in 0..VECTORS {
+                        let [left, right] = from(row, v);
+                        [two[0][v][0], two[1][v][0]] = nibbles(left);
+                        [two[0][v][1], two[1][v][1]] = nibbles(right);
+                    }
+                    multiply(2 * row, two[0]);
+                    multiply(2 * row + 1, two[1]);
+                }
+            } else {
+                for step in 0..steps {
+                    multiply(step, std::array::from_fn(|v| from(step, v)));
+                }
+            }
+            // Loops here and above, because `array::map` is not always inlined.
+            let mut results = [[vdupq_n_f32(0.0); VECTORS]; ROWS];
+            for (r, results) in results.iter_mut().enumerate() {
+                for (result, [left, right]) in results.iter_mut().zip(sums[r / 2 * 2]) {
+                    let (left, right) = (vreinterpretq_s64_s32(left), vreinterpretq_s64_s32(right));
+                    let row = if r % 2 == 0 { vzip1q_s64(left, right) } else { vzip2q_s64(left, right) };
+                    *result = vcvtq_f32_s32(vreinterpretq_s32_s64(row));
+                }
+            }
+            results
+        }
+    }
+}

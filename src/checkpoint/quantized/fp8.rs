@@ -1,0 +1,76 @@
+//! FP8 in blocks, the method `fp8` of transformers: DeepSeek, Qwen's `-FP8`, GLM.
+//!
+//! `weight (out, in)` in E4M3, `weight_scale_inv (⌈out / rows⌉, ⌈in / columns⌉)`, by which it is multiplied, or one for
+//! all. `weight_block_size` of `config.json` has rows and columns, by default 128 and 128.
+
+use safetensors::Dtype;
+use serde_json::Value;
+
+use super::module::{FLOATS, Fault, Module};
+use super::unpack::float8_values;
+use super::{Codes, Format, Plan};
+use crate::error::Result;
+
+/// The formats of 8 bits that are read.
+pub(super) const FLOAT8_DTYPES: [Dtype; 2] = [Dtype::F8_E4M3, Dtype::F8_E5M2];
+
+pub(super) const BLOCKS: Format = Format {
+    name: "FP8",
+    tensors: &["weight", "weight_scale_inv", "activation_scale", "input_scale"],
+    fits: |module| module.has("weight_scale_inv"),
+    plan: |module, settings| {
+        module.check_dtype("weight", &FLOAT8_DTYPES)?;
+        let shape = module.matrix("weight")?;
+        let block = match module.shape("weight_scale_inv")? {
+            [] | [1] => shape,
+            _ => block_size(module, settings.value(module.name, "weight_block_size"))?,
+        };
+        scaled(module, "weight_scale_inv", shape, block)
+    },
+    read: |module, plan| read_float8(module, plan, "weight_scale_inv"),
+};
+
+/// The rows and columns of a block: what `config.json` states, or 128 and 128.
+pub(super) fn block_size(module: &Module, stated: Option<&Value>) -> std::result::Result<[usize; 2], Fault> {
+    let Some(value) = stated else { return Ok([128, 128]) };
+    let sizes = value.as_array().into_iter().flatten().map(|size| size.as_u64().and_then(|n| usize::try_from(n).ok()));
+    match sizes.collect::<Option<Vec<usize>>>().as_deref() {
+        Some(&[rows, columns]) if rows > 0 && columns > 0 => Ok([rows, columns]),
+        _ => {
+            let found = format!("has blocks of {value} in the `quantization_config` of config.json");
+            Err(Fault::new(module.full_name("weight"), found, "two positive numbers"))
+        }
+    }
+}
+
+/// The plan of a weight of 8 bits with a table of scales, whose shape is checked.
+pub(super) fn scaled(
+    module: &Module,
+    part: &str,
+    shape: [usize; 2],
+    block: [usize; 2],
+) -> std::result::Result<Plan, Fault> {
+    let block = [block[0].max(1), block[1].max(1)];
+    let plan = Plan { shape, bits: 8, block, zero_offset: 0 };
+    module.check_dtype(part, &FLOATS)?;
+    let found = module.shape(part)?;
+    let [rows, columns] = plan.grid();
+    // A column or a single number may lack its last dimensions.
+    match *found {
+        [height, width] if [height, width] == [rows, columns] => Ok(plan),
+        [height] if height == rows && columns == 1 => Ok(plan),
+        [] if rows == 1 && columns == 1 => Ok(plan),
+        _ => {
+            let expected = format!("{:?}: a scale for each block {block:?} of a weight {shape:?}", plan.grid());
+            Err(module.wrong_shape(part, expected))
+        }
+    }
+}
+
+pub(super) fn read_float8(module: &Module, plan: &Plan, scales: &str) -> Result<Codes> {
+    let table = float8_values(module.dtype("weight").unwrap_or(FLOAT8_DTYPES[0]));
+    let bytes: Vec<u8> = module.read("weight")?;
+    let mut values = module.zeros(plan.shape)?;
+    values.iter_mut().zip(&bytes).for_each(|(value, byte)| *value = table[usize::from(*byte)]);
+    Ok(Codes { values, scales: module.floats(scales)?, zeros: None, biases: None, groups: None })
+}

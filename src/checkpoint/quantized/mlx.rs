@@ -1,0 +1,73 @@
+//! MLX's affine quantization, of linear layers and embeddings: `mlx.nn.quantize`.
+//!
+//! `weight (out, in · bits / 32)` u32, `scales` and `biases` `(out, in / group_size)`: `weight = scales · q + biases`.
+//! Integers follow one another from the lowest bits up and may cross words. Bits and group size are in `quantization` of
+//! `config.json`, for a module of its own ones under its name.
+
+use safetensors::Dtype;
+
+use super::module::{FLOATS, Fault, Module};
+use super::unpack::unpack_row;
+use super::{Codes, Format, Plan, Settings};
+use crate::error::Result;
+
+pub(super) const MLX: Format = Format {
+    name: "MLX affine",
+    tensors: &["weight", "scales", "biases"],
+    fits: |module| module.dtype("weight") == Some(Dtype::U32) && module.has("scales"),
+    plan: |module, settings| {
+        let name = module.full_name("weight");
+        if let Some(mode) = settings.value(module.name, "mode").filter(|mode| *mode != "affine") {
+            return Err(Fault::new(name, format!("is quantized by MLX in mode {mode}"), "mode affine"));
+        }
+        // MLX's other modes have scales of 8 bits and no biases.
+        if module.dtype("scales") == Some(Dtype::U8) {
+            let found = "is quantized by MLX in floating point (mxfp8, mxfp4 or nvfp4)";
+            return Err(Fault::new(name, found, "mode affine"));
+        }
+        affine_plan(module, settings, "biases", &[2, 3, 4, 5, 6, 8])
+    },
+    read: |module, plan| read_affine(module, plan, "biases"),
+};
+
+/// The sizes of a module with affine groups whose smallest values are in the tensor `biases`.
+pub(super) fn affine_plan(
+    module: &Module,
+    settings: &Settings,
+    biases: &str,
+    allowed: &[usize],
+) -> std::result::Result<Plan, Fault> {
+    let name = module.full_name("weight");
+    let bits = settings.number(module.name, "bits", &name)?;
+    let group = settings.number(module.name, "group_size", &name)?;
+    if !allowed.contains(&bits) {
+        return Err(settings.fault(&name, &format!("{bits} `bits`"), &format!("one of {allowed:?}")));
+    }
+    let [rows, words] = module.matrix("weight")?;
+    let columns = words * 32 / bits;
+    if columns * bits != words * 32 || !columns.is_multiple_of(group) {
+        let expected = format!("rows of whole groups of {group} numbers of {bits} bits in words of 32");
+        return Err(module.wrong_shape("weight", expected));
+    }
+    for part in ["scales", biases] {
+        module.check_dtype(part, &FLOATS[..3])?;
+        if module.matrix(part)? != [rows, columns / group] {
+            let expected =
+                format!("{:?}: {rows} rows of {columns} numbers of {bits} bits, a {group}th", [rows, columns / group]);
+            return Err(module.wrong_shape(part, expected));
+        }
+    }
+    Ok(Plan { shape: [rows, columns], bits, block: [1, group], zero_offset: 0 })
+}
+
+pub(super) fn read_affine(module: &Module, plan: &Plan, biases: &str) -> Result<Codes> {
+    let [_, columns] = plan.shape;
+    let words: Vec<u32> = module.read("weight")?;
+    let mut values = module.zeros(plan.shape)?;
+    let rows = values.chunks_exact_mut(columns.max(1));
+    for (values, words) in rows.zip(words.chunks_exact((columns * plan.bits / 32).max(1))) {
+        unpack_row(words, plan.bits, values);
+    }
+    let (scales, biases) = (module.floats("scales")?, Some(module.floats(biases)?));
+    Ok(Codes { values, scales, zeros: None, biases, groups: None })
+}

@@ -1,0 +1,217 @@
+//! Quantized weights of published checkpoints, read as the tensors that they stand for.
+//!
+//! A quantized module `X` has several tensors where another one has `X.weight`: integers, scales, zero points. Here
+//! they become one tensor `X.weight` of shape `(out, in)`, which is dequantized when it is read, and the others are not
+//! listed. So layouts, LoRA, pruning and text models above read such a checkpoint as any other one.
+//!
+//! A format is recognized by the tensors that stand beside one another, because files mix formats and unquantized
+//! modules; `config.json` is asked only for what tensors do not show, such as the bits of MLX. Each format is one file
+//! with one value of [`Format`], which is a line of [`FORMATS`]. Dequantized numbers are those of the format's owner,
+//! computed in f32 whatever the dtype of the scales. Memory is taken for one module at a time.
+
+mod awq;
+mod compressed_tensors;
+mod dequantize;
+mod fp8;
+mod gptq;
+mod metal;
+mod mlx;
+mod module;
+mod settings;
+mod unpack;
+mod unsupported;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use safetensors::Dtype;
+
+use crate::checkpoint::header::Entry;
+use crate::checkpoint::shard::Shard;
+use crate::checkpoint::source::join;
+use crate::error::{Error, Result};
+use crate::ops::Quantization;
+use module::{Fault, Module};
+pub(crate) use settings::Settings;
+pub use settings::remove_quantization_config;
+use unpack::{Codes, Plan};
+
+/// The formats, in the order in which they are tried.
+const FORMATS: &[Format] = &[
+    metal::METAL,
+    mlx::MLX,
+    fp8::BLOCKS,
+    compressed_tensors::PACKED,
+    compressed_tensors::INT8,
+    compressed_tensors::FLOAT8,
+    gptq::GPTQ,
+    awq::AWQ,
+];
+
+/// The scales of a cache in 8 bits, beside the projections of quantized layers. A cache here has the layer's dtype.
+const CACHE_SCALES: [&str; 4] = ["q_scale", "k_scale", "v_scale", "prob_scale"];
+
+/// A format of quantized modules.
+struct Format {
+    /// As its owner calls it.
+    pub name: &'static str,
+    /// The names of its tensors below a module, those that may be absent included.
+    pub tensors: &'static [&'static str],
+    /// Whether the tensors of a module are in this format.
+    pub fits: fn(&Module) -> bool,
+    /// The shape of the weight, from the shapes of the stored tensors, which are checked against one another.
+    pub plan: fn(&Module, &Settings) -> std::result::Result<Plan, Fault>,
+    /// Reads the stored tensors.
+    pub read: fn(&Module, &Plan) -> Result<Codes>,
+}
+
+/// The stored tensors of a module, by their names below it; each with the index of its shard.
+pub(crate) type Parts = BTreeMap<&'static str, (usize, Entry)>;
+
+/// A quantized module of a checkpoint.
+#[derive(Clone)]
+pub(crate) struct QuantizedWeight {
+    module: String,
+    parts: Parts,
+    format: Kind,
+    /// What a plain tensor would have in the header, or why there is none.
+    plan: std::result::Result<(Plan, Entry), Fault>,
+}
+
+/// How a module is stored.
+#[derive(Clone, Copy)]
+enum Kind {
+    Read(&'static Format),
+    Unsupported(&'static unsupported::Unsupported),
+}
+
+impl Kind {
+    fn tensors(self) -> &'static [&'static str] {
+        match self {
+            Self::Read(format) => format.tensors,
+            Self::Unsupported(format) => format.tensors,
+        }
+    }
+
+    fn of(module: &Module) -> Option<Self> {
+        let read = || FORMATS.iter().find(|format| (format.fits)(module)).map(Self::Read);
+        // First those that are refused: some have the tensors of another format, and one more.
+        unsupported::UNSUPPORTED.iter().find(|format| (format.fits)(module)).map(Self::Unsupported).or_else(read)
+    }
+}
+
+impl QuantizedWeight {
+    /// Reads the settings of the module again, from another `config.json`.
+    pub fn plan(&mut self, shards: &[Shard], settings: &Settings) {
+        let module = Module::new(&self.module, &self.parts, shards);
+        self.plan = match self.format {
+            _ if module.has("weight") && !self.format.tensors().contains(&"weight") => {
+                Err(Fault::new(module.full_name("weight"), format!("stands beside {}", self.describe()), "one of them"))
+            }
+            Kind::Unsupported(format) => Err(format.fault(&module)),
+            Kind::Read(format) => (format.plan)(&module, settings).map(|plan| {
+                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
+                (plan, entry)
+            }),
+        };
+    }
+
+    /// What the header would state about the dequantized tensor: f32, and its shape.
+    pub fn entry(&self) -> Result<&Entry> {
+        match &self.plan {
+            Ok((_, entry)) => Ok(entry),
+            Err(fault) => Err(fault.clone().into()),
+        }
+    }
+
+    /// The weight `(out, in)` in f32.
+    pub fn read(&self, shards: &[Shard]) -> Result<Vec<f32>> {
+        let (Kind::Read(format), Ok((plan, _))) = (self.format, &self.plan) else {
+            return Err(self.entry().err().unwrap_or_else(|| self.not_plain()));
+        };
+        let module = Module::new(&self.module, &self.parts, shards);
+        dequantize::weight(&module, plan, (format.read)(&module, plan)?)
+    }
+
+    /// The format with its sizes, for people: `GPTQ, 4 bits in groups of 128`.
+    pub fn describe(&self) -> String {
+        match (self.format, &self.plan) {
+            (Kind::Read(format), Ok((plan, _))) => format!("{}, {plan}", format.name),
+            (Kind::Read(format), Err(_)) => format.name.to_string(),
+            (Kind::Unsupported(format), _) => format.name.to_string(),
+        }
+    }
+
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, and
+    /// nothing else.
+    pub fn packed_format(&self) -> Option<Quantization> {
+        let Ok((plan, _)) = &self.plan else { return None };
+        let is_int8 = self.parts.get("weight").is_some_and(|(_, entry)| entry.dtype == Dtype::I8);
+        let plain = !["weight_zero_point", "weight_g_idx"].iter().any(|part| self.parts.contains_key(part));
+        (is_int8 && plain && plan.block == [1, plan.shape[1]]).then_some(Quantization::Int8)
+    }
+
+    /// The stored tensors with their full names.
+    pub fn stored(&self) -> impl Iterator<Item = (String, &(usize, Entry))> {
+        self.parts.iter().map(|(part, stored)| (join(&self.module, part), stored))
+    }
+
+    /// The error of a call that needs the bytes of the tensor.
+    pub fn not_plain(&self) -> Error {
+        let found = format!("is quantized ({})", self.describe());
+        let expected = "a tensor that is stored as it is".to_string();
+        Error::Tensor { name: join(&self.module, "weight"), found, expected }
+    }
+}
+
+/// Takes the tensors of quantized modules out of `tensors`: by the name of the weight that they stand for.
+pub(crate) fn take_modules(
+    tensors: &mut BTreeMap<String, (usize, Entry)>,
+    shards: &[Shard],
+) -> BTreeMap<String, QuantizedWeight> {
+    let known: BTreeSet<&'static str> = FORMATS
+        .iter()
+        .flat_map(|format| format.tensors)
+        .chain(unsupported::UNSUPPORTED.iter().flat_map(|format| format.tensors))
+        .copied()
+        .collect();
+    // The tensors beside one another in each module that has more than a weight.
+    let mut modules: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
+    for name in tensors.keys() {
+        let (module, part) = split(name, &known);
+        if let Some(part) = part.filter(|part| *part != "weight") {
+            modules.entry(module.to_string()).or_default().push(part);
+        }
+    }
+    let mut found = BTreeMap::new();
+    let mut layers = BTreeSet::new();
+    for (module, mut names) in modules {
+        names.push("weight");
+        let stored = |part: &&'static str| Some((*part, tensors.get(&join(&module, part))?.clone()));
+        let mut parts: Parts = names.iter().filter_map(stored).collect();
+        let Some(format) = Kind::of(&Module::new(&module, &parts, shards)) else { continue };
+        // The weight of another format would have the same name.
+        parts.retain(|part, _| *part == "weight" || format.tensors().contains(part));
+        parts.keys().for_each(|part| _ = tensors.remove(&join(&module, part)));
+        layers.extend(module.rsplit_once('.').map(|(layer, _)| layer.to_string()));
+        let name = join(&module, "weight");
+        let unread = Fault::new(&name, "is not planned", "a quantized module");
+        found.insert(name, QuantizedWeight { module, parts, format, plan: Err(unread) });
+    }
+    for layer in layers {
+        CACHE_SCALES.iter().for_each(|scale| _ = tensors.remove(&join(&layer, scale)));
+    }
+    found
+}
+
+/// The module of a tensor, and its name below it if formats have one.
+fn split<'a>(name: &'a str, known: &BTreeSet<&'static str>) -> (&'a str, Option<&'static str>) {
+    /// The most dots in the name of a tensor below its module, and one for the module.
+    const PARTS: usize = 3;
+    let dots = name.rmatch_indices('.').take(PARTS).map(|(dot, _)| (&name[..dot], &name[dot + 1..]));
+    let whole = std::iter::once(("", name)).filter(|_| name.matches('.').count() < PARTS);
+    // The longest name below the module.
+    let mut splits: Vec<(&str, &str)> = dots.chain(whole).collect();
+    splits.reverse();
+    let found = splits.into_iter().find_map(|(module, part)| Some((module, *known.get(part)?)));
+    found.map_or((name, None), |(module, part)| (module, Some(part)))
+}

@@ -1,0 +1,66 @@
+//! The product with packed weights as an operation of candle's graph: the gradient of its input goes through weights
+//! that are unpacked for the backward pass of this projection alone.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use candle_attention_kernels::PackedWeights;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
+
+use crate::error::{Error, Result};
+use crate::ops::pack::{unpack, unpack_bias};
+use crate::tensor::check_allocation;
+
+/// `xs` `(b, s, in)`, which tracks a gradient, times these outputs of packed weights, plus their bias → `(b, s, out)`
+/// in `dtype`. Computed in f32 with the weights as they are unpacked, so that it is the function whose gradient
+/// follows.
+pub(super) fn packed_product(
+    xs: &Tensor,
+    packed: &Arc<OnceLock<PackedWeights>>,
+    outputs: Range<usize>,
+    dtype: DType,
+) -> Result<Tensor> {
+    let (b, s, input) = xs.dims3()?;
+    check_allocation::<f32>("a product", (b * s).saturating_mul(input.max(outputs.len())))?;
+    let out = outputs.len();
+    let xs = xs.to_dtype(DType::F32)?.contiguous()?.reshape((b * s, input))?;
+    let product = PackedProduct { packed: packed.clone(), outputs };
+    Ok(xs.apply_op1(product)?.to_dtype(dtype)?.reshape((b, s, out))?)
+}
+
+/// `(rows, in)` → `(rows, out)` in f32.
+struct PackedProduct {
+    packed: Arc<OnceLock<PackedWeights>>,
+    outputs: Range<usize>,
+}
+
+impl PackedProduct {
+    fn packed(&self) -> Result<&PackedWeights> {
+        self.packed.get().ok_or_else(|| Error::value("the weights of a product", "not packed", "packed ones"))
+    }
+
+    /// The weights `(out, in)`.
+    fn weight(&self) -> Result<Tensor> {
+        Ok(unpack(self.packed()?, self.outputs.clone(), false, DType::F32)?.weight)
+    }
+}
+
+impl CustomOp1 for PackedProduct {
+    fn name(&self) -> &'static str {
+        "packed-product"
+    }
+
+    fn cpu_fwd(&self, xs: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let (rows, input) = layout.shape().dims2()?;
+        let start = layout.start_offset();
+        let xs = &xs.as_slice::<f32>()?[start..start + rows * input];
+        let xs = Tensor::from_slice(xs, (rows, input), &candle_core::Device::Cpu)?;
+        let ys = xs.matmul(&self.weight()?.t()?)?;
+        let ys = ys.broadcast_add(&unpack_bias(self.packed()?, self.outputs.clone(), DType::F32)?)?;
+        Ok((CpuStorage::F32(ys.flatten_all()?.to_vec1()?), ys.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(Some(gradient.matmul(&self.weight()?)?))
+    }
+}
