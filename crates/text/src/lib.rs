@@ -62,6 +62,7 @@ mod constructors;
 mod default_dtype;
 mod families;
 mod folder;
+mod gguf;
 mod hash;
 #[cfg(feature = "tasks")]
 mod heads;

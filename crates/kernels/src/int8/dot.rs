@@ -143,7 +143,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
                     }
                 }
             }
-            sums.map(|sums| sums.map(|sum| self.to_f32(sum)))
+            // Loops, because `array::map` is not always inlined.
+            let mut results = [[Int8Vectors::simd(self).splat(0.0); VECTORS]; ROWS];
+            for (results, sums) in results.iter_mut().zip(sums) {
+                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = self.to_f32(sum));
+            }
+            results
         }
     }
 }
