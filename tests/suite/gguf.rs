@@ -45,7 +45,7 @@ fn layers_have_the_names_and_the_configuration_of_hugging_face() {
     assert_eq!(config["model_type"], "bert");
     assert_eq!(config["layer_norm_eps"], json!(1e-4));
     let layer = ModelAttention::load(&config, file.at("encoder.layer.1.attention", DType::F32, &CPU)).unwrap();
-    assert_eq!(layer.attention.config().num_attention_heads, 4);
+    assert_eq!(layer.layer.config().num_attention_heads, 4);
     let layers = file.attention_layers(Some(candle_attention::checkpoint::ModelConfig::new(&config)));
     assert_eq!(layers.len(), 2);
     assert!(layers[0].problem.is_none() && layers[0].dtype.contains("Q8_0"), "{:?}", layers[0].problem);
