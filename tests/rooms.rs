@@ -53,6 +53,7 @@ const TEXT: [&str; 24] = [
     "multi_vector",
     "m3",
     "pruning",
+    "quantized",
     "search",
     "train",
     "lib",

@@ -8,8 +8,9 @@ use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::{Error, Result};
 use crate::ops::latent::{Latent, LatentSizes};
-use crate::ops::linear::{Linear, empty};
-use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
+use crate::ops::linear::{Linear, empty, to_packable};
+use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack};
+use crate::ops::quantization::Quantization;
 use crate::tensor::same_dtype_and_device;
 use crate::tensor::{MapTensors, ShareWeights};
 use crate::weights::{LinearWeights, QkvWeights};
@@ -208,8 +209,12 @@ impl Qkv {
         }
     }
 
-    /// [`MapTensors`] of projections that are not [plain](Self::is_plain).
+    /// [`MapTensors`] of projections that are not [plain](Self::is_plain), or in few bits.
     pub(crate) fn map_parts(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        // What is packed in one cannot change.
+        if let Weights::Packed { .. } = &self.weights {
+            return Ok(Self { id: empty(self.like().dtype())?.id(), ..self.clone() });
+        }
         let stored = match &self.weights {
             Weights::Layers(layers) => layers.stored.map_tensors(f)?,
             _ => None,
@@ -268,6 +273,56 @@ impl Qkv {
         Ok(())
     }
 
+    /// Rounds the weights of all parts to a format of few bits, as [`Linear::quantize`] does: in one if their inputs
+    /// have one size, else one by one.
+    pub(crate) fn quantize(&mut self, format: Quantization) -> Result<()> {
+        if self.quantization() == Some(format) {
+            return Ok(());
+        }
+        format.check_device(self.like())?;
+        if let Some(ordered) = self.reordered()? {
+            *self = Self { id: self.id, ..ordered };
+        }
+        let ranges = [0, 1, 2].map(|i| self.outputs(i));
+        let in_one = match &mut self.weights {
+            Weights::Layers(layers) => {
+                let input = layers.parts[0].in_features();
+                if !layers.parts.iter().all(|part| part.is_plain() && part.in_features() == input) {
+                    // What a part of is computed otherwise.
+                    let Layers { parts, stored, .. } = &mut **layers;
+                    if let Some(stored) = stored {
+                        stored.quantize(format)?;
+                        for (part, range) in parts.iter_mut().zip(ranges) {
+                            *part = stored.outputs(range)?;
+                        }
+                    }
+                    return parts.iter_mut().try_for_each(|part| part.quantize(format));
+                }
+                format.fits(input)
+            }
+            Weights::Packed { .. } => format.fits(self.packed()?.in_features()),
+            Weights::Latent(latent) => return latent.quantize(format),
+        };
+        if !in_one {
+            return self.pack();
+        }
+        let parts = (0..self.parts()).map(|i| to_packable(self.part_weights(i)?)).collect::<Result<Vec<_>>>()?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>(), format.weight_format())?;
+        let has_bias = parts.iter().map(|part| part.bias.is_some()).collect();
+        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)? };
+        self.packed = Arc::new(OnceLock::from(packed));
+        Ok(())
+    }
+
+    /// The format of the weights, if it has few bits: of any part, if they are packed one by one.
+    pub(crate) fn quantization(&self) -> Option<Quantization> {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts.iter().find_map(Linear::quantization),
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Latent(latent) => latent.quantization(),
+        }
+    }
+
     /// Whether the weights have been packed, all in one or one by one.
     pub(crate) fn is_packed(&self) -> bool {
         let parts = match &self.weights {
@@ -285,7 +340,7 @@ impl Qkv {
         }
         // Only layers can be without a packed form.
         let parts = (0..self.parts()).map(|i| self.part_weights(i)).collect::<Result<Vec<_>>>()?;
-        let packed = pack(&parts.iter().collect::<Vec<_>>())?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>(), format_of(self.like().dtype()))?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -471,6 +526,15 @@ impl ShareWeights for Qkv {
         let same = match (&self.weights, &other.weights) {
             (Weights::Packed { has_bias: own, .. }, Weights::Packed { has_bias, .. }) => {
                 own == has_bias && self.packed()?.has_same_bits(other.packed()?)
+            }
+            (Weights::Layers(_), _) if !self.is_plain() => {
+                let parts = (0..self.parts().min(other.parts())).map(|i| other.part(i)).collect::<Result<Vec<_>>>()?;
+                if let Weights::Layers(own) = &mut self.weights {
+                    for (own, other) in own.parts.iter_mut().zip(&parts) {
+                        own.share_weights(other)?;
+                    }
+                }
+                false
             }
             (Weights::Layers(own), Weights::Layers(other)) => {
                 let mut same = own.unordered.is_none() && other.unordered.is_none();

@@ -77,6 +77,8 @@ mod multi_vector;
 mod prompts;
 #[cfg(feature = "tasks")]
 mod pruning;
+#[cfg(feature = "tasks")]
+mod quantized;
 #[cfg(test)]
 #[allow(dead_code, reason = "the tests of the layer share it")]
 #[path = "../../../src/tensor/random.rs"]
@@ -129,6 +131,7 @@ pub use {
     multi_vector::max_sim::max_sim,
     pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
     pruning::write::{PruneOptions, model_card, write_pruned, write_pruned_with},
+    quantized::{int8_weights, write_int8},
     sparse::SparseEncoder,
     sparse::vector::SparseVector,
     tasks::cross_encoder::{CrossEncoder, Ranked},

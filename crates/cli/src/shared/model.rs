@@ -3,10 +3,10 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::{ComputeType, Error};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
-use candle_core::{DType, Device};
+use candle_core::Device;
 
 use super::{Result, checkpoint, device, print};
 
@@ -20,9 +20,10 @@ pub struct Model {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model")]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal, but f32 to prune]
-    #[arg(long, value_parser = device::dtype)]
-    pub dtype: Option<DType>,
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32;
+    /// f16 on metal, but f32 to prune]
+    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    pub dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     pub device: Device,
@@ -53,15 +54,15 @@ impl Model {
         self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
     }
 
-    /// The dtype to compute in.
-    pub fn dtype(&self) -> DType {
-        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
+    /// What to compute in.
+    pub fn compute_type(&self) -> ComputeType {
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device).into())
     }
 
-    /// Loads the model of [`folder`](Self::folder) in a dtype.
-    pub fn load(&self, folder: Option<&Path>, dtype: DType) -> Result<SentenceEncoder> {
-        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(dtype, &self.device)?) };
-        let encoder = SentenceEncoder::from_folder(folder, dtype, &self.device)?;
+    /// Loads the model of [`folder`](Self::folder) in a compute type.
+    pub fn load(&self, folder: Option<&Path>, compute_type: ComputeType) -> Result<SentenceEncoder> {
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(compute_type, &self.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, compute_type, &self.device)?;
         check_weights(folder)?;
         Ok(encoder)
     }

@@ -101,9 +101,14 @@ impl WeightFormat {
         }
         let blocks = row.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
         for ((block, values), scale) in blocks.zip(scales) {
-            let exact = if self == Self::Q8_0 { exact_q8_0(block, values) } else { exact_q4_0(block, values) };
-            *scale =
-                exact.unwrap_or_else(|| if self == Self::Q8_0 { q8_0(block, values) } else { q4_0(block, values) });
+            *scale = match self {
+                Self::Q8_0 => exact_q8_0(block, values).unwrap_or_else(|| q8_0(block, values)),
+                _ => exact_q4_0(block, values).unwrap_or_else(|| q4_0(block, values)),
+            };
+            if *scale == 0.0 {
+                // Nothing else stands for 0: packing what was unpacked gives the same bits.
+                (*scale, *values) = (0.0, [0; BLOCK]);
+            }
             if !scale.is_finite() {
                 let what = format!("the largest weight of a block of output feature {output}");
                 return Err(Error::value(what, largest(block), format!("a weight whose {self:?} scale fits into f16")));
@@ -155,15 +160,15 @@ fn exact_q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
     const LOW_BITS: u32 = (1 << 6) - 1;
     let largest = largest(block);
     if largest == 0.0 {
-        *values = [0; BLOCK];
         return Some(0.0);
     }
     if largest.to_bits() & LOW_BITS != 0 {
         return None;
     }
-    // 127 first: a block that was quantized has it.
-    let divisors = (1..=127u8).rev().chain([128]).map(f32::from);
-    divisors.filter_map(|divisor| f16_quotient(largest, divisor)).find_map(|d| exact_values(block, d, RANGE, values))
+    // 127 first: a block that was quantized has it. Only -128 can be the largest otherwise.
+    let scales = (1..=127u8).rev().filter_map(|divisor| f16_quotient(largest, f32::from(divisor)));
+    let scales = scales.chain(f16_quotient(signed_largest(block), -128.0));
+    scales.into_iter().find_map(|scale| exact_values(block, scale, RANGE, values))
 }
 
 /// The scale with which Q4_0 holds a block exactly.
@@ -171,7 +176,6 @@ fn exact_q4_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
     const RANGE: [f32; 2] = [-8.0, 7.0];
     let largest = signed_largest(block);
     if largest == 0.0 {
-        *values = [0; BLOCK];
         return Some(0.0);
     }
     // -8 first: a block that was quantized has it.

@@ -30,6 +30,8 @@ mod models;
 mod multi_vector;
 mod own_encoders;
 mod quality;
+mod published_quantized;
+mod quantized;
 mod ragged;
 mod rerankers;
 mod resume;

@@ -1,0 +1,171 @@
+//! Models with weights in few bits: quantized when they are loaded, and written in int8.
+
+use std::path::{Path, PathBuf};
+
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::read_json;
+use candle_attention::{ComputeType, Quantization};
+use candle_attention_text::{
+    CrossEncoder, EncodeOptions, FillMask, SentenceEncoder, TextModel, TextModelConfig, fingerprint, int8_weights,
+    write_int8, write_pruned,
+};
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{fixture, numbers};
+
+const CPU: Device = Device::Cpu;
+const TEXTS: [&str; 4] = ["a cat sleeps", "the dog barks at the cat", "a", "birds sing in the morning and dogs sleep"];
+
+fn tiny() -> PathBuf {
+    fixture("tiny-bert")
+}
+
+fn encode(encoder: &SentenceEncoder, texts: &[&str]) -> Vec<Vec<f32>> {
+    encoder.encode(texts, &EncodeOptions::default()).unwrap().to_vec2().unwrap()
+}
+
+/// The embeddings of the model in a folder.
+fn embeddings(folder: &Path, compute_type: impl Into<ComputeType>) -> Vec<Vec<f32>> {
+    encode(&SentenceEncoder::from_folder(folder, compute_type, &CPU).unwrap(), &TEXTS)
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+#[test]
+fn a_quantized_encoder_is_near_the_exact_one_and_batches_change_no_bit() {
+    let exact = embeddings(&tiny(), DType::F32);
+    for (format, least) in [(Quantization::Int8, 0.998), (Quantization::Q8_0, 0.998), (Quantization::Q4_0, 0.9)] {
+        let encoder = SentenceEncoder::from_folder(tiny(), format, &CPU).unwrap();
+        assert!(format!("{encoder:?}").contains(&format!("quantization: {format}")), "{encoder:?}");
+        let together = encode(&encoder, &TEXTS);
+        for (i, text) in TEXTS.iter().enumerate() {
+            assert!(cosine(&together[i], &exact[i]) > least, "{format}: {}", cosine(&together[i], &exact[i]));
+            assert_eq!(encode(&encoder, &[text])[0], together[i], "{format}: alone");
+        }
+        assert_ne!(together, exact);
+    }
+}
+
+/// Every family of encoders: layers that are shared, gated, mixed or convolved; tables of other widths.
+#[test]
+fn all_families_run_in_int8() {
+    for name in
+        ["albert", "deberta_v2", "embedding_gemma2_text", "gemma3_text", "lfm2", "modernbert", "nomic_moe", "t5_gated"]
+    {
+        let folder = fixture("encoders").join(name);
+        let config = TextModelConfig::from_file(folder.join("config.json")).unwrap();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let load = |compute_type: ComputeType| TextModel::load(&config, checkpoint.at("", compute_type, &CPU)).unwrap();
+        let (exact, int8) = (load(DType::F32.into()), load(Quantization::Int8.into()));
+        assert_eq!((exact.quantization(), int8.quantization()), (None, Some(Quantization::Int8)), "{name}");
+        let (ids, types, lengths) = ([5u32, 9, 7, 6, 8, 4, 11], [0; 7], [4, 3]);
+        let run = |model: &TextModel| model.forward_ragged(&ids, &types, &lengths).unwrap();
+        let (want, got) = (run(&exact), run(&int8));
+        for (want, got) in want.to_vec2::<f32>().unwrap().iter().zip(&got.to_vec2().unwrap()) {
+            assert!(cosine(got, want) > 0.95, "{name}: {}", cosine(got, want));
+        }
+        let second = int8.forward_ragged(&ids[4..], &types[4..], &lengths[1..]).unwrap();
+        assert_eq!(numbers(&second), numbers(&got.narrow(0, 4, 3).unwrap()), "{name}: alone");
+        assert_eq!(numbers(&run(&int8.frozen().unwrap())), numbers(&got), "{name}: a frozen copy");
+    }
+}
+
+/// A head that is tied to quantized word embeddings, and heads that are not quantized.
+#[test]
+fn heads_run_on_quantized_models() {
+    let folder = fixture("encoders").join("bert_cross_encoder");
+    let pairs = [("a cat", "a dog"), ("the", "cat sleeps")];
+    let scores = |compute_type: ComputeType| {
+        let model = CrossEncoder::from_folder(&folder, compute_type, &CPU).unwrap();
+        model.scores(&pairs, &EncodeOptions::default()).unwrap()
+    };
+    for (exact, int8) in scores(DType::F32.into()).iter().zip(scores(Quantization::Int8.into())) {
+        assert!((exact - int8).abs() < 0.1, "{exact} and {int8}");
+    }
+    let folder = fixture("encoders").join("bert_mlm");
+    let best = |compute_type: ComputeType| {
+        let model = FillMask::from_folder(&folder, compute_type, &CPU).unwrap();
+        let found = model.predict(&["the [MASK] sleeps"], 1, &EncodeOptions::default()).unwrap();
+        (found[0][0][0].token.clone(), found[0][0][0].score)
+    };
+    let (exact, int8) = (best(DType::F32.into()), best(Quantization::Int8.into()));
+    assert_eq!(exact.0, int8.0);
+    assert!((exact.1 - int8.1).abs() < 0.05, "{exact:?} and {int8:?}");
+}
+
+#[test]
+fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
+    let parent = tempfile::tempdir().unwrap();
+    let (all, some) = (parent.path().join("all"), parent.path().join("some"));
+    let names = int8_weights(tiny()).unwrap();
+    assert_eq!(write_int8(tiny(), &all, |_| true).unwrap(), names);
+    assert!(names.contains(&"embeddings.word_embeddings.weight".to_string()), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("pooler") || name.contains("position")), "{names:?}");
+    // Whatever dtype is asked for, nothing is rounded again.
+    let want = embeddings(&tiny(), Quantization::Int8);
+    assert_eq!(embeddings(&all, DType::F32), want);
+    assert_eq!(embeddings(&all, Quantization::Int8), want);
+    assert!(cosine(&embeddings(&all, DType::F64)[0], &want[0]) > 0.999);
+    // Written once more, it has the same bits.
+    let again = parent.path().join("again");
+    write_int8(&all, &again, |_| true).unwrap();
+    for file in ["model.safetensors", "config.json"] {
+        assert!(std::fs::read(all.join(file)).unwrap() == std::fs::read(again.join(file)).unwrap(), "{file}");
+    }
+
+    let keeps = |name: &str| name.starts_with("encoder.layer.0.") || name.contains("intermediate");
+    let int8 = write_int8(tiny(), &some, |name| !keeps(name)).unwrap();
+    assert!(!int8.is_empty() && int8.len() < names.len());
+    let source = Checkpoint::open(tiny()).unwrap().at("", DType::F32, &CPU);
+    let source = source.with_quantization(move |name| (!keeps(name)).then_some(Quantization::Int8));
+    let want = encode(&SentenceEncoder::load(tiny(), source).unwrap(), &TEXTS);
+    assert_eq!(embeddings(&some, DType::F32), want);
+    assert_eq!(embeddings(&some, Quantization::Int8), want, "what the folder keeps is not quantized");
+    let config: serde_json::Value = read_json(&some.join("config.json")).unwrap();
+    let stated = &config["quantization_config"];
+    assert_eq!([&stated["quant_method"], &stated["format"]], ["compressed-tensors", "int-quantized"]);
+    let ignored = stated["ignore"].as_array().unwrap();
+    assert!(ignored.iter().any(|module| module == "encoder.layer.0.attention.self.query"), "{ignored:?}");
+    assert_eq!(stated["config_groups"]["group_1"]["targets"][0], "embeddings.word_embeddings");
+
+    assert!(write_int8(tiny(), &some, |_| true).is_err(), "a folder is never replaced");
+    assert!(write_int8(tiny(), parent.path().join("none"), |_| false).is_err());
+    assert!(!parent.path().join("none").exists());
+    let prints = [tiny(), all, some].map(|folder| fingerprint(folder).unwrap());
+    assert!(prints[0] != prints[1] && prints[1] != prints[2]);
+}
+
+/// What stands for other weights is plain tensors: pruned, they are written as these.
+#[test]
+fn a_quantized_model_is_pruned() {
+    let parent = tempfile::tempdir().unwrap();
+    let (int8, pruned) = (parent.path().join("int8"), parent.path().join("pruned"));
+    write_int8(tiny(), &int8, |_| true).unwrap();
+    let heads = "{\"0\":[1]}".parse::<serde_json::Value>().unwrap();
+    write_pruned(&int8, &pruned, &serde_json::from_value(heads).unwrap()).unwrap();
+    let config: serde_json::Value = read_json(&pruned.join("config.json")).unwrap();
+    assert!(config.get("quantization_config").is_none());
+    let encoder = SentenceEncoder::from_folder(&pruned, DType::F32, &CPU).unwrap();
+    assert!(!format!("{encoder:?}").contains("int8"));
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        if tiny().join(file).exists() {
+            std::fs::copy(tiny().join(file), folder.path().join(file)).unwrap();
+        }
+    }
+    for name in ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.weight"] {
+        let mut tensors = candle_core::safetensors::load(tiny().join("model.safetensors"), &CPU).unwrap();
+        let ones = Tensor::ones(tensors[name].dims(), DType::F32, &CPU).unwrap();
+        tensors.insert(name.to_string(), (ones / 0.0).unwrap());
+        candle_core::safetensors::save(&tensors, folder.path().join("model.safetensors")).unwrap();
+        let error = SentenceEncoder::from_folder(folder.path(), Quantization::Int8, &CPU).unwrap_err().to_string();
+        assert!(error.contains("inf") && error.lines().count() == 1, "{error}");
+    }
+}
