@@ -27,7 +27,7 @@ use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
-use crate::weights::LinearWeights;
+use crate::weights::{LinearWeights, LowRankChange};
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or what is in the place of one:
 /// [`from_module`](Self::from_module), [`with_low_rank`](Self::with_low_rank).
@@ -104,7 +104,25 @@ impl Linear {
     /// # Errors
     /// `a` or `b` of another shape, or on another device.
     pub fn with_low_rank(&self, a: &Tensor, b: &Tensor, scale: f64) -> Result<Self> {
-        Self::other(Arc::new(LowRank::new(self.clone(), a, b, scale)?), self.dims)
+        Self::other(Arc::new(LowRank::new(self.clone(), a, b, scale, None)?), self.dims)
+    }
+
+    /// [`with_low_rank`](Self::with_low_rank) of a change of a weight whose rows `rows` are those of this layer; the
+    /// layer itself if none of these is changed.
+    pub(crate) fn with_change(&self, change: &LowRankChange, rows: &[usize]) -> Result<Self> {
+        let of_change = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
+        let chosen: Vec<u32> = rows.iter().filter_map(of_change).collect();
+        if chosen.is_empty() {
+            return Ok(self.clone());
+        }
+        if chosen.len() != self.out_features() {
+            let found = format!("one of {} of {} outputs", chosen.len(), self.out_features());
+            return Err(Error::value("the low-rank change of a projection", found, "one of all outputs"));
+        }
+        let in_order = chosen.len() == change.rows.len() && chosen.is_sorted();
+        let chosen = (!in_order).then_some(chosen);
+        let change = LowRank::new(self.clone(), &change.a, &change.b, change.scale, chosen)?;
+        Self::other(Arc::new(change), self.dims)
     }
 
     fn other(weights: Arc<dyn Projection>, dims: [usize; 2]) -> Result<Self> {
@@ -413,8 +431,8 @@ impl Linear {
             return Ok(false);
         }
         match (&self.weights, &other.weights) {
-            (Weights::Packed { .. }, Weights::Packed { .. }) if self.is_plain() && other.is_plain() => {
-                Ok(self.packed()?.has_same_bits(other.packed()?))
+            (Weights::Packed { outputs: own, .. }, Weights::Packed { outputs, .. }) => {
+                Ok(own == outputs && self.packed()?.has_same_bits(other.packed()?))
             }
             (Weights::Tensors(own), Weights::Tensors(other)) if !own.tracks_gradient() && !other.tracks_gradient() => {
                 let same_bias = match (&own.bias, &other.bias) {
@@ -430,7 +448,11 @@ impl Linear {
 
 impl ShareWeights for Linear {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
-        if self.has_same_weights(other)? {
+        if let Weights::Other(own) = &self.weights {
+            if let Some(shared) = own.share_weights(other)? {
+                self.weights = Weights::Other(shared);
+            }
+        } else if self.has_same_weights(other)? {
             *self = other.clone();
         }
         Ok(())
@@ -448,8 +470,8 @@ impl MapTensors for Linear {
         if let Weights::Other(other) = &self.weights {
             return Self::other(other.map_tensors(f)?, self.dims);
         }
-        // What is packed with others stays so: it cannot change, and copies of the parts would take memory again.
-        if !self.is_plain() {
+        // What is packed with others, or in few bits, stays so: it cannot change, and copies would take more memory.
+        if !self.is_plain() || self.quantization().is_some() {
             return Ok(self.clone());
         }
         let weights = self.weights()?.map_tensors(f)?;

@@ -209,8 +209,12 @@ impl Qkv {
         }
     }
 
-    /// [`MapTensors`] of projections that are not [plain](Self::is_plain).
+    /// [`MapTensors`] of projections that are not [plain](Self::is_plain), or in few bits.
     pub(crate) fn map_parts(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        // What is packed in one cannot change.
+        if let Weights::Packed { .. } = &self.weights {
+            return Ok(Self { id: empty(self.like().dtype())?.id(), ..self.clone() });
+        }
         let stored = match &self.weights {
             Weights::Layers(layers) => layers.stored.map_tensors(f)?,
             _ => None,
@@ -522,6 +526,15 @@ impl ShareWeights for Qkv {
         let same = match (&self.weights, &other.weights) {
             (Weights::Packed { has_bias: own, .. }, Weights::Packed { has_bias, .. }) => {
                 own == has_bias && self.packed()?.has_same_bits(other.packed()?)
+            }
+            (Weights::Layers(_), _) if !self.is_plain() => {
+                let parts = (0..self.parts().min(other.parts())).map(|i| other.part(i)).collect::<Result<Vec<_>>>()?;
+                if let Weights::Layers(own) = &mut self.weights {
+                    for (own, other) in own.parts.iter_mut().zip(&parts) {
+                        own.share_weights(other)?;
+                    }
+                }
+                false
             }
             (Weights::Layers(own), Weights::Layers(other)) => {
                 let mut same = own.unordered.is_none() && other.unordered.is_none();

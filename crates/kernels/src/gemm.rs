@@ -6,6 +6,7 @@
 use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
+use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
 use super::isa::Isa;
 use super::isa::kernel::{Kernel, PairKernel};
@@ -52,6 +53,14 @@ impl PackedWeights {
             Panels::Pairs(format, _) if self.isa.pair_tiles(*format).order == PairOrder::Blocks => {
                 let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
                 if bytes <= L1_BYTES { 32 } else { 128 }
+            }
+            // As large, because the tiles are configured for each panel.
+            Panels::Quantized(panels) if panels.layout.format == WeightFormat::Int8 && self.isa.has_int8_tiles() => {
+                if (64 + self.panel_width) * self.in_features <= L1_BYTES {
+                    64
+                } else {
+                    128
+                }
             }
             _ => (BLOCK_VALUES / self.in_features.max(1)).next_multiple_of(32).clamp(64, 128),
         }

@@ -9,6 +9,7 @@ use super::dot::{InputRows, Int8Dot};
 use super::encode::{BLOCK, WeightFormat};
 use super::inputs::quantize;
 use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
+use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
 use crate::activation::Activation;
 use crate::convert::Convert;
 use crate::error::Result;
@@ -29,7 +30,10 @@ pub(crate) fn run_quantized<A: Convert, O: Convert>(
     let (rows, k, n) = (task.to - task.from, task.weights.in_features, task.weights.out_features);
     // In f32 values: the integers, four in each; scales and starts of the rows; scales of a panel; a row in f32; the
     // results of a panel in f32.
-    let values = element_count("the scratch memory of a product", &[rows, inputs])?.div_ceil(size_of::<f32>());
+    let tiles = layout.format == WeightFormat::Int8 && isa.has_int8_tiles();
+    // A tile may read more rows than it has. Their contents do not matter: no row affects another.
+    let rows_read = if tiles { rows.next_multiple_of(TILE_ROWS) } else { rows };
+    let values = element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
     let upcast = if A::IS_F32 { 0 } else { k };
     let results = if O::IS_F32 { 0 } else { rows * width };
     let mut memory = task.pool.take(values + 2 * rows * groups + groups * width + upcast + results)?;
@@ -81,10 +85,10 @@ pub(crate) fn run_quantized<A: Convert, O: Convert>(
         if O::IS_F32 {
             // SAFETY: the output has the rows of the task, and these columns of them are this task's alone.
             let out = unsafe { task.out.0.cast::<f32>().add(at(0)) };
-            isa.run_int8(MultiplyPanel { out, stride: n, columns, ..multiply });
+            MultiplyPanel { out, stride: n, columns, ..multiply }.run_on(isa);
             continue;
         }
-        isa.run_int8(multiply);
+        multiply.run_on(isa);
         for (row, results) in results.chunks_exact(width).enumerate() {
             // SAFETY: `columns` values are left in this row of the output, which only this task writes.
             O::downcast(&results[..columns], unsafe { task.out.part(at(row), columns) });
@@ -109,21 +113,22 @@ struct QuantizeInputs<'a> {
 
 impl Int8Kernel for QuantizeInputs<'_> {
     #[inline(always)]
-    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, _: D) {
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
         let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
         let k = self.from.len() / self.rows;
         for row in 0..self.rows {
             let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
             let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
-            let start = |sum: i32| -(i32::from(offset) * sum);
+            // Sums wrap around, so what they start with may, too.
+            let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
             if format == WeightFormat::Int8 {
-                let (scale, sum) = quantize(from, values);
+                let (scale, sum) = quantize(dot, from, values);
                 (scales[0], starts[0]) = (scale, start(sum));
                 continue;
             }
             let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
             for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
-                let (scale, sum) = quantize(from, values);
+                let (scale, sum) = quantize(dot, from, values);
                 (*to_scale, *to_start) = (scale, start(sum));
             }
         }
@@ -163,7 +168,63 @@ impl Int8Kernel for MultiplyPanel<'_> {
     }
 }
 
+impl Int8TileKernel for MultiplyPanel<'_> {
+    #[inline(always)]
+    fn run<S: Simd, T: Int8Tiles>(self, s: S, tiles: T) {
+        let PanelLayout { width, inputs, .. } = self.layout;
+        assert!(width == TILE_COLUMNS && inputs.is_multiple_of(TILE_STEP), "packed for another instruction set");
+        assert!(self.values.len() >= self.rows.next_multiple_of(TILE_ROWS) * inputs);
+        assert!(self.panel.len() >= width * inputs);
+        // Two in turns: the sums of one tile are stored while the instructions for the next one run.
+        let mut sums = [const { Sums([0; TILE_ROWS * TILE_COLUMNS]) }; 2];
+        for row in (0..self.rows).step_by(TILE_ROWS) {
+            sums.swap(0, 1);
+            let (rows, values) = (TILE_ROWS.min(self.rows - row), self.values[row * inputs..].as_ptr());
+            // SAFETY: the assertions check the lengths, for whole tiles of rows; this is a kernel under
+            // `run_int8_tiles`.
+            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, self.panel.as_ptr(), &mut sums[0]) };
+            if row > 0 {
+                self.store_sums(s, row - TILE_ROWS, TILE_ROWS, &sums[1]);
+            }
+        }
+        let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
+        self.store_sums(s, last, self.rows - last, &sums[0]);
+        if self.activation != Activation::Identity {
+            self.activate(s);
+        }
+    }
+}
+
 impl MultiplyPanel<'_> {
+    /// Runs it with tiles if there are any for the format.
+    fn run_on(self, isa: Isa) {
+        if self.layout.format == WeightFormat::Int8 && isa.has_int8_tiles() {
+            isa.run_int8_tiles(self);
+        } else {
+            isa.run_int8(self);
+        }
+    }
+
+    /// Scales the sums of a tile of `rows` rows from `row`, adds the bias and stores the results.
+    #[inline(always)]
+    fn store_sums<S: Simd>(&self, s: S, row: usize, rows: usize, sums: &Sums) {
+        for (r, sums) in sums.0.as_chunks::<TILE_COLUMNS>().0.iter().take(rows).enumerate() {
+            let row_scale = s.splat(self.scales[row + r]);
+            let mut results = sums.map(|sum| sum as f32);
+            for (v, results) in results.chunks_exact_mut(S::LANES).enumerate() {
+                let at = v * S::LANES;
+                let scale = s.mul(row_scale, s.load_slice(&self.panel_scales[at..]));
+                let result = s.add(s.mul(s.load_slice(results), scale), s.load_slice(&self.bias[at..]));
+                s.store_slice(results, result);
+            }
+            // SAFETY: the output has room for `columns` values, at most a panel, in each row.
+            unsafe {
+                let out = self.out.add((row + r) * self.stride);
+                out.copy_from_nonoverlapping(results.as_ptr(), self.columns);
+            }
+        }
+    }
+
     #[inline(always)]
     fn all_rows<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(&self, dot: D) {
         let mut row = 0;

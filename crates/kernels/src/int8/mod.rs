@@ -7,9 +7,11 @@
 //! own.
 //!
 //! From the bottom up: `encode` finds the integers and scales of weights, `inputs` those of inputs, `panels` has the
-//! order of packed bytes, and `gemm` the product, generic over [`Int8Dot`]: the instructions, one file for each. `rows`
-//! is beside them: tables whose rows are looked up.
+//! order of packed bytes, and `gemm` the product, generic over the instructions, which have one file for each set: vectors
+//! that `dot` describes, and the `tiles` of AMX. `rows` is beside them: tables whose rows are looked up.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -26,8 +28,12 @@ pub(crate) mod neon_dotprod;
 pub(crate) mod neon_i8mm;
 pub(crate) mod panels;
 pub(crate) mod portable;
+#[cfg(test)]
+mod portable_tiles;
 pub(crate) mod rows;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) mod simd128;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has tiles"))]
+pub(crate) mod tiles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod vnni;

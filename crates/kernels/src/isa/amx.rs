@@ -9,8 +9,10 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 use super::avx512_bf16::Avx512Bf16;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
+use crate::int8;
+use crate::int8::tiles::Int8TileKernel;
 
-/// AMX-BF16, with the operating system's permission to use it, and AVX-512 for everything but the products.
+/// AMX-BF16 and AMX-INT8, with the operating system's permission to use it, and AVX-512 for everything but the products.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(Avx512Bf16);
 
@@ -39,6 +41,7 @@ impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
     const HAS_BF16_DOT: bool = true;
+    const HAS_INT8_TILES: bool = true;
 
     /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
@@ -68,6 +71,12 @@ impl InstructionSet for Amx {
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
         self.0.run_int8(kernel);
     }
+
+    /// Configures the tile registers of this thread for the time of the kernel.
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+        let _tiles = ConfiguredTiles::new(self);
+        int8::amx::run(self.0.vectors(), self, kernel);
+    }
 }
 
 /// Assembly that changes tile registers: [`asm!`], to which all of them are declared as outputs.
@@ -80,6 +89,7 @@ macro_rules! tile_asm {
         )
     };
 }
+pub(crate) use tile_asm;
 
 /// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
 struct ConfiguredTiles;
@@ -100,17 +110,19 @@ impl Drop for ConfiguredTiles {
     }
 }
 
-/// Whether the processor has AMX-TILE and AMX-BF16 and the operating system saves the tiles.
+/// Whether the processor has AMX-TILE, AMX-BF16 and AMX-INT8 and the operating system saves the tiles.
 pub(crate) fn has_tiles() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
+    const AMX_INT8: u32 = 1 << 25;
+    const AMX: u32 = AMX_BF16 | AMX_TILE | AMX_INT8;
     const OSXSAVE: u32 = 1 << 27;
     const TILE_STATES: u64 = 0b11 << 17;
     let (leaves, _) = __get_cpuid_max(0);
     if leaves < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
         return false;
     }
-    let amx = __cpuid_count(7, 0).edx & (AMX_BF16 | AMX_TILE) == AMX_BF16 | AMX_TILE;
+    let amx = __cpuid_count(7, 0).edx & AMX == AMX;
     // SAFETY: with OSXSAVE set, the processor has XGETBV and the operating system enables it.
     amx && unsafe { _xgetbv(0) } & TILE_STATES == TILE_STATES
 }
@@ -146,7 +158,7 @@ fn request_permission() -> bool {
 /// Pairs per row of a tile: 64 bytes.
 const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
-const TILE_ROWS: usize = 16;
+pub(crate) const TILE_ROWS: usize = 16;
 
 /// Multiplies one or two tiles of rows (`TALL`) by one or two tiles of columns (`WIDE`), which lie in memory as rows or
 /// as blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3

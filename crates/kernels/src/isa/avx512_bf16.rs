@@ -41,6 +41,11 @@ impl InstructionSet for Avx512Bf16 {
 }
 
 impl Avx512Bf16 {
+    /// The instructions for everything but products.
+    pub(super) fn vectors(self) -> Avx512 {
+        self.0
+    }
+
     /// Runs a kernel with bf16 products by `dot`, and everything else by AVX-512.
     pub(super) fn run_bf16_with<K: PairKernel, D: PairDot>(self, dot: D, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX-512F and AVX512-BF16.

@@ -4,6 +4,7 @@ use super::pair_dot::PairDot;
 use super::simd::Simd;
 use crate::int8::dot::Int8Dot;
 use crate::int8::portable::{self, PortableInt8};
+use crate::int8::tiles::Int8TileKernel;
 
 /// A kernel: work written once, generic over the vectors of an instruction set.
 ///
@@ -40,6 +41,10 @@ pub(crate) trait InstructionSet: Copy {
     /// Whether there are instructions that multiply f16 pairs, and so a [`run_f16`](Self::run_f16).
     const HAS_F16_DOT: bool = false;
 
+    /// Whether there are instructions that multiply tiles of 8-bit integers, and so a
+    /// [`run_int8_tiles`](Self::run_int8_tiles).
+    const HAS_INT8_TILES: bool = false;
+
     /// Checks that the processor and the operating system support the instructions.
     ///
     /// This may change the process: AMX takes a permission. So it is called only for an instruction set that would then
@@ -66,5 +71,11 @@ pub(crate) trait InstructionSet: Copy {
     /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones.
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
         kernel.run::<_, { portable::MR }, { portable::NR }, { portable::BLOCK_MR }>(PortableInt8);
+    }
+
+    /// Runs a kernel with products of int8 tiles. Only for instruction sets with
+    /// [`HAS_INT8_TILES`](Self::HAS_INT8_TILES).
+    fn run_int8_tiles<K: Int8TileKernel>(self, _kernel: K) {
+        unreachable!("{} has no products of int8 tiles", Self::NAME)
     }
 }

@@ -7,7 +7,7 @@
 //! read the table.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ mod neon_fhm;
 pub(crate) mod pair_dot;
 pub(crate) mod portable;
 #[cfg(test)]
-mod portable_bf16;
+pub(crate) mod portable_bf16;
 pub(crate) mod simd;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) mod simd128;
@@ -52,6 +52,7 @@ use crate::error::{Error, Result};
 use crate::int8::dot::Int8Dot;
 use crate::int8::encode::WeightFormat;
 use crate::int8::panels::PanelLayout;
+use crate::int8::tiles::{Int8TileKernel, TILE_COLUMNS, TILE_STEP};
 
 /// The environment variable that chooses an instruction set.
 const VARIABLE: &str = "CANDLE_ATTENTION_ISA";
@@ -104,7 +105,7 @@ macro_rules! isas {
             }
 
             /// Whether there are instructions that multiply f16 pairs.
-            pub fn has_f16_dot(self) -> bool {
+            pub(crate) fn has_f16_dot(self) -> bool {
                 match self.0 {
                     $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_F16_DOT,)+
                 }
@@ -135,6 +136,20 @@ macro_rules! isas {
             pub(crate) fn run_int8<K: Int8Kernel>(self, kernel: K) {
                 match self.0 {
                     $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_int8(kernel),)+
+                }
+            }
+
+            /// Whether there are instructions that multiply tiles of 8-bit integers.
+            pub(crate) fn has_int8_tiles(self) -> bool {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_INT8_TILES,)+
+                }
+            }
+
+            /// Runs a kernel with products of int8 tiles. Only where [`has_int8_tiles`](Self::has_int8_tiles).
+            pub(crate) fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+                match self.0 {
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_int8_tiles(kernel),)+
                 }
             }
         }
@@ -245,6 +260,10 @@ impl Isa {
 impl Isa {
     /// The layout of panels of quantized weights with `in_features` inputs.
     pub(crate) fn int8_layout(self, format: WeightFormat, in_features: usize) -> PanelLayout {
+        if format == WeightFormat::Int8 && self.has_int8_tiles() {
+            let inputs = in_features.next_multiple_of(TILE_STEP);
+            return PanelLayout { format, width: TILE_COLUMNS, inputs, step: 4, offset: 0, groups: 1 };
+        }
         let mut layout = None;
         self.run_int8(FindInt8Layout { format, in_features, layout: &mut layout });
         layout.expect("the kernel was run")

@@ -4,8 +4,9 @@
 use super::kernel::{InstructionSet, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 use super::portable::Portable;
+use crate::int8::tiles::Int8TileKernel;
 
-/// [`Portable`] with products of pairs. Only tests have it.
+/// [`Portable`] with products of pairs, and with tiles of int8. Only tests have it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortableBf16;
 
@@ -14,6 +15,7 @@ impl InstructionSet for PortableBf16 {
     const F32_NAME: &'static str = Portable::NAME;
     const HAS_BF16_DOT: bool = true;
     const HAS_F16_DOT: bool = true;
+    const HAS_INT8_TILES: bool = true;
 
     fn detect() -> Option<Self> {
         Some(Self)
@@ -33,6 +35,10 @@ impl InstructionSet for PortableBf16 {
 
     fn run_f16<K: PairKernel>(self, kernel: K) {
         kernel.run(Portable, PortablePairs::<true>);
+    }
+
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+        kernel.run(Portable, self);
     }
 }
 

@@ -31,6 +31,12 @@ pub(super) enum Instruction {
         a: usize,
         b: usize,
     },
+    /// `to += a · b` in fours of signed bytes.
+    MultiplyInt8 {
+        to: usize,
+        a: usize,
+        b: usize,
+    },
 }
 
 /// Why an instruction cannot be executed: the exception of the manual, or what is not emulated.
@@ -68,7 +74,7 @@ pub(super) fn decode(read: impl Fn(usize) -> u8, registers: &[u64; 16]) -> Resul
     }
     let (first, second, opcode) = (code.byte(), code.byte(), code.byte());
     const MAP_0F38: u8 = 2;
-    if first & 0x1f != MAP_0F38 || ![0x49, 0x4b, 0x5c].contains(&opcode) {
+    if first & 0x1f != MAP_0F38 || ![0x49, 0x4b, 0x5c, 0x5e].contains(&opcode) {
         return Ok(None);
     }
     if second & 0x84 != 0 {
@@ -107,9 +113,10 @@ pub(super) fn decode(read: impl Fn(usize) -> u8, registers: &[u64; 16]) -> Resul
             }
         }
         (0x5c, 0b10, false) => Instruction::MultiplyBf16 { to: tile(reg)?, a: tile(rm)?, b: tile(vex.register)? },
+        (0x5e, 0b11, false) => Instruction::MultiplyInt8 { to: tile(reg)?, a: tile(rm)?, b: tile(vex.register)? },
         _ => return Err("#UD: an unknown form of a tile instruction"),
     };
-    if vex.register != 0 && opcode != 0x5c {
+    if vex.register != 0 && ![0x5c, 0x5e].contains(&opcode) {
         return Err("#UD: VEX.vvvv of an instruction without a third register is not 1111");
     }
     Ok(Some((instruction, code.at)))
@@ -160,7 +167,7 @@ fn operand<R: Fn(usize) -> u8>(
 #[test]
 fn instructions_are_decoded() {
     let registers = std::array::from_fn(|i| 0x1_0000 * i as u64);
-    let cases: [(&str, &[u8], Instruction); 15] = [
+    let cases: [(&str, &[u8], Instruction); 16] = [
         ("ldtilecfg [rdi]", &[0xc4, 0xe2, 0x78, 0x49, 0x07], Instruction::LoadConfig { at: 0x7_0000 }),
         ("ldtilecfg [r12+64]", &[0xc4, 0xc2, 0x78, 0x49, 0x44, 0x24, 0x40], Instruction::LoadConfig { at: 0xc_0040 }),
         ("sttilecfg [rdi]", &[0xc4, 0xe2, 0x79, 0x49, 0x07], Instruction::StoreConfig { at: 0x7_0000 }),
@@ -188,6 +195,7 @@ fn instructions_are_decoded() {
             &[0xc4, 0xe2, 0x7a, 0x5c, 0xdd],
             Instruction::MultiplyBf16 { to: 3, a: 5, b: 0 },
         ),
+        ("tdpbssd tmm1, tmm4, tmm7", &[0xc4, 0xe2, 0x43, 0x5e, 0xcc], Instruction::MultiplyInt8 { to: 1, a: 4, b: 7 }),
     ];
     for (text, code, instruction) in cases {
         assert_eq!(decode(|i| code[i], &registers), Ok(Some((instruction, code.len()))), "{text}");

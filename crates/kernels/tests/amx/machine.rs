@@ -65,7 +65,8 @@ impl Machine {
                         to.copy_from_nonoverlapping(row.as_ptr(), row_bytes);
                     }
                 }
-                Instruction::MultiplyBf16 { to, a, b } => self.multiply_bf16(to, a, b)?,
+                Instruction::MultiplyBf16 { to, a, b } => self.multiply(to, a, b, bf16_row)?,
+                Instruction::MultiplyInt8 { to, a, b } => self.multiply(to, a, b, int8_row)?,
             }
         }
         Ok(())
@@ -106,7 +107,7 @@ impl Machine {
         let mut machine = Self::RELEASED;
         machine.load_config(config([(16, 64); 3])).unwrap();
         machine.tiles[..3].copy_from_slice(&[to, *a, *b]);
-        machine.multiply_bf16(0, 1, 2).unwrap();
+        machine.multiply(0, 1, 2, bf16_row).unwrap();
         machine.tiles[0]
     }
 
@@ -115,7 +116,7 @@ impl Machine {
         if shape.rows == 0 { Err("#UD: the tile is not configured") } else { Ok(shape) }
     }
 
-    fn multiply_bf16(&mut self, to: usize, a: usize, b: usize) -> Result<(), Fault> {
+    fn multiply(&mut self, to: usize, a: usize, b: usize, row: MultiplyRow) -> Result<(), Fault> {
         if to == a || a == b || b == to {
             return Err("#UD: a tile is used twice");
         }
@@ -127,13 +128,32 @@ impl Machine {
             return Err("#UD: the shapes of the tiles do not fit");
         }
         let (a, b) = (self.tiles[a], self.tiles[b]);
-        for (row, a) in self.tiles[to].iter_mut().zip(&a).take(shape.rows) {
-            // SAFETY: `signal::install` has checked for AVX-512F, and so do tests; `b` has a row for each pair of `a`.
-            unsafe { multiply_row(row, a, &b, a_shape.row_bytes / 4) };
-            row[shape.row_bytes..].fill(0);
+        for (to, a) in self.tiles[to].iter_mut().zip(&a).take(shape.rows) {
+            row(to, a, &b, a_shape.row_bytes / 4);
+            to[shape.row_bytes..].fill(0);
         }
         self.tiles[to][shape.rows..].fill([0; ROW_BYTES]);
         Ok(())
+    }
+}
+
+/// Adds one row of a product over some 32-bit groups of terms, at most `ROWS`.
+type MultiplyRow = fn(&mut [u8; ROW_BYTES], &[u8; ROW_BYTES], &Tile, usize);
+
+fn bf16_row(row: &mut [u8; ROW_BYTES], a: &[u8; ROW_BYTES], b: &Tile, pairs: usize) {
+    // SAFETY: `signal::install` has checked for AVX-512F, and so do tests; `b` has a row for each pair of `a`.
+    unsafe { multiply_row(row, a, b, pairs) }
+}
+
+/// Sums wrap around.
+fn int8_row(row: &mut [u8; ROW_BYTES], a: &[u8; ROW_BYTES], b: &Tile, fours: usize) {
+    for (column, to) in row.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        for (a, b) in a.as_chunks::<4>().0.iter().zip(b).take(fours) {
+            for (a, b) in a.iter().zip(&b[4 * column..]) {
+                let product = i32::from(a.cast_signed()) * i32::from(b.cast_signed());
+                *to = i32::from_le_bytes(*to).wrapping_add(product).to_le_bytes();
+            }
+        }
     }
 }
 

@@ -104,6 +104,10 @@ impl Table {
 
 impl MapTensors for Table {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self::Tensor(f(&self.to_tensor()?)?))
+        match self {
+            Self::Tensor(table) => Ok(Self::Tensor(f(table)?)),
+            // It cannot change.
+            Self::Quantized(..) => Ok(self.clone()),
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect, remove_quantization_config};
 use candle_attention::io::{
     create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder, write_tensors,
 };
@@ -133,10 +133,11 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     }
     let own_config = transformer.join("config.json");
     let mut keys: Value = read_json(&own_config)?;
-    // Quantized weights were read, and are written, as what they stand for.
-    let was_quantized = keys.as_object_mut().is_some_and(|keys| keys.remove("quantization_config").is_some());
-    let whole = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(new, e))?;
-    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(new, e))?;
+    if !options.masked {
+        keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(new, e))?;
+    }
+    // The weights are written dequantized.
+    remove_quantization_config(&mut keys);
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(new, e))?;
 
     let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
@@ -147,8 +148,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
         write_file(&new.join(CARD), card)?;
     }
     let inside = new.join(inside);
-    match options.masked {
-        true if was_quantized => write_file(&inside.join("config.json"), whole + "\n")?,
+    match options.masked && !checkpoint.is_quantized() {
         true => copy(folder, &own_config, &inside.join("config.json"), MAX_TOKENIZER_BYTES)?,
         false => write_file(&inside.join("config.json"), text + "\n")?,
     }
