@@ -35,6 +35,7 @@ const TEXT: [&str; 24] = [
     "default_dtype",
     "families",
     "model",
+    "gguf",
     "model_files",
     "folder",
     "hash",

@@ -90,7 +90,9 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        if let Some(format) = self.quantization(name).filter(|_| !self.device.is_cpu()) {
+        if !self.device.is_cpu()
+            && let Some(format) = self.quantization(name)
+        {
             let expected = "the CPU: other devices run f32, f16 or bf16";
             let found = format!("{:?}", self.device.location());
             return Err(Error::value(format!("the device of {format} weights"), found, expected));
@@ -141,7 +143,11 @@ impl CheckpointSource {
     pub(crate) fn check_dtype(&self, name: &str) -> Result<()> {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
-        match self.checkpoint.entry(&name)?.dtype {
+        let entry = self.checkpoint.entry(&name)?;
+        if let Some(stored) = &entry.gguf {
+            stored.kind.check(&name)?;
+        }
+        match entry.dtype {
             F16 | BF16 | F32 | F64 => Ok(()),
             // Quantized weights need scales that a cast would leave out.
             dtype => {
@@ -176,6 +182,7 @@ impl Checkpoint {
     fn stored_quantization(&self, name: &str) -> Option<Quantization> {
         match self.lookup(name) {
             Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            Ok(Stored::Plain(_, entry)) => entry.gguf.as_ref().and_then(|gguf| gguf.packed_format()),
             _ => None,
         }
     }

@@ -11,7 +11,8 @@ macro_rules! constructors {
             compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::folder::ModelFolder::new(&folder), compute_type.into(), device)
+            let compute_type = compute_type.into();
+            crate::folder::with_folder(folder.as_ref(), |folder| Self::open(folder, compute_type, device))
         }
 
         $(crate::constructors::constructors! { @ $more })*

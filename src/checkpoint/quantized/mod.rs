@@ -109,7 +109,7 @@ impl QuantizedWeight {
             }
             Kind::Unsupported(format) => Err(format.fault(&module)),
             Kind::Read(format) => (format.plan)(&module, settings).map(|plan| {
-                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0] };
+                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
                 (plan, entry)
             }),
         };

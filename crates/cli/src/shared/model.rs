@@ -12,10 +12,10 @@ use super::{Result, checkpoint, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, or in a build with `--features hub`
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file, or in a build with `--features hub`
     /// the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small
     /// English model in this program]
-    #[arg(long, value_name = "FOLDER|ID")]
+    #[arg(long, value_name = "FOLDER|FILE|ID")]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model")]
@@ -104,5 +104,32 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(opened) = Checkpoint::open(folder) else { return Ok(()) };
+    note_missing_layers(folder, &opened);
     checkpoint::check_finite(folder, &opened, "")
+}
+
+/// Says that a GGUF file of EmbeddingGemma has no dense layers, if it has none: few files do, and without them its
+/// embeddings are others.
+fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
+    let is_embedding_gemma =
+        opened.gguf().is_some_and(|gguf| gguf.architecture().is_ok_and(|name| name == "gemma-embedding"));
+    if is_embedding_gemma && !opened.contains("dense_2.weight") && !folder.join("modules.json").is_file() {
+        print::note(format_args!(
+            "{} lacks the two dense layers of EmbeddingGemma, so that its embeddings are not those of the model",
+            folder.display()
+        ));
+    }
+}
+
+/// The bytes of all weights of a model: of its transformer and of its other modules.
+#[cfg(feature = "program")]
+pub fn weight_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    // Deeper than a module there are copies of the model in other formats.
+    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(bytes)
 }
