@@ -114,7 +114,7 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, PaddedIds};
-pub use ops::ProjectionKind;
+pub use ops::{ComputeType, ProjectionKind, Quantization};
 pub use position::Position;
 pub use sdpa::{AttentionOutput, Backend, Plan};
 pub use tensor::metal_device;

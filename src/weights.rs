@@ -6,6 +6,7 @@
 //! learns from them, and would copy matrices that are already in order.
 
 mod latent;
+mod low_rank;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use candle_core::Tensor;
 use crate::error::{Error, Result};
 use crate::setters;
 pub use latent::LatentWeights;
+pub use low_rank::LowRankChange;
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]

@@ -31,10 +31,11 @@ const LAYER: [&str; 19] = [
 ];
 
 /// The rooms of the text encoders from the ground up.
-const TEXT: [&str; 23] = [
+const TEXT: [&str; 25] = [
     "default_dtype",
     "families",
     "model",
+    "gguf",
     "model_files",
     "folder",
     "hash",
@@ -52,6 +53,7 @@ const TEXT: [&str; 23] = [
     "multi_vector",
     "m3",
     "pruning",
+    "quantized",
     "search",
     "train",
     "lib",

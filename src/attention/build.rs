@@ -210,7 +210,8 @@ impl MultiHeadAttention {
 impl fmt::Debug for MultiHeadAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.config;
-        f.debug_struct("MultiHeadAttention")
+        let mut shown = f.debug_struct("MultiHeadAttention");
+        shown
             .field("hidden_size", &config.hidden_size)
             .field("num_attention_heads", &config.num_attention_heads)
             .field("num_key_value_heads", &config.resolved_num_key_value_heads())
@@ -220,8 +221,11 @@ impl fmt::Debug for MultiHeadAttention {
             .field("dtype", &self.dtype())
             .field("device", &self.device().location())
             .field("variables", &(self.tracks_gradient() || self.o_proj.tracks_gradient()))
-            .field("packed", &self.qkv.is_packed())
-            .finish_non_exhaustive()
+            .field("packed", &self.qkv.is_packed());
+        if let Some(format) = self.quantization() {
+            shown.field("quantization", &format_args!("{format}"));
+        }
+        shown.finish_non_exhaustive()
     }
 }
 

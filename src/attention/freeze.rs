@@ -1,9 +1,10 @@
 //! A layer with weights that cannot change.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
 use crate::error::Result;
+use crate::ops::Quantization;
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
 use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights, StepWeights};
@@ -43,6 +44,53 @@ impl MultiHeadAttention {
     pub fn frozen(&self) -> Result<Self> {
         self.freeze(&self.frozen)
     }
+
+    /// The layer as it is now, for inference on the CPU, with its projections rounded to a format of few bits: a
+    /// quarter of the memory or less, and products of integers. Like a [frozen](Self::frozen) copy it is a snapshot.
+    ///
+    /// The copy takes and gives f32, whatever the dtype of this layer. A projection that the format cannot take
+    /// ([`Quantization::fits`]) stays in f32, and a module of the caller is what it is; Debug of the copy and
+    /// [`plan`](Self::plan) show the format. [`weights`](Self::weights) of the copy are the rounded values, exactly;
+    /// quantizing these again gives the same bits. Where a call asks for a gradient of its inputs, it multiplies with the rounded weights in f32, without
+    /// rounding the inputs.
+    ///
+    /// ```
+    /// use candle_attention::{AttentionConfig, MultiHeadAttention, Quantization};
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::{VarBuilder, VarMap};
+    ///
+    /// let variables = VarMap::new();
+    /// let vb = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    /// let layer = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?;
+    /// let int8 = layer.quantized(Quantization::Int8)?;
+    /// let xs = Tensor::randn(0f32, 1., (2, 5, 64), &Device::Cpu)?;
+    /// let difference = (layer.forward(&xs)? - int8.forward(&xs)?)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    /// assert!(difference < 0.05);
+    /// assert_eq!(int8.quantization(), Some(Quantization::Int8));
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A layer on another device than the CPU; a weight that is not finite; not enough memory.
+    pub fn quantized(&self, format: Quantization) -> Result<Self> {
+        format.check_device(self.qkv.like())?;
+        let copy = self.map_tensors(&mut |tensor| Ok(tensor.detach().force_contiguous()?.to_dtype(DType::F32)?))?;
+        let mut copy = Self { identity: self.identity_with_other_weights(copy.qkv.id()), ..copy };
+        copy.quantize_projections([Some(format); 2])?;
+        copy.freeze_in_place()?;
+        Ok(copy)
+    }
+
+    /// The format of the projections, if it has few bits: of the output projection, if the others are not quantized.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.qkv.quantization().or(self.o_proj.quantization())
+    }
+
+    /// Packs the projections of queries, keys, values and gate, and the output projection, in formats of few bits.
+    pub(crate) fn quantize_projections(&mut self, [qkv, o]: [Option<Quantization>; 2]) -> Result<()> {
+        qkv.map_or(Ok(()), |format| self.qkv.quantize(format))?;
+        o.map_or(Ok(()), |format| self.o_proj.quantize(format))
+    }
 }
 
 impl Freeze for MultiHeadAttention {
@@ -65,7 +113,7 @@ impl ShareWeights for MultiHeadAttention {
 
 impl MapTensors for MultiHeadAttention {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let mapped = match self.qkv.is_plain() && self.o_proj.is_plain() {
+        let mapped = match self.qkv.is_plain() && self.o_proj.is_plain() && self.quantization().is_none() {
             true => Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?,
             false => self.map_projections(f)?,
         };

@@ -268,13 +268,14 @@ impl MultiHeadAttention {
         let PreparedCall { call, options, route, absorbed, .. } =
             self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         let call = absorbed.map_or(call, |(call, _)| call);
-        match (route, &inputs.tokens) {
+        let plan = match (route, &inputs.tokens) {
             (Route::Buckets, Tokens::Ragged(lengths)) => {
                 let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));
-                Plan::new(&call, &options.with_mask(padded))
+                Plan::new(&call, &options.with_mask(padded))?
             }
-            _ => Plan::new(&call, &options),
-        }
+            _ => Plan::new(&call, &options)?,
+        };
+        Ok(Plan { quantization: self.quantization().filter(|_| !call.tracks_gradient), ..plan })
     }
 }
 

@@ -154,7 +154,7 @@ impl MultiHeadAttention {
         }
     }
 
-    /// [`MapTensors`] of a layer whose projections are not weights alone.
+    /// [`MapTensors`] of a layer whose projections are not weights alone, or in few bits.
     pub(super) fn map_projections(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (qkv, o_proj) = (self.qkv.map_parts(f)?, self.o_proj.map_tensors(f)?);
         let mut position = PositionWeights::default();

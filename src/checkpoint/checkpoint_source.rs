@@ -1,21 +1,47 @@
-//! A checkpoint as a source of weights: a prefix, a dtype and a device.
+//! A checkpoint as a source of weights: a prefix, a compute type and a device.
+
+use std::fmt;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
 use crate::checkpoint::detect::nothing_below;
-use crate::checkpoint::open::Checkpoint;
+use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::source::{WeightSource, join, wrong_shape};
 use crate::error::{Error, Result};
+use crate::ops::{ComputeType, Quantization};
 
-/// A prefix of a [`Checkpoint`], with the dtype and device to read in.
+/// A prefix of a [`Checkpoint`], with the compute type and device to read in.
 #[derive(Debug, Clone)]
 pub struct CheckpointSource {
     checkpoint: Checkpoint,
     prefix: String,
     dtype: DType,
     device: Device,
+    quantize: Quantize,
+}
+
+/// Which weights loaders quantize.
+#[derive(Clone)]
+enum Quantize {
+    /// Those that the checkpoint holds in few bits, in their own format.
+    AsStored,
+    /// All of them.
+    All(Quantization),
+    /// Those for whose full names the function has a format.
+    ByName(Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>),
+}
+
+impl fmt::Debug for Quantize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AsStored => f.write_str("AsStored"),
+            Self::All(format) => write!(f, "All({format})"),
+            Self::ByName(_) => f.write_str("ByName"),
+        }
+    }
 }
 
 impl WeightSource for CheckpointSource {
@@ -53,7 +79,24 @@ impl WeightSource for CheckpointSource {
         true
     }
 
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        let name = self.full_name(name);
+        match &self.quantize {
+            Quantize::AsStored if self.dtype != DType::F32 || !self.device.is_cpu() => None,
+            Quantize::AsStored => self.checkpoint.stored_quantization(&name),
+            Quantize::All(format) => Some(*format),
+            Quantize::ByName(format) => format(&name),
+        }
+    }
+
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if !self.device.is_cpu()
+            && let Some(format) = self.quantization(name)
+        {
+            let expected = "the CPU: other devices run f32, f16 or bf16";
+            let found = format!("{:?}", self.device.location());
+            return Err(Error::value(format!("the device of {format} weights"), found, expected));
+        }
         if !matches!(self.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
             let what = format!("what tensor `{}` is read as", self.full_name(name));
             return Err(Error::dtype(what, self.dtype, "f16, bf16, f32 or f64"));
@@ -66,6 +109,25 @@ impl WeightSource for CheckpointSource {
 }
 
 impl CheckpointSource {
+    /// The same source, of which loaders quantize the weights for whose full names `format` returns a format, such as
+    /// `encoder.layer.0.attention.self.query.weight`, and no others: projections and tables of embeddings; those of
+    /// queries, keys and values of a layer only together. It is read in f32.
+    ///
+    /// ```
+    /// use candle_attention::checkpoint::{Checkpoint, WeightSource};
+    /// use candle_attention::Quantization;
+    /// use candle_core::{DType, Device};
+    ///
+    /// let source = Checkpoint::open("weights")?.at("", DType::F32, &Device::Cpu);
+    /// let source = source.with_quantization(|name| name.starts_with("encoder.layer").then_some(Quantization::Int8));
+    /// assert_eq!(source.quantization("embeddings.word_embeddings.weight"), None);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_quantization(self, format: impl Fn(&str) -> Option<Quantization> + Send + Sync + 'static) -> Self {
+        Self { quantize: Quantize::ByName(Arc::new(format)), dtype: DType::F32, ..self }
+    }
+
     /// Checks that there is a floating-point tensor of this shape, and returns its full name.
     pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         let full_name = self.full_name(name);
@@ -81,7 +143,11 @@ impl CheckpointSource {
     pub(crate) fn check_dtype(&self, name: &str) -> Result<()> {
         use safetensors::Dtype::{BF16, F16, F32, F64};
         let name = self.full_name(name);
-        match self.checkpoint.entry(&name)?.dtype {
+        let entry = self.checkpoint.entry(&name)?;
+        if let Some(stored) = &entry.gguf {
+            stored.kind.check(&name)?;
+        }
+        match entry.dtype {
             F16 | BF16 | F32 | F64 => Ok(()),
             // Quantized weights need scales that a cast would leave out.
             dtype => {
@@ -93,10 +159,32 @@ impl CheckpointSource {
 }
 
 impl Checkpoint {
-    /// The weights below `prefix`, which may be empty, to be read in `dtype` onto `device`.
-    pub fn at(&self, prefix: &str, dtype: DType, device: &Device) -> CheckpointSource {
+    /// The weights below `prefix`, which may be empty, to be read onto `device` in a dtype, or in a
+    /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
+    ///
+    /// What the checkpoint holds in few bits itself is read in f32 on the CPU as it is, without a further rounding, and
+    /// dequantized in any other dtype and on any other device. If its format is the one that is asked for, what it
+    /// holds in a float dtype stays so.
+    pub fn at(&self, prefix: &str, compute_type: impl Into<ComputeType>, device: &Device) -> CheckpointSource {
+        let compute_type = compute_type.into();
+        let quantize = match compute_type.quantization() {
+            Some(format) if !self.names().any(|name| self.stored_quantization(name) == Some(format)) => {
+                Quantize::All(format)
+            }
+            _ => Quantize::AsStored,
+        };
         let prefix = prefix.trim_end_matches('.').to_string();
-        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone() }
+        let dtype = compute_type.dtype();
+        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize }
+    }
+
+    /// The format of a stored weight of few bits that is packed as it is.
+    fn stored_quantization(&self, name: &str) -> Option<Quantization> {
+        match self.lookup(name) {
+            Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            Ok(Stored::Plain(_, entry)) => entry.gguf.as_ref().and_then(|gguf| gguf.packed_format()),
+            _ => None,
+        }
     }
 
     /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name, quantized weights

@@ -10,6 +10,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use crate::checkpoint::gguf::blocks::GgufTensor;
 use crate::error::{Error, Result, cut, cut_to};
 
 /// The longest header or index that is read, in bytes; also the limit of the headers of all shards together.
@@ -37,9 +38,19 @@ pub(crate) struct Entry {
     pub shape: Box<[usize]>,
     /// Where its data starts and ends, in bytes from the end of the header on.
     pub offsets: [u64; 2],
+    /// How a GGUF file holds it, which is read as `dtype` and `shape` say; `None` in safetensors.
+    pub gguf: Option<Box<GgufTensor>>,
 }
 
 impl Entry {
+    /// The name of its dtype, or of its type in a GGUF file.
+    pub fn kind(&self) -> String {
+        match &self.gguf {
+            Some(gguf) => gguf.kind.name.to_string(),
+            None => format!("{:?}", self.dtype),
+        }
+    }
+
     /// The length of its data in bytes.
     pub fn bytes(&self) -> u64 {
         self.offsets[1] - self.offsets[0]
@@ -73,7 +84,7 @@ pub(crate) fn parse(path: &Path, header: &[u8], data: u64) -> Result<Header> {
 
 /// Checks the entry of the tensor whose data comes after `before` bytes, of `data` bytes of all.
 fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), String> {
-    let Entry { dtype, shape, offsets: [from, to] } = entry;
+    let Entry { dtype, shape, offsets: [from, to], .. } = entry;
     // Sizes whose product overflows are no shape, even if one of them is zero.
     let sizes = shape.iter().map(|size| *size.max(&1) as u64);
     let Some(bits) = sizes.chain([dtype.bitsize() as u64]).try_fold(1, u64::checked_mul) else {
@@ -245,6 +256,7 @@ impl<'de> Deserialize<'de> for Entry {
                     dtype: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
                     shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
                     offsets: offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?,
+                    gguf: None,
                 })
             }
         }

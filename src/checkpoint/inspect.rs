@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
 use crate::checkpoint::detect::{attention_prefixes, detect, in_natural_order};
+use crate::checkpoint::gguf::blocks;
 use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource};
@@ -99,14 +100,14 @@ impl Checkpoint {
                 info.parameters += entry.shape.iter().product::<usize>();
             }
             let dtype = match self.lookup(&full_name) {
-                Ok(Stored::Plain(_, entry)) => Some(format!("{:?}", entry.dtype)),
+                Ok(Stored::Plain(_, entry)) => Some(entry.kind()),
                 Ok(Stored::Quantized(weight)) => Some(weight.describe()),
                 Err(_) => None,
             };
-            if let Some(dtype) = dtype {
-                if !dtypes.contains(&dtype) {
-                    dtypes.push(dtype);
-                }
+            if let Some(dtype) = dtype
+                && !dtypes.contains(&dtype)
+            {
+                dtypes.push(dtype);
             }
         }
         info.dtype = dtypes.join(", ");
@@ -148,7 +149,11 @@ impl Checkpoint {
         let mut found = Vec::new();
         for name in source.names().unwrap_or_default() {
             for (name, shard, entry) in self.stored_parts(&source.full_name(&name))? {
-                if shard.any_part(&name, entry, |data| holds_non_finite(entry.dtype, data))? {
+                let holds = match &entry.gguf {
+                    Some(gguf) if !gguf.kind.is_numbers() => blocks::hold_non_finite(shard, &name, entry, gguf)?,
+                    _ => shard.any_part(&name, entry, |data| holds_non_finite(entry.dtype, data))?,
+                };
+                if holds {
                     found.push(name);
                 }
             }

@@ -14,6 +14,7 @@ use crate::config::{AttentionConfig, CallInput};
 use crate::error::Result;
 use crate::families::layout::Layout;
 use crate::mask::AttentionMask;
+use crate::ops::ComputeType;
 use crate::weights::AttentionWeights;
 
 impl MultiHeadAttention {
@@ -25,8 +26,23 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`AttentionWeights::read`]; a shared table that the source does not hold.
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
-        let (weights, _) = read_with_shared_tables(config, &[], &AnySource::new(&source))?;
-        Self::from_weights(config, weights)
+        let source = base_of(config, &AnySource::new(&source));
+        let (weights, layout) = read_with_shared_tables(config, &[], &source)?;
+        let mut layer = Self::from_weights(config, weights)?;
+        layer.quantize_for(&source, layout)?;
+        layer.with_changes(&source)
+    }
+
+    /// Packs the projections of a layer that was read from `source` in the formats of few bits that the source has for
+    /// them. Queries, keys, values and gate are multiplied together, so they are quantized only together.
+    ///
+    /// # Errors
+    /// A weight that is not finite; not enough memory.
+    pub fn quantize_for(&mut self, source: &dyn WeightSource, layout: &Layout) -> Result<()> {
+        let weights = layout.input_weights(|name| source.contains(name));
+        let first = weights.first().and_then(|name| source.quantization(name));
+        let qkv = first.filter(|_| weights.iter().all(|name| source.quantization(name) == first));
+        self.quantize_projections([qkv, source.quantization(layout.output_weight())])
     }
 }
 
@@ -89,8 +105,12 @@ impl ModelAttention {
 
     fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
         let asked = config_from_json(config, source)?;
-        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
-        Ok(Self { layer: MultiHeadAttention::from_weights(&asked.config, weights)?, layout, note: asked.note })
+        let source = base_of(&asked.config, source);
+        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, &source)?;
+        let mut layer = MultiHeadAttention::from_weights(&asked.config, weights)?;
+        layer.quantize_for(&source, layout)?;
+        let layer = layer.with_changes(&source)?;
+        Ok(Self { layer, layout, note: asked.note })
     }
 
     /// What each call has to give beyond its tokens. A call without it is
@@ -121,9 +141,14 @@ impl Module for ModelAttention {
     }
 }
 
+/// What the weights of a layer are read from: without changes that go beside them, where it has places for these.
+fn base_of<'a>(config: &AttentionConfig, source: &AnySource<'a>) -> AnySource<'a> {
+    if config.latent.is_some() { source.clone() } else { source.base() }
+}
+
 impl Checkpoint {
-    /// The attention layer at `prefix` as the model of this `config.json` runs it, read in `dtype` onto `device`:
-    /// shorthand for [`ModelAttention::load`] from [`at`](Self::at).
+    /// The attention layer at `prefix` as the model of this `config.json` runs it, read onto `device` as by
+    /// [`at`](Self::at), from which [`ModelAttention::load`] loads it.
     ///
     /// # Errors
     /// The errors of [`ModelAttention::load`].
@@ -131,10 +156,10 @@ impl Checkpoint {
         &self,
         prefix: &str,
         config: impl Into<ModelConfig<'a>>,
-        dtype: DType,
+        compute_type: impl Into<ComputeType>,
         device: &Device,
     ) -> Result<ModelAttention> {
-        ModelAttention::load(config, self.at(prefix, dtype, device))
+        ModelAttention::load(config, self.at(prefix, compute_type, device))
     }
 
     /// Reads a layer's weights in the dtype of its stored output projection, to write them elsewhere.

@@ -5,6 +5,8 @@
 //! [`Checkpoint::attention`] is the shorthand for files. [`MultiHeadAttention::load`](crate::MultiHeadAttention::load)
 //! gives one for a configuration of the caller's.
 //!
+//! Quantized checkpoints in published formats are read as plain tensors, which are dequantized as they are asked for.
+//!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
 //! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are untrusted: headers,
 //! indexes and configurations are checked and limited, and an error names the tensor or key. Files are read, not
@@ -12,9 +14,11 @@
 //! an error says why not: a family that is not known, and a tensor or a config key that would change the result and is
 //! not applied, are errors.
 
+mod changes;
 mod checkpoint_source;
 mod config_json;
 mod detect;
+mod gguf;
 mod header;
 mod infer;
 mod inspect;
@@ -34,10 +38,12 @@ pub use crate::families::table::{layout_of, model_class, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
 pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json, configure_layer, head_sizes};
 pub use detect::detect;
+pub use gguf::{GgufMetadata, GgufValue};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;
 pub use open::{Checkpoint, read_index};
+pub use quantized::remove_quantization_config;
 pub use shared_tables::SharedTables;
 pub use source::{AnySource, VarMapSource, WeightSource, below, wrong_shape};
 pub use write::write_layers;

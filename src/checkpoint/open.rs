@@ -1,4 +1,6 @@
 //! Opens checkpoints: a file, a folder or a sharded index, or the bytes of a file.
+//!
+//! A file is GGUF if it starts with its name; anything else is to be safetensors.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -8,6 +10,8 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
+use crate::checkpoint::gguf::header::Gguf;
+use crate::checkpoint::gguf::{GgufMetadata, config_of};
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
 use crate::checkpoint::quantized::{QuantizedWeight, Settings, take_modules};
 use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
@@ -40,6 +44,8 @@ struct Inner {
     tensors: BTreeMap<String, Stored>,
     /// Metadata of the first shard.
     metadata: HashMap<String, String>,
+    /// What a GGUF file states beside its tensors.
+    gguf: Option<Arc<Gguf>>,
 }
 
 /// How a tensor is stored.
@@ -59,8 +65,11 @@ impl std::fmt::Debug for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors` file, a `.safetensors.index.json`, or a folder that holds `model.safetensors` or
-    /// `model.safetensors.index.json`.
+    /// Opens a `.safetensors` or `.gguf` file, a `.safetensors.index.json`, or a folder that holds `model.safetensors`,
+    /// `model.safetensors.index.json` or else one `.gguf` file.
+    ///
+    /// Tensors of a GGUF file have the names and the shapes of Hugging Face, if its architecture is one that this crate
+    /// knows ([`config`](Self::config)), and blocks of few bits are read as f32.
     ///
     /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is
     /// an error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a
@@ -79,7 +88,7 @@ impl Checkpoint {
     /// 32 dimensions, and its metadata has at most 65,536 entries. Published models have far less.
     ///
     /// # Errors
-    /// If a file is missing, is not a regular file or not a valid safetensors file, is beyond a limit, or an index
+    /// If a file is missing, is not a regular file or not a valid safetensors or GGUF file, is beyond a limit, or an index
     /// names a shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
@@ -89,7 +98,10 @@ impl Checkpoint {
             return match (is_present(&single)?, is_present(&index)?) {
                 (true, _) => Self::open_single(&single),
                 (false, true) => Self::open_index(&index),
-                (false, false) => Err(no_weights(path)),
+                (false, false) => match gguf_in(path)? {
+                    Some(file) => Self::open_single(&file),
+                    None => Err(no_weights(path)),
+                },
             };
         }
         match path.extension().is_some_and(|extension| extension == "json") {
@@ -118,9 +130,18 @@ impl Checkpoint {
         Ok(checkpoint.with_quantization_config(&serde_json::Value::Null))
     }
 
-    fn single(path: &Path, OpenShard { shard, tensors, metadata }: OpenShard) -> Self {
-        let tensors = tensors.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
-        Self::read(path, vec![shard].into(), tensors, metadata)
+    fn single(path: &Path, OpenShard { shard, tensors, metadata, gguf }: OpenShard) -> Self {
+        match gguf {
+            // Its tensors are blocks in themselves.
+            Some(gguf) => {
+                let tensors = tensors.into_iter().map(|(name, entry)| (name, Stored::Plain(0, entry))).collect();
+                Self::new(path, vec![shard].into(), tensors, metadata, Some(Arc::new(gguf)))
+            }
+            None => {
+                let tensors = tensors.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
+                Self::read(path, vec![shard].into(), tensors, metadata)
+            }
+        }
     }
 
     /// The checkpoint of these stored tensors, those of quantized modules together.
@@ -133,7 +154,7 @@ impl Checkpoint {
         let quantized = take_modules(&mut stored, &shards).into_iter();
         let quantized = quantized.map(|(name, weight)| (name, Stored::Quantized(Box::new(weight))));
         let plain = stored.into_iter().map(|(name, (shard, entry))| (name, Stored::Plain(shard, entry)));
-        Self::new(path, shards, plain.chain(quantized).collect(), metadata)
+        Self::new(path, shards, plain.chain(quantized).collect(), metadata, None)
     }
 
     /// Whether there are quantized modules, read or refused.
@@ -160,14 +181,14 @@ impl Checkpoint {
     }
 
     fn with_settings(&self, settings: &Settings) -> Self {
-        let Inner { path, shards, metadata, tensors } = &*self.inner;
+        let Inner { path, shards, metadata, tensors, gguf } = &*self.inner;
         let mut tensors = tensors.clone();
         for stored in tensors.values_mut() {
             if let Stored::Quantized(weight) = stored {
                 weight.plan(shards, settings);
             }
         }
-        Self::new(path, shards.clone(), tensors, metadata.clone())
+        Self::new(path, shards.clone(), tensors, metadata.clone(), gguf.clone())
     }
 
     fn open_index(path: &Path) -> Result<Self> {
@@ -211,8 +232,9 @@ impl Checkpoint {
         shards: Arc<[Shard]>,
         tensors: BTreeMap<String, Stored>,
         metadata: HashMap<String, String>,
+        gguf: Option<Arc<Gguf>>,
     ) -> Self {
-        Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata }) }
+        Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata, gguf }) }
     }
 
     /// The same tensors under other names: `rename` gives the new name of each. What is read or detected from the
@@ -232,13 +254,49 @@ impl Checkpoint {
             }
             tensors.insert(new, entry.clone());
         }
-        let Inner { path, shards, metadata, .. } = &*self.inner;
-        Ok(Self::new(path, shards.clone(), tensors, metadata.clone()))
+        let Inner { path, shards, metadata, gguf, .. } = &*self.inner;
+        Ok(Self::new(path, shards.clone(), tensors, metadata.clone(), gguf.clone()))
     }
 
-    /// The metadata of the file, or of the first shard: the `__metadata__` of the header.
+    /// The metadata of the file, or of the first shard: the `__metadata__` of the header; of a GGUF file, its numbers
+    /// and texts.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.inner.metadata
+    }
+
+    /// All metadata of a GGUF file; `None` for safetensors.
+    pub fn gguf(&self) -> Option<&GgufMetadata> {
+        self.inner.gguf.as_ref().map(|gguf| &gguf.metadata)
+    }
+
+    /// The `config.json` of the model in a GGUF file, made of its metadata; `None` for safetensors, where it is a file
+    /// of its own.
+    ///
+    /// # Errors
+    /// If the architecture is not known, a key is missing or has another type, or one says something that is not
+    /// applied here. The error holds the path.
+    pub fn config(&self) -> Result<Option<serde_json::Value>> {
+        const FREQUENCIES: &str = "rope_freqs.weight";
+        /// Rotary positions have half as many frequencies as a head has numbers.
+        const MAX_FREQUENCIES: usize = 1 << 12;
+        let Some(gguf) = &self.inner.gguf else { return Ok(None) };
+        let config = || {
+            let frequencies = match self.contains(FREQUENCIES) {
+                true => {
+                    let entry = self.entry(FREQUENCIES)?;
+                    if entry.shape.len() != 1 || entry.shape[0] > MAX_FREQUENCIES {
+                        let found = format!("has shape {:?}", entry.shape);
+                        let expected = format!("up to {MAX_FREQUENCIES} factors");
+                        return Err(Error::Tensor { name: FREQUENCIES.to_string(), found, expected });
+                    }
+                    let factors = self.tensor(FREQUENCIES, &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
+                    Some(factors.to_vec1::<f32>()?)
+                }
+                false => None,
+            };
+            config_of(&gguf.metadata, &|name| gguf.rows.get(name).copied(), frequencies)
+        };
+        config().map(Some).map_err(|e| Error::file(&self.inner.path, e))
     }
 
     /// The file that was opened; `None` if the checkpoint is in memory.
@@ -257,11 +315,11 @@ impl Checkpoint {
     }
 
     /// Reads one tensor as it is stored; booleans, which candle has no dtype for, as u8 of 0 and 1; the weight of a
-    /// quantized module in f32.
+    /// quantized module, and blocks of a GGUF file, in f32.
     ///
     /// # Errors
-    /// If no tensor has this name, candle lacks its dtype, its file has changed or cannot be read, or there is no
-    /// memory for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
+    /// If no tensor has this name, candle lacks its dtype, a block has a scale that is not finite, its file has changed
+    /// or cannot be read, or there is no memory for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         match self.lookup(name)? {
             Stored::Plain(shard, entry) => read_tensor(&self.inner.shards[*shard], name, entry, device),
@@ -277,8 +335,8 @@ impl Checkpoint {
         self.inner.tensors.range::<str, _>((Bound::Included(start), Bound::Unbounded)).map(|(name, _)| name.as_str())
     }
 
-    /// The dtype and the shape of a tensor as the header of its file states them; of the weight of a quantized module
-    /// f32 and its shape.
+    /// The dtype and the shape of a tensor as the header of its file states them; of the weight of a quantized module,
+    /// and of blocks of a GGUF file, f32 and the shape.
     ///
     /// # Errors
     /// If no tensor has this name, or a quantized module cannot be read.
@@ -380,7 +438,29 @@ fn open_shard(index: &Path, folder: &Path, file: &str, tensor: &str, most: u64) 
         let (file, tensor) = (cut(file), cut(tensor));
         return Err(Error::file(index, format!("shard `{file}`, which holds `{tensor}`, is missing")));
     }
-    Shard::open(&path, most)
+    let opened = Shard::open(&path, most)?;
+    match opened.gguf {
+        Some(_) => Err(Error::file(index, format!("shard `{}` is a GGUF file, expected safetensors", cut(file)))),
+        None => Ok(opened),
+    }
+}
+
+/// The only `.gguf` file of a folder, `None` if there is none.
+fn gguf_in(folder: &Path) -> Result<Option<PathBuf>> {
+    let io = |e| Error::io(folder, e);
+    let mut found: Option<PathBuf> = None;
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.extension().is_some_and(|extension| extension == "gguf") {
+            if let Some(other) = &found {
+                let name = |path: &Path| cut(&path.file_name().unwrap_or_default().to_string_lossy());
+                let reason = format!("the folder holds `{}` and `{}`: name one of them", name(other), name(&path));
+                return Err(Error::file(folder, reason));
+            }
+            found = Some(path);
+        }
+    }
+    Ok(found)
 }
 
 fn no_weights(folder: &Path) -> Error {

@@ -1,4 +1,4 @@
-//! One safetensors file, on disk or in memory: its header, and reads of its data.
+//! One file of tensors, safetensors or GGUF, on disk or in memory: its header, and reads of its data.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -12,6 +12,8 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
+use crate::checkpoint::gguf::blocks;
+use crate::checkpoint::gguf::header::{Gguf, GgufHeader, MAGIC, read as read_gguf};
 use crate::checkpoint::header::{self, Entry, Header, MAX_HEADER_BYTES};
 use crate::error::{Error, Result};
 use crate::io::StoredFile;
@@ -34,6 +36,8 @@ pub(crate) struct OpenShard {
     pub shard: Shard,
     pub tensors: BTreeMap<String, Entry>,
     pub metadata: HashMap<String, String>,
+    /// What a GGUF file states beside its tensors; `None` for safetensors.
+    pub gguf: Option<Gguf>,
 }
 
 impl Shard {
@@ -55,6 +59,15 @@ impl Shard {
             Bytes::Stored(file) => file.len(),
             Bytes::Memory(bytes) => bytes.len() as u64,
         };
+        if whole >= MAGIC.len() as u64 {
+            let mut magic = [0; MAGIC.len()];
+            shard.read_bytes(0, &mut magic, &"the first bytes")?;
+            if magic == MAGIC {
+                let GgufHeader { tensors, texts, gguf, start } = read_gguf(&shard, whole)?;
+                shard.start = start;
+                return Ok(OpenShard { shard, tensors, metadata: texts, gguf: Some(gguf) });
+            }
+        }
         let Some(rest) = whole.checked_sub(8) else {
             return Err(invalid(format!("it has {whole} bytes, expected at least 8")));
         };
@@ -74,7 +87,12 @@ impl Shard {
         shard.read_bytes(8, &mut header, &"the header")?;
         let Header { tensors, metadata } = header::parse(path, &header, rest - size)?;
         shard.start += size;
-        Ok(OpenShard { shard, tensors, metadata })
+        Ok(OpenShard { shard, tensors, metadata, gguf: None })
+    }
+
+    /// The file, or the name of the bytes.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Whether it is the content of a file, not the file.
@@ -134,7 +152,7 @@ impl Shard {
     }
 
     /// Fills `into` with the bytes of the file from `offset` on.
-    fn read_bytes(&self, offset: u64, into: &mut [u8], what: &dyn Display) -> Result<()> {
+    pub(super) fn read_bytes(&self, offset: u64, into: &mut [u8], what: &dyn Display) -> Result<()> {
         match &self.bytes {
             Bytes::Stored(file) => file.read_at(offset, into, what),
             Bytes::Memory(bytes) => {
@@ -159,7 +177,7 @@ impl Display for Named<'_> {
 }
 
 /// `count` zeros to read `what` into; an error if there is no memory for them.
-fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what: &dyn Display) -> Result<Vec<T>> {
+pub(super) fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what: &dyn Display) -> Result<Vec<T>> {
     let mut zeros = Vec::new();
     let reserved = usize::try_from(count).ok().filter(|count| zeros.try_reserve_exact(*count).is_ok());
     let count = reserved.ok_or_else(|| {
@@ -170,8 +188,11 @@ fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what: &dyn Disp
     Ok(zeros)
 }
 
-/// Reads the tensor `name` of a shard as it is stored; booleans, which candle lacks, as u8.
+/// Reads the tensor `name` of a shard as it is stored, blocks of a GGUF file as f32; booleans, which candle lacks, as u8.
 pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
+    if let Some(stored) = &entry.gguf {
+        return blocks::read(shard, name, entry, stored, device);
+    }
     match entry.dtype {
         Dtype::F64 => numbers::<f64>(shard, name, entry, device),
         Dtype::F32 => numbers::<f32>(shard, name, entry, device),

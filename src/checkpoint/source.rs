@@ -7,6 +7,8 @@ use candle_core::{Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::error::{Error, Result};
+use crate::ops::Quantization;
+use crate::weights::LowRankChange;
 
 /// Where weights come from: a [`VarBuilder`], a prefix of a [`Checkpoint`](crate::checkpoint::Checkpoint) on disk or in
 /// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them, and
@@ -48,6 +50,29 @@ pub trait WeightSource {
     /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
+    /// [`get`](Self::get) without the [`low_rank`](Self::low_rank) changes of the weight.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.get(name, shape)
+    }
+
+    /// The low-rank changes of a weight that are computed beside it, as
+    /// [`LoraAdapter::beside`](crate::lora::LoraAdapter::beside) has them: [`get`](Self::get) has merged them, and
+    /// [`get_base`](Self::get_base) has not. The default is none.
+    ///
+    /// # Errors
+    /// The device is out of memory.
+    fn low_rank(&self, _name: &str) -> Result<Vec<LowRankChange>> {
+        Ok(Vec::new())
+    }
+
+    /// Whether [`low_rank`](Self::low_rank) of some weight has changes.
+    fn has_low_rank(&self) -> bool {
+        false
+    }
+
     /// Whether every call of [`get`](Self::get) reads a tensor that nobody else holds, as a checkpoint on disk does. An
     /// encoder that is loaded from such a source for the CPU keeps its projections packed for the kernels and nothing
     /// else: the weights take memory once. From other sources, tensors may be shared or variables, so they are kept.
@@ -55,6 +80,14 @@ pub trait WeightSource {
     /// The default is `false`, which is right for every source.
     fn gives_own_tensors(&self) -> bool {
         false
+    }
+
+    /// The format of few bits in which a loader packs the weight `name`, if it is that of a projection or a table of
+    /// embeddings. [`get`](Self::get) gives f32 then.
+    ///
+    /// The default is none, which is right for every source.
+    fn quantization(&self, _name: &str) -> Option<Quantization> {
+        None
     }
 
     /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
@@ -112,22 +145,42 @@ pub struct AnySource<'a> {
     /// Without a prefix.
     root: Rc<dyn WeightSource + 'a>,
     prefix: String,
+    /// Whether weights are read without the changes that are computed beside them.
+    is_base: bool,
 }
 
 impl<'a> AnySource<'a> {
     /// `source` with its type erased.
     pub fn new(source: &(impl WeightSource + 'a)) -> Self {
-        Self { root: Rc::new(source.root()), prefix: source.full_name("") }
+        Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false }
+    }
+
+    /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
+    /// there, by [`MultiHeadAttention::with_changes`](crate::MultiHeadAttention::with_changes) or
+    /// [`with_changes`](Self::with_changes). All others read weights with their changes.
+    #[must_use]
+    pub fn base(&self) -> Self {
+        Self { is_base: true, ..self.clone() }
+    }
+
+    /// Whether there are changes that are to be put beside what was read.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.is_base && self.root.has_low_rank()
+    }
+
+    /// The changes that are to be put beside what was read as [`base`](Self::base); none elsewhere.
+    pub(crate) fn changes(&self, name: &str) -> Result<Vec<LowRankChange>> {
+        if self.is_base { self.low_rank(name) } else { Ok(Vec::new()) }
     }
 }
 
 impl WeightSource for AnySource<'_> {
     fn root(&self) -> Self {
-        Self { root: self.root.clone(), prefix: String::new() }
+        Self { prefix: String::new(), ..self.clone() }
     }
 
     fn child(&self, name: &str) -> Self {
-        Self { root: self.root.clone(), prefix: self.full_name(name) }
+        Self { prefix: self.full_name(name), ..self.clone() }
     }
 
     fn full_name(&self, name: &str) -> String {
@@ -147,15 +200,35 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.root.get(&self.full_name(name), shape)
+        let name = self.full_name(name);
+        if self.is_base { self.root.get_base(&name, shape) } else { self.root.get(&name, shape) }
+    }
+
+    fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.root.get_base(&self.full_name(name), shape)
+    }
+
+    fn low_rank(&self, name: &str) -> Result<Vec<LowRankChange>> {
+        self.root.low_rank(&self.full_name(name))
+    }
+
+    fn has_low_rank(&self) -> bool {
+        self.root.has_low_rank()
     }
 
     fn gives_own_tensors(&self) -> bool {
         self.root.gives_own_tensors()
     }
 
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        self.root.quantization(&self.full_name(name))
+    }
+
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
-        self.root.get_reshaped(&self.full_name(name), stored, shape)
+        match self.is_base {
+            true => Ok(self.get(name, stored)?.reshape(shape)?),
+            false => self.root.get_reshaped(&self.full_name(name), stored, shape),
+        }
     }
 }
 

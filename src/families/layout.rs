@@ -162,6 +162,24 @@ impl Layout {
         self.o.weight
     }
 
+    /// The names of the weights of queries, keys, values and a gate, of those that a source holds.
+    pub fn input_weights(&self, holds: impl Fn(&str) -> bool) -> Vec<&'static str> {
+        let weights = match self.qkv {
+            QkvNames::Split(qkv) => qkv.map(|linear| linear.weight).to_vec(),
+            QkvNames::Fused(linear, _) => vec![linear.weight],
+            QkvNames::FusedSplitBias(weight, ..) => vec![weight],
+            QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
+            QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
+            QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
+            QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_b, .. }) => {
+                [q.weight, kv_a.weight, kv_b.weight].into_iter().chain(q_a.map(|(linear, _)| linear.weight)).collect()
+            }
+        };
+        let gate = self.gate_projection().map(|gate| gate.weight);
+        weights.into_iter().chain(gate).filter(|name| holds(name)).collect()
+    }
+
     /// The tensors that must all be present for the layout to fit: weights, and biases that are not next to theirs.
     pub(crate) fn required(&self) -> Vec<&'static str> {
         let mut names = match self.qkv {

@@ -25,5 +25,5 @@ pub use json::read_json;
 pub(crate) use json::{number, whole_number};
 pub use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;
-pub use tensors::write_tensors;
+pub use tensors::{WrittenTensor, write_tensors};
 pub use write::{create_folder, write_atomic, write_file, write_new_folder};

@@ -17,13 +17,79 @@ const MAX_HEADER_BYTES: usize = 100_000_000;
 /// The name of the metadata in a header, which no tensor may have.
 const METADATA: &str = "__metadata__";
 
+/// A tensor to write: one of candle, or integers of 8 bits, for which candle has no dtype.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum WrittenTensor {
+    /// A tensor of candle.
+    Tensor(Tensor),
+    /// `I8`.
+    Int8 {
+        /// The dimensions.
+        shape: Vec<usize>,
+        /// As many values as the dimensions have elements.
+        values: Vec<i8>,
+    },
+}
+
+impl From<Tensor> for WrittenTensor {
+    fn from(tensor: Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl WrittenTensor {
+    fn shape(&self) -> &[usize] {
+        match self {
+            Self::Tensor(tensor) => tensor.dims(),
+            Self::Int8 { shape, .. } => shape,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Tensor(tensor) => tensor.data_len(),
+            Self::Int8 { values, .. } => values.len(),
+        }
+    }
+
+    /// candle panics when it is asked for the bytes of dtypes that it can only pass on.
+    fn check_dtype(&self, name: &str) -> Result<Dtype> {
+        match self {
+            Self::Int8 { shape, values } => {
+                let elements = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+                match elements == Some(values.len()) {
+                    true => Ok(Dtype::I8),
+                    false => Err(Error::shape(format!("tensor `{name}`"), shape, format!("{} values", values.len()))),
+                }
+            }
+            Self::Tensor(tensor) => match tensor.dtype() {
+                DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0 => {
+                    Err(Error::dtype(format!("tensor `{name}`"), tensor.dtype(), "a dtype that candle can write"))
+                }
+                dtype => Ok(dtype.into()),
+            },
+        }
+    }
+
+    fn write_to(&self, file: &mut dyn Write, target: &Path) -> Result<()> {
+        let io = |e| Error::io(target, e);
+        match self {
+            // candle panics if the copy from a device fails while it makes bytes.
+            Self::Tensor(tensor) => file.write_all(&tensor.to_device(&Device::Cpu)?.data()).map_err(io),
+            Self::Int8 { values, .. } => file.write_all(bytemuck::cast_slice(values)).map_err(io),
+        }
+    }
+}
+
 /// Writes a safetensors file, as [`write_file`](crate::io::write_file) writes bytes. `metadata` goes into the header.
 ///
 /// The `save` of candle and of its `VarMap` writes without waiting for the disk, and leaves a file that only its owner
 /// can read.
 ///
 /// # Errors
-/// The errors of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`).
+/// The errors of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`); a number of
+/// integers that is not that of the shape.
 ///
 /// ```
 /// use candle_attention::checkpoint::Checkpoint;
@@ -38,10 +104,10 @@ const METADATA: &str = "__metadata__";
 /// ```
 pub fn write_tensors(
     target: &Path,
-    tensors: impl IntoIterator<Item = (impl Into<String>, Tensor)>,
+    tensors: impl IntoIterator<Item = (impl Into<String>, impl Into<WrittenTensor>)>,
     metadata: HashMap<String, String>,
 ) -> Result<()> {
-    let tensors = tensors.into_iter().map(|(name, tensor)| (name.into(), tensor)).collect();
+    let tensors = tensors.into_iter().map(|(name, tensor)| (name.into(), tensor.into())).collect();
     write_atomic(target, |file| write_content(file, target, &tensors, &metadata))
 }
 
@@ -50,16 +116,16 @@ pub fn write_tensors(
 fn write_content(
     file: &mut dyn Write,
     target: &Path,
-    tensors: &BTreeMap<String, Tensor>,
+    tensors: &BTreeMap<String, WrittenTensor>,
     metadata: &HashMap<String, String>,
 ) -> Result<()> {
     let io = |e| Error::io(target, e);
     if tensors.contains_key(METADATA) {
         return Err(Error::value("the name of a tensor", METADATA, "a name that is not the header's own"));
     }
-    let mut sorted: Vec<(Dtype, &String, &Tensor)> = Vec::with_capacity(tensors.len());
+    let mut sorted: Vec<(Dtype, &String, &WrittenTensor)> = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
-        sorted.push((check_dtype(name, tensor)?, name, tensor));
+        sorted.push((tensor.check_dtype(name)?, name, tensor));
     }
     // The largest alignment first, so that every tensor is aligned.
     sorted.sort_by_key(|(dtype, ..)| std::cmp::Reverse(*dtype));
@@ -73,8 +139,8 @@ fn write_content(
     }
     let mut start = 0;
     for (dtype, name, tensor) in &sorted {
-        let end = start + tensor.data_len();
-        let info = TensorInfo { dtype: *dtype, shape: tensor.dims().to_vec(), data_offsets: (start, end) };
+        let end = start + tensor.bytes();
+        let info = TensorInfo { dtype: *dtype, shape: tensor.shape().to_vec(), data_offsets: (start, end) };
         let [name, info] = [serde_json::to_string(name), serde_json::to_string(&info)];
         entries.push(format!("{}:{}", name.map_err(json)?, info.map_err(json)?));
         start = end;
@@ -89,19 +155,5 @@ fn write_content(
 
     file.write_all(&(header.len() as u64).to_le_bytes()).map_err(io)?;
     file.write_all(&header).map_err(io)?;
-    for (_, _, tensor) in sorted {
-        // candle panics if the copy from a device fails while it makes bytes.
-        file.write_all(&tensor.to_device(&Device::Cpu)?.data()).map_err(io)?;
-    }
-    Ok(())
-}
-
-/// candle panics when it is asked for the bytes of dtypes that it can only pass on.
-fn check_dtype(name: &str, tensor: &Tensor) -> Result<Dtype> {
-    match tensor.dtype() {
-        DType::F6E2M3 | DType::F6E3M2 | DType::F4 | DType::F8E8M0 => {
-            Err(Error::dtype(format!("tensor `{name}`"), tensor.dtype(), "a dtype that candle can write"))
-        }
-        dtype => Ok(dtype.into()),
-    }
+    sorted.into_iter().try_for_each(|(_, _, tensor)| tensor.write_to(file, target))
 }

@@ -11,12 +11,17 @@ use crate::lora::adapter::LoraAdapter;
 use crate::lora::adapter::LowRank;
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Place, Shift, without_weight};
+use crate::ops::Quantization;
+use crate::weights::LowRankChange;
 
-/// A source of weights with an adapter merged: [`LoraAdapter::apply`] makes it.
+/// A source of weights with an adapter merged, or beside them: [`LoraAdapter::apply`] and [`LoraAdapter::beside`] make
+/// it.
 #[derive(Debug, Clone)]
 pub struct AdaptedSource<S> {
     base: S,
     merged: Arc<Merged>,
+    /// Whether the changes of linear layers stay beside their weights.
+    is_beside: bool,
 }
 
 /// An adapter by the names of the tensors that it changes in the checkpoint.
@@ -44,7 +49,21 @@ impl LoraAdapter {
     /// A tensor of the adapter that belongs to no weight of the checkpoint, or does not fit its shape; both are named.
     pub fn apply<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
         let merged = Arc::new(self.merged(&base.root())?);
-        Ok(AdaptedSource { base, merged })
+        Ok(AdaptedSource { base, merged, is_beside: false })
+    }
+
+    /// The weights of `base` with this adapter computed beside the projections that it changes: what is loaded has the
+    /// weights of `base` there, in its format, and adds `scale · x Aᵀ Bᵀ` to each product.
+    ///
+    /// For weights in few bits, which [`apply`](Self::apply) would have to round again, with its change, and which
+    /// then are another copy in memory. It costs two small products in each call, and the kernels' path over rows. What
+    /// is not a projection of attention or of a feed-forward part (tables of embeddings, heads, latent attention), and
+    /// all of an adapter with magnitudes (DoRA), is merged as by [`apply`](Self::apply).
+    ///
+    /// # Errors
+    /// The errors of [`apply`](Self::apply).
+    pub fn beside<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
+        Ok(AdaptedSource { is_beside: true, ..self.apply(base)? })
     }
 
     fn merged(&self, root: &dyn WeightSource) -> Result<Merged> {
@@ -124,6 +143,15 @@ impl Change {
         [if self.third.is_some() { THIRDS * rows } else { rows }, width]
     }
 
+    /// The change as it is computed beside the weight, on this device.
+    fn beside(&self, device: Option<&Device>) -> Result<LowRankChange> {
+        let LowRank { a, b, scale, transposed, .. } = &self.low_rank;
+        let on = |tensor: &Tensor| device.map_or(Ok(tensor.clone()), |device| tensor.to_device(device));
+        let (rows, start) = (b.dim(0)?, self.third.unwrap_or(0));
+        let change = LowRankChange::new(on(a)?, on(b)?, *scale, start * rows..(start + 1) * rows);
+        Ok(LowRankChange { transposed: *transposed, ..change })
+    }
+
     fn merge(&self, weight: &Tensor) -> Result<Tensor> {
         let Some(third) = self.third else { return self.low_rank.merge(weight) };
         let rows = weight.dim(0)? / THIRDS;
@@ -154,6 +182,27 @@ impl LowRank {
     }
 }
 
+impl<S: WeightSource> AdaptedSource<S> {
+    fn changes(&self, name: &str) -> &[Change] {
+        self.merged.changes.get(&self.full_name(name)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether the changes of a weight stay beside it.
+    fn are_beside(&self, name: &str) -> bool {
+        self.is_beside && self.changes(name).iter().all(|change| change.low_rank.magnitude.is_none())
+    }
+
+    /// The weight of the base model, or what the adapter has in its place.
+    fn without_changes(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let full_name = self.full_name(name);
+        match self.merged.whole.get(&full_name) {
+            Some(whole) if whole.dims() != shape => Err(wrong_shape(full_name, whole.dims(), shape)),
+            Some(whole) => Ok(whole.clone()),
+            None => self.base.get(name, shape),
+        }
+    }
+}
+
 impl<S> AdaptedSource<S> {
     /// The device of the base model, as far as the adapter changes weights of it.
     pub(super) fn device(&self) -> Option<&Device> {
@@ -163,11 +212,11 @@ impl<S> AdaptedSource<S> {
 
 impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     fn root(&self) -> Self {
-        Self { base: self.base.root(), merged: self.merged.clone() }
+        Self { base: self.base.root(), merged: self.merged.clone(), ..*self }
     }
 
     fn child(&self, name: &str) -> Self {
-        Self { base: self.base.child(name), merged: self.merged.clone() }
+        Self { base: self.base.child(name), merged: self.merged.clone(), ..*self }
     }
 
     fn full_name(&self, name: &str) -> String {
@@ -197,20 +246,43 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.full_name(name);
-        let weight = match self.merged.whole.get(&full_name) {
-            Some(whole) if whole.dims() != shape => return Err(wrong_shape(full_name, whole.dims(), shape)),
-            Some(whole) => whole.clone(),
-            None => self.base.get(name, shape)?,
-        };
-        let mut changes = self.merged.changes.get(&full_name).into_iter().flatten();
-        changes.try_fold(weight, |weight, change| match change.stored_dims() == shape {
+        let weight = self.without_changes(name, shape)?;
+        if self.is_beside && self.changes(name).iter().any(|change| change.low_rank.tracks_gradient()) {
+            let found = "merged with it, which does not follow the variables";
+            let expected = "a change beside it: that of attention or feed-forward, without magnitudes; \
+                            `LoraTraining::source`, loaded anew in each step, trains any";
+            return Err(Error::value(format!("the change of `{full_name}` in training"), found, expected));
+        }
+        self.changes(name).iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
             true => change.merge(&weight),
             false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
         })
     }
 
+    fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        if self.are_beside(name) { self.without_changes(name, shape) } else { self.get(name, shape) }
+    }
+
+    fn low_rank(&self, name: &str) -> Result<Vec<LowRankChange>> {
+        if !self.are_beside(name) {
+            return Ok(Vec::new());
+        }
+        self.changes(name).iter().map(|change| change.beside(self.device())).collect()
+    }
+
+    fn has_low_rank(&self) -> bool {
+        self.is_beside
+    }
+
     /// Variables of an adapter in training are not given away.
     fn gives_own_tensors(&self) -> bool {
         self.base.gives_own_tensors() && !self.merged.tracks_gradient
+    }
+
+    /// Merged weights are quantized, and those with a change beside them; those that an adapter in training is merged
+    /// with are not.
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        let is_merged = self.merged.tracks_gradient && !self.are_beside(name);
+        self.base.quantization(name).filter(|_| !is_merged)
     }
 }

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 use crate::lora::adapter::LowRank;
+use crate::ops::Quantization;
 
 /// A source that gives `<module>.weight` where the checkpoint has `<module>.parametrizations.weight.original`, with the
 /// adapter of a task merged or as it is: [`LoraTasks::apply`](crate::lora::LoraTasks::apply) makes it.
@@ -119,5 +120,9 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
 
     fn gives_own_tensors(&self) -> bool {
         self.base.gives_own_tensors()
+    }
+
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        self.base.quantization(&self.stored(name))
     }
 }

@@ -18,7 +18,8 @@ use crate::lora::patterns::Patterns;
 /// The variables are in f32 whatever the dtype of the base. A model that is loaded from [`source`](Self::source)
 /// computes with the weights of that moment, `W + scale · B A`, and gradients flow from it into `A` and `B` alone: load
 /// it again after each step of the optimizer, which reads nothing from disk and computes one product per changed
-/// weight.
+/// weight. A model that is loaded from [`source_beside`](Self::source_beside) computes `scale · x Aᵀ Bᵀ` beside each
+/// product instead: it is loaded once, and its weights may be in few bits.
 ///
 /// ```no_run
 /// use candle_attention::AttentionMask;
@@ -70,7 +71,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
 
     /// Trains the tensors of an adapter, on the device of the base.
     fn of(adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
-        let device = adapter.apply(base.clone())?.device().cloned().unwrap_or(Device::Cpu);
+        let device = adapter.apply(base.base.clone())?.device().cloned().unwrap_or(Device::Cpu);
         let (adapter, variables) = with_variables(adapter, &device)?;
         Ok(Self { base, adapter, variables })
     }
@@ -87,6 +88,16 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// The errors of [`LoraAdapter::apply`].
     pub fn source(&self) -> Result<AdaptedSource<FrozenSource<S>>> {
         self.adapter.apply(self.base.clone())
+    }
+
+    /// The base model with the adapter beside its projections ([`LoraAdapter::beside`]). What is loaded from it follows
+    /// the variables, so one model serves all steps, and the base may be in few bits: gradients go through its
+    /// dequantized weights, one projection at a time.
+    ///
+    /// # Errors
+    /// The errors of [`LoraAdapter::beside`].
+    pub fn source_beside(&self) -> Result<AdaptedSource<S>> {
+        self.adapter.beside(self.base.base.clone())
     }
 
     /// A copy of the adapter of this moment, to use or to [write](LoraAdapter::write).
@@ -130,8 +141,7 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAda
             let expected = "linear layers alone: tables of embeddings are not trained";
             return Err(Error::config("target_modules", module, expected));
         }
-        let weight = root.get(&name, &shape)?;
-        changes.insert(module.to_string(), fresh_change(config, &patterns, module, &weight)?);
+        changes.insert(module.to_string(), fresh_change(config, &patterns, module, &shape, root)?);
     }
     if changes.is_empty() {
         let found = format!("{:?}", config.target_modules);
@@ -154,10 +164,15 @@ fn with_variables(mut adapter: LoraAdapter, device: &Device) -> Result<(LoraAdap
 }
 
 /// The change of a module at the start of training.
-fn fresh_change(config: &LoraConfig, patterns: &Patterns, module: &str, weight: &Tensor) -> Result<LowRank> {
+fn fresh_change(
+    config: &LoraConfig,
+    patterns: &Patterns,
+    module: &str,
+    shape: &[usize],
+    root: &dyn WeightSource,
+) -> Result<LowRank> {
     let (rank, scale, transposed) = (patterns.rank(module)?, patterns.scale(module)?, config.fan_in_fan_out);
-    let ordered = if transposed { weight.t()? } else { weight.clone() };
-    let (out, input) = ordered.dims2()?;
+    let [out, input] = if transposed { [shape[1], shape[0]] } else { [shape[0], shape[1]] };
     if rank > out.min(input) {
         return Err(Error::config("r", rank, format!("at most {}, the smaller side of `{module}`", out.min(input))));
     }
@@ -165,7 +180,10 @@ fn fresh_change(config: &LoraConfig, patterns: &Patterns, module: &str, weight: 
     let a = Init::Uniform { lo: -bound, up: bound }.var((rank, input), DType::F32, &Device::Cpu)?;
     let b = Tensor::zeros((out, rank), DType::F32, &Device::Cpu)?;
     let magnitude = match config.use_dora {
-        true => Some(ordered.to_dtype(DType::F32)?.sqr()?.sum(1)?.sqrt()?),
+        true => {
+            let weight = root.get(&format!("{module}.weight"), shape)?.to_dtype(DType::F32)?;
+            Some(weight.sqr()?.sum(usize::from(!transposed))?.sqrt()?)
+        }
         false => None,
     };
     Ok(LowRank { a: a.as_detached_tensor(), b, scale, magnitude, transposed })

@@ -11,6 +11,7 @@ use candle_core::{D, DType, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::ops::linear::{Linear, accumulate_dtype};
 use crate::ops::problem::Norm;
+use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, ShareWeights, same_dtype_and_device};
 use crate::weights::{LatentWeights, NormWeights};
 
@@ -118,9 +119,24 @@ impl Latent {
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
     pub(crate) fn pack(&mut self) -> Result<()> {
+        self.linears_mut().try_for_each(Linear::pack)
+    }
+
+    /// Quantizes the projections, as [`Linear::quantize`] does. What absorbs `kv_b` into queries and values multiplies
+    /// with its dequantized weights.
+    pub(crate) fn quantize(&mut self, format: Quantization) -> Result<()> {
+        self.halves = Arc::default();
+        self.linears_mut().try_for_each(|linear| linear.quantize(format))
+    }
+
+    /// The format of the projections, if it has few bits.
+    pub(crate) fn quantization(&self) -> Option<Quantization> {
+        self.linears().find_map(Linear::quantization)
+    }
+
+    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let optional = [self.q_a.as_mut().map(|(linear, _)| linear), self.gate.as_mut()];
-        let mut all = [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().chain(optional.into_iter().flatten());
-        all.try_for_each(Linear::pack)
+        [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().chain(optional.into_iter().flatten())
     }
 
     pub(crate) fn is_packed(&self) -> bool {

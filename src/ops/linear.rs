@@ -4,6 +4,8 @@
 //! may request that, such as a frozen copy or an encoder of a checkpoint: other holders would keep them in memory, or
 //! change them without the layer noticing.
 //!
+//! A quantized layer ([`Linear::quantize`]) holds nothing but packed weights.
+//!
 //! A layer may also compute something else in the place of the product: a module of the caller, or a product and a
 //! low-rank change beside it.
 
@@ -17,14 +19,15 @@ use candle_nn::Module;
 
 use crate::error::{Error, Result};
 use crate::ops::low_rank::LowRank;
-use crate::ops::pack::{multiply, multiply_outputs, pack, unpack, unpack_bias};
+use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack, unpack_bias};
 use crate::ops::packed_product::packed_product;
 use crate::ops::problem::Activated;
 use crate::ops::problem::supports_fused;
 use crate::ops::projection::{OfModule, Projection};
+use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
-use crate::weights::LinearWeights;
+use crate::weights::{LinearWeights, LowRankChange};
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or what is in the place of one:
 /// [`from_module`](Self::from_module), [`with_low_rank`](Self::with_low_rank).
@@ -101,7 +104,25 @@ impl Linear {
     /// # Errors
     /// `a` or `b` of another shape, or on another device.
     pub fn with_low_rank(&self, a: &Tensor, b: &Tensor, scale: f64) -> Result<Self> {
-        Self::other(Arc::new(LowRank::new(self.clone(), a, b, scale)?), self.dims)
+        Self::other(Arc::new(LowRank::new(self.clone(), a, b, scale, None)?), self.dims)
+    }
+
+    /// [`with_low_rank`](Self::with_low_rank) of a change of a weight whose rows `rows` are those of this layer; the
+    /// layer itself if none of these is changed.
+    pub(crate) fn with_change(&self, change: &LowRankChange, rows: &[usize]) -> Result<Self> {
+        let of_change = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
+        let chosen: Vec<u32> = rows.iter().filter_map(of_change).collect();
+        if chosen.is_empty() {
+            return Ok(self.clone());
+        }
+        if chosen.len() != self.out_features() {
+            let found = format!("one of {} of {} outputs", chosen.len(), self.out_features());
+            return Err(Error::value("the low-rank change of a projection", found, "one of all outputs"));
+        }
+        let in_order = chosen.len() == change.rows.len() && chosen.is_sorted();
+        let chosen = (!in_order).then_some(chosen);
+        let change = LowRank::new(self.clone(), &change.a, &change.b, change.scale, chosen)?;
+        Self::other(Arc::new(change), self.dims)
     }
 
     fn other(weights: Arc<dyn Projection>, dims: [usize; 2]) -> Result<Self> {
@@ -241,9 +262,10 @@ impl Linear {
     }
 
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
-    /// they may change; and a build that uses Accelerate or MKL leaves products to them.
+    /// they may change; and a build that uses Accelerate or MKL leaves products to them, unless the weights are
+    /// quantized.
     pub fn can_pack(&self) -> bool {
-        let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
+        let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
         let cpu = self.like().device().is_cpu() && self.like().dtype() != DType::F64;
         own && cpu && self.is_plain() && !self.tracks_gradient()
     }
@@ -266,6 +288,46 @@ impl Linear {
         Ok(())
     }
 
+    /// Rounds the weights to a format of few bits, packs them, and gives their tensors back: what the layer holds
+    /// after that does not follow variables. Inputs and outputs of products without a gradient are rounded to integers
+    /// and back; where a gradient of the input is asked for, the product is that of the dequantized weights, which
+    /// [`weights`](Self::weights) returns as f32.
+    ///
+    /// Weights that the format cannot take ([`Quantization::fits`]) are packed as they are; a module of the caller, and
+    /// a low-rank change beside the weights, stay what they are.
+    ///
+    /// # Errors
+    /// A device other than the CPU; a weight that is not finite; not enough memory.
+    pub fn quantize(&mut self, format: Quantization) -> Result<()> {
+        if self.quantization() == Some(format) {
+            return Ok(());
+        }
+        format.check_device(self.like())?;
+        if let Weights::Other(other) = &self.weights {
+            if let Some(quantized) = other.quantized(format)? {
+                self.weights = Weights::Other(quantized);
+            }
+            return Ok(());
+        }
+        if !format.fits(self.in_features()) {
+            return self.pack();
+        }
+        let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
+        let (has_bias, outputs) = (self.has_bias(), 0..self.out_features());
+        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)?, outputs };
+        self.packed = Arc::new(OnceLock::from(packed));
+        Ok(())
+    }
+
+    /// The format of the weights, if it has few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match &self.weights {
+            Weights::Tensors(_) => None,
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Other(other) => other.quantization(),
+        }
+    }
+
     /// Whether there are no tensors of the weights any more.
     pub fn is_only_packed(&self) -> bool {
         matches!(self.weights, Weights::Packed { .. })
@@ -282,7 +344,7 @@ impl Linear {
             return Ok(packed);
         }
         // Only tensors can be without a packed form.
-        let packed = pack(&[&self.weights()?])?;
+        let packed = pack(&[&self.weights()?], format_of(self.like().dtype()))?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -369,8 +431,8 @@ impl Linear {
             return Ok(false);
         }
         match (&self.weights, &other.weights) {
-            (Weights::Packed { .. }, Weights::Packed { .. }) if self.is_plain() && other.is_plain() => {
-                Ok(self.packed()?.has_same_bits(other.packed()?))
+            (Weights::Packed { outputs: own, .. }, Weights::Packed { outputs, .. }) => {
+                Ok(own == outputs && self.packed()?.has_same_bits(other.packed()?))
             }
             (Weights::Tensors(own), Weights::Tensors(other)) if !own.tracks_gradient() && !other.tracks_gradient() => {
                 let same_bias = match (&own.bias, &other.bias) {
@@ -386,7 +448,11 @@ impl Linear {
 
 impl ShareWeights for Linear {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
-        if self.has_same_weights(other)? {
+        if let Weights::Other(own) = &self.weights {
+            if let Some(shared) = own.share_weights(other)? {
+                self.weights = Weights::Other(shared);
+            }
+        } else if self.has_same_weights(other)? {
             *self = other.clone();
         }
         Ok(())
@@ -404,8 +470,8 @@ impl MapTensors for Linear {
         if let Weights::Other(other) = &self.weights {
             return Self::other(other.map_tensors(f)?, self.dims);
         }
-        // What is packed with others stays so: it cannot change, and copies of the parts would take memory again.
-        if !self.is_plain() {
+        // What is packed with others, or in few bits, stays so: it cannot change, and copies would take more memory.
+        if !self.is_plain() || self.quantization().is_some() {
             return Ok(self.clone());
         }
         let weights = self.weights()?.map_tensors(f)?;
@@ -417,7 +483,16 @@ impl MapTensors for Linear {
 impl fmt::Debug for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bias = if self.has_bias() { ", bias" } else { "" };
-        write!(f, "Linear({:?}, {}{bias})", self.dims, self.like().dtype().as_str())
+        let format = self.quantization().map_or(self.like().dtype().as_str().to_string(), |format| format.to_string());
+        write!(f, "Linear({:?}, {format}{bias})", self.dims)
+    }
+}
+
+/// Weights in a dtype that the packer reads: f64 becomes f32.
+pub(super) fn to_packable(weights: LinearWeights) -> Result<LinearWeights> {
+    match weights.weight.dtype() {
+        DType::F64 => weights.map_tensors(&mut |tensor| Ok(tensor.to_dtype(DType::F32)?)),
+        _ => Ok(weights),
     }
 }
 

@@ -9,7 +9,8 @@ use candle_core::{DType, Tensor};
 use crate::error::{Error, Result};
 use crate::ops::linear::{Linear, accumulate_dtype};
 use crate::ops::projection::Projection;
-use crate::tensor::{MapTensors, same_device};
+use crate::ops::quantization::Quantization;
+use crate::tensor::{MapTensors, ShareWeights, same_device};
 use crate::weights::LinearWeights;
 
 /// `base(xs) + scale · b(a(xs))`.
@@ -17,15 +18,25 @@ pub(super) struct LowRank {
     base: Linear,
     /// `(r, in)`.
     a: Linear,
-    /// `(out, r)`.
+    /// `(out, r)`, or with more rows, of which `rows` are those of the outputs.
     b: Linear,
+    /// Which rows of `b` are those of the outputs, `(out)` u32, if they are variables in another order.
+    rows: Option<Tensor>,
     scale: f64,
 }
 
 impl LowRank {
-    /// Checks shapes and devices of `a` `(r, in)` and `b` `(out, r)`.
-    pub(super) fn new(base: Linear, a: &Tensor, b: &Tensor, scale: f64) -> Result<Self> {
+    /// Checks shapes and devices of `a` `(r, in)` and `b` `(out, r)`; of `b` with more rows, `rows` are those of the
+    /// outputs.
+    pub(super) fn new(base: Linear, a: &Tensor, b: &Tensor, scale: f64, rows: Option<Vec<u32>>) -> Result<Self> {
         let rank = a.dims().first().copied().unwrap_or(0);
+        let rows = rows.map(|rows| Tensor::new(rows, b.device())).transpose()?;
+        // Rows of variables are selected in each call, so that they follow them.
+        let (b, rows) = match rows {
+            Some(rows) if !b.track_op() => (&b.index_select(&rows, 0)?, None),
+            rows => (b, rows),
+        };
+        let outputs = if rows.is_some() { b.dim(0)? } else { base.out_features() };
         let side = |name: &str, tensor: &Tensor, out: usize, input: usize| {
             if !tensor.dtype().is_float() {
                 return Err(Error::dtype(name, tensor.dtype(), "a floating dtype"));
@@ -41,9 +52,16 @@ impl LowRank {
         };
         let (a, b) = (
             side("A of a low-rank change", a, rank, base.in_features())?,
-            side("B of a low-rank change", b, base.out_features(), rank)?,
+            side("B of a low-rank change", b, outputs, rank)?,
         );
-        Ok(Self { base, a, b, scale })
+        Ok(Self { base, a, b, rows, scale })
+    }
+
+    /// `b` with the rows of the outputs.
+    fn selected(&self) -> Result<Linear> {
+        let Some(rows) = &self.rows else { return Ok(self.b.clone()) };
+        let b = self.b.weights()?.weight.index_select(rows, 0)?;
+        Linear::new("B of a low-rank change", LinearWeights::new(b, None), rows.dim(0)?, self.b.in_features())
     }
 }
 
@@ -51,7 +69,7 @@ impl Projection for LowRank {
     fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         let wide = self.a.like().dtype();
         let inner = (self.a.forward(xs, wide)? * self.scale)?; // (b, s, r)
-        let change = self.b.forward(&inner, wide)?;
+        let change = self.selected()?.forward(&inner, wide)?;
         let ys = self.base.forward(xs, accumulate_dtype(self.base.like()))?;
         Ok((ys.to_dtype(wide)? + change)?.to_dtype(dtype)?)
     }
@@ -70,7 +88,7 @@ impl Projection for LowRank {
 
     fn weights(&self) -> Result<LinearWeights> {
         let LinearWeights { weight, bias } = self.base.weights()?;
-        let (a, b) = (self.a.weights()?.weight, self.b.weights()?.weight);
+        let (a, b) = (self.a.weights()?.weight, self.selected()?.weights()?.weight);
         let change = (b.matmul(&a)? * self.scale)?; // (out, in)
         Ok(LinearWeights::new((weight.to_dtype(change.dtype())? + change)?.to_dtype(weight.dtype())?, bias))
     }
@@ -82,19 +100,39 @@ impl Projection for LowRank {
     }
 
     fn outputs(&self, outputs: Range<usize>) -> Result<Arc<dyn Projection>> {
-        let (a, scale) = (self.a.clone(), self.scale);
-        Ok(Arc::new(Self { base: self.base.outputs(outputs.clone())?, a, b: self.b.outputs(outputs)?, scale }))
+        let (rows, b) = match &self.rows {
+            Some(rows) => (Some(rows.narrow(0, outputs.start, outputs.len())?), self.b.clone()),
+            None => (None, self.b.outputs(outputs.clone())?),
+        };
+        Ok(Arc::new(Self { base: self.base.outputs(outputs)?, a: self.a.clone(), b, rows, scale: self.scale }))
     }
 
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Arc<dyn Projection>> {
         let base = self.base.map_tensors(f)?;
         let (a, b) = (self.a.map_tensors(f)?, self.b.map_tensors(f)?);
-        Ok(Arc::new(Self { base, a, b, scale: self.scale }))
+        Ok(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale }))
+    }
+
+    fn share_weights(&self, other: &Linear) -> Result<Option<Arc<dyn Projection>>> {
+        let mut base = self.base.clone();
+        base.share_weights(other)?;
+        let (a, b, rows) = (self.a.clone(), self.b.clone(), self.rows.clone());
+        Ok(Some(Arc::new(Self { base, a, b, rows, scale: self.scale })))
     }
 
     fn packed(&self) -> Result<Option<Arc<dyn Projection>>> {
         let [mut base, mut a, mut b] = [&self.base, &self.a, &self.b].map(Linear::clone);
         [&mut base, &mut a, &mut b].into_iter().try_for_each(Linear::pack)?;
-        Ok(Some(Arc::new(Self { base, a, b, scale: self.scale })))
+        Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    }
+
+    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+        let (mut base, a, b) = (self.base.clone(), self.a.clone(), self.b.clone());
+        base.quantize(format)?;
+        Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    }
+
+    fn quantization(&self) -> Option<Quantization> {
+        self.base.quantization()
     }
 }

@@ -15,6 +15,7 @@ mod packed_product;
 mod problem;
 mod projection;
 mod qkv;
+mod quantization;
 mod rotation;
 mod score_factor;
 
@@ -25,5 +26,6 @@ pub(crate) use norm::NormParameters;
 pub(crate) use problem::Norm;
 pub use projection::ProjectionKind;
 pub(crate) use qkv::{GATE, Qkv};
+pub use quantization::{ComputeType, Quantization};
 pub(crate) use rotation::rotate;
 pub(crate) use score_factor::{expected_dropout, expected_factor, expected_limit};

@@ -9,18 +9,22 @@ use crate::error::Result;
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
-/// Packs the outputs of one or more layers of the same input, one after the other.
-pub(super) fn pack(parts: &[&LinearWeights]) -> Result<PackedWeights> {
+/// The format that keeps weights of a dtype as they are.
+pub(super) fn format_of(dtype: DType) -> WeightFormat {
+    match dtype {
+        DType::BF16 => WeightFormat::Bf16,
+        DType::F16 => WeightFormat::F16,
+        _ => WeightFormat::F32,
+    }
+}
+
+/// Packs the outputs of one or more layers of the same input and dtype, one after the other.
+pub(super) fn pack(parts: &[&LinearWeights], format: WeightFormat) -> Result<PackedWeights> {
     let mut out = 0;
     for part in parts {
         out += part.weight.dim(0)?;
     }
     let (dtype, input) = (parts[0].weight.dtype(), parts[0].weight.dim(1)?);
-    let format = match dtype {
-        DType::BF16 => WeightFormat::Bf16,
-        DType::F16 => WeightFormat::F16,
-        _ => WeightFormat::F32,
-    };
     let mut packer = Packer::new(Isa::detect()?, format, out, input)?;
     for LinearWeights { weight, bias } in parts {
         // Before the weight is locked: nothing else may be read then.

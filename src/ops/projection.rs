@@ -1,7 +1,7 @@
 //! Projections that are computed otherwise than by one product with weights: a module of the caller, or the weights of
 //! a layer and a low-rank change beside them.
 //!
-//! A [`Linear`](crate::ops::Linear) holds one behind an `Arc`, so that neither it nor attention has a type parameter.
+//! A [`Linear`] holds one behind an `Arc`, so that neither it nor attention has a type parameter.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,6 +11,8 @@ use candle_core::{DType, Tensor};
 use candle_nn::Module;
 
 use crate::error::{Error, Result};
+use crate::ops::linear::Linear;
+use crate::ops::quantization::Quantization;
 use crate::tensor::same_dtype_and_device;
 use crate::weights::LinearWeights;
 
@@ -76,8 +78,17 @@ pub(super) trait Projection: Send + Sync {
 
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Arc<dyn Projection>>;
 
-    /// The same with its weights packed, as [`Linear::pack`](crate::ops::Linear::pack) does; `None` without weights.
+    /// The same with the weights of `other` in the place of equal ones; `None` without weights.
+    fn share_weights(&self, other: &Linear) -> Result<Option<Arc<dyn Projection>>>;
+
+    /// The same with its weights packed, as [`Linear::pack`] does; `None` without weights.
     fn packed(&self) -> Result<Option<Arc<dyn Projection>>>;
+
+    /// The same with its weights in few bits; `None` without weights.
+    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>>;
+
+    /// The format of its weights, if it has few bits.
+    fn quantization(&self) -> Option<Quantization>;
 }
 
 /// A module of the caller.
@@ -188,7 +199,19 @@ impl Projection for OfModule {
         if self.tracks_gradient { Err(self.without_weights()) } else { Ok(Arc::new(self.clone())) }
     }
 
+    fn share_weights(&self, _: &Linear) -> Result<Option<Arc<dyn Projection>>> {
+        Ok(None)
+    }
+
     fn packed(&self) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
+    }
+
+    fn quantized(&self, _: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+        Ok(None)
+    }
+
+    fn quantization(&self) -> Option<Quantization> {
+        None
     }
 }

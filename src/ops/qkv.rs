@@ -1,5 +1,7 @@
 //! The fused projection of queries, keys and values, and of the gate of the output.
 
+mod parts;
+
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -8,10 +10,11 @@ use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::{Error, Result};
 use crate::ops::latent::{Latent, LatentSizes};
-use crate::ops::linear::{Linear, empty};
-use crate::ops::pack::{multiply, multiply_outputs, pack, unpack};
+use crate::ops::linear::{Linear, empty, to_packable};
+use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack};
+use crate::ops::quantization::Quantization;
+use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
-use crate::tensor::{MapTensors, ShareWeights};
 use crate::weights::{LinearWeights, QkvWeights};
 
 /// The projections of queries, keys and values: one product for all three where they share their input. The projection
@@ -150,80 +153,6 @@ impl Qkv {
         }
     }
 
-    /// The projection of queries (0), keys (1), values (2) or the gate (3) as a layer that shares its weights.
-    pub(crate) fn part(&self, i: usize) -> Result<Linear> {
-        match &self.weights {
-            Weights::Layers(layers) if layers.unordered.is_some() => {
-                let expected = "fixed ones, as those of a frozen layer: these are reordered at each call";
-                Err(Error::value(NAMES[i], "a part of variables in another order", expected))
-            }
-            Weights::Layers(layers) => Ok(layers.parts[i].clone()),
-            Weights::Packed { has_bias, like } => {
-                Linear::of_packed(self.packed.clone(), self.outputs(i), has_bias[i], like)
-            }
-            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).cloned().ok_or_else(of_latents),
-        }
-    }
-
-    /// One projection of queries, keys and values, if they are stored or packed so.
-    pub(crate) fn all_parts(&self) -> Result<Option<Linear>> {
-        match &self.weights {
-            Weights::Layers(layers) => Ok(layers.stored.clone()),
-            Weights::Packed { has_bias, like } if has_bias[..GATE].iter().all(|bias| *bias == has_bias[0]) => {
-                Linear::of_packed(self.packed.clone(), 0..self.outputs(GATE).start, has_bias[0], like).map(Some)
-            }
-            _ => Ok(None),
-        }
-    }
-
-    /// The same projections with `projection`, whose sizes fit, in the place of some.
-    pub(crate) fn with_parts(&self, replaced: &[usize], projection: &Linear) -> Result<Self> {
-        if let Weights::Latent(latent) = &self.weights {
-            let weights = Weights::Latent(Box::new(latent.with_gate(projection.clone())));
-            return Ok(Self { weights, ..self.clone() });
-        }
-        let part = |i| if replaced.contains(&i) { Ok(projection.clone()) } else { self.part(i) };
-        let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
-        self.of_parts(parts, None)
-    }
-
-    /// The same projections with `projection`, whose sizes fit, in the place of those of queries, keys and values.
-    pub(crate) fn with_all_parts(&self, projection: Linear) -> Result<Self> {
-        let part = |i| if i < GATE { projection.outputs(self.outputs(i)) } else { self.part(i) };
-        let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
-        self.of_parts(parts, Some(projection))
-    }
-
-    fn of_parts(&self, parts: Vec<Linear>, stored: Option<Linear>) -> Result<Self> {
-        let id = empty(self.like().dtype())?.id();
-        let weights = Weights::Layers(Box::new(Layers { parts, stored, unordered: None }));
-        Ok(Self { weights, packed: Arc::default(), id, rows: self.rows, h_kv: self.h_kv })
-    }
-
-    /// Whether all projections of queries, keys and values are weights of their own and nothing beside them.
-    pub(crate) fn is_plain(&self) -> bool {
-        match &self.weights {
-            Weights::Layers(layers) => layers.parts.iter().all(Linear::is_plain),
-            Weights::Packed { .. } | Weights::Latent(_) => true,
-        }
-    }
-
-    /// [`MapTensors`] of projections that are not [plain](Self::is_plain).
-    pub(crate) fn map_parts(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let stored = match &self.weights {
-            Weights::Layers(layers) => layers.stored.map_tensors(f)?,
-            _ => None,
-        };
-        let mut parts = Vec::with_capacity(self.parts());
-        for i in 0..self.parts() {
-            parts.push(match stored.as_ref().filter(|_| i < GATE) {
-                Some(stored) => stored.outputs(self.outputs(i))?,
-                None => self.part(i)?.map_tensors(f)?,
-            });
-        }
-        self.of_parts(parts, stored)
-    }
-
     /// What tells these weights from those of all other layers; clones have the same.
     pub(crate) fn id(&self) -> TensorId {
         self.id
@@ -268,6 +197,56 @@ impl Qkv {
         Ok(())
     }
 
+    /// Rounds the weights of all parts to a format of few bits, as [`Linear::quantize`] does: in one if their inputs
+    /// have one size, else one by one.
+    pub(crate) fn quantize(&mut self, format: Quantization) -> Result<()> {
+        if self.quantization() == Some(format) {
+            return Ok(());
+        }
+        format.check_device(self.like())?;
+        if let Some(ordered) = self.reordered()? {
+            *self = Self { id: self.id, ..ordered };
+        }
+        let ranges = [0, 1, 2].map(|i| self.outputs(i));
+        let in_one = match &mut self.weights {
+            Weights::Layers(layers) => {
+                let input = layers.parts[0].in_features();
+                if !layers.parts.iter().all(|part| part.is_plain() && part.in_features() == input) {
+                    // What a part of is computed otherwise.
+                    let Layers { parts, stored, .. } = &mut **layers;
+                    if let Some(stored) = stored {
+                        stored.quantize(format)?;
+                        for (part, range) in parts.iter_mut().zip(ranges) {
+                            *part = stored.outputs(range)?;
+                        }
+                    }
+                    return parts.iter_mut().try_for_each(|part| part.quantize(format));
+                }
+                format.fits(input)
+            }
+            Weights::Packed { .. } => format.fits(self.packed()?.in_features()),
+            Weights::Latent(latent) => return latent.quantize(format),
+        };
+        if !in_one {
+            return self.pack();
+        }
+        let parts = (0..self.parts()).map(|i| to_packable(self.part_weights(i)?)).collect::<Result<Vec<_>>>()?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>(), format.weight_format())?;
+        let has_bias = parts.iter().map(|part| part.bias.is_some()).collect();
+        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)? };
+        self.packed = Arc::new(OnceLock::from(packed));
+        Ok(())
+    }
+
+    /// The format of the weights, if it has few bits: of any part, if they are packed one by one.
+    pub(crate) fn quantization(&self) -> Option<Quantization> {
+        match &self.weights {
+            Weights::Layers(layers) => layers.parts.iter().find_map(Linear::quantization),
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Latent(latent) => latent.quantization(),
+        }
+    }
+
     /// Whether the weights have been packed, all in one or one by one.
     pub(crate) fn is_packed(&self) -> bool {
         let parts = match &self.weights {
@@ -285,7 +264,7 @@ impl Qkv {
         }
         // Only layers can be without a packed form.
         let parts = (0..self.parts()).map(|i| self.part_weights(i)).collect::<Result<Vec<_>>>()?;
-        let packed = pack(&parts.iter().collect::<Vec<_>>())?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>(), format_of(self.like().dtype()))?;
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -471,6 +450,15 @@ impl ShareWeights for Qkv {
         let same = match (&self.weights, &other.weights) {
             (Weights::Packed { has_bias: own, .. }, Weights::Packed { has_bias, .. }) => {
                 own == has_bias && self.packed()?.has_same_bits(other.packed()?)
+            }
+            (Weights::Layers(_), _) if !self.is_plain() => {
+                let parts = (0..self.parts().min(other.parts())).map(|i| other.part(i)).collect::<Result<Vec<_>>>()?;
+                if let Weights::Layers(own) = &mut self.weights {
+                    for (own, other) in own.parts.iter_mut().zip(&parts) {
+                        own.share_weights(other)?;
+                    }
+                }
+                false
             }
             (Weights::Layers(own), Weights::Layers(other)) => {
                 let mut same = own.unordered.is_none() && other.unordered.is_none();

@@ -5,6 +5,7 @@ use std::fmt;
 use candle_core::DType;
 
 use crate::error::{Error, Result};
+use crate::ops::Quantization;
 use crate::sdpa::backend::Backend;
 use crate::sdpa::call::Call;
 use crate::sdpa::options::SdpaOptions;
@@ -37,6 +38,9 @@ pub struct Plan {
     /// addressed. On the CPU each thread keeps up to 16 MB of it for its next call, and what is more goes back at the
     /// end of the call.
     pub scratch_bytes: usize,
+    /// The format in which the products of the layer's projections are computed, if it has few bits; `None` for f32,
+    /// f16 and bf16, and where a gradient is tracked.
+    pub quantization: Option<Quantization>,
 }
 
 impl Plan {
@@ -71,7 +75,7 @@ impl Plan {
             Backend::Metal => (None, metal::scratch_bytes(call, options)),
             Backend::Eager => (None, eager::scratch_bytes(call, options)),
         };
-        Ok(Self { backend, rejected, instructions, scratch_bytes })
+        Ok(Self { backend, rejected, instructions, scratch_bytes, quantization: None })
     }
 }
 
@@ -90,6 +94,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "backend {}", self.backend)?;
         self.instructions.iter().try_for_each(|instructions| write!(f, " with {instructions}"))?;
+        self.quantization.iter().try_for_each(|format| write!(f, ", projections in {format}"))?;
         write!(f, ", scratch {} bytes", self.scratch_bytes)?;
         self.rejected.iter().try_for_each(|other| write!(f, "\nnot {}: {}", other.backend, other.reason))
     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use candle_attention::checkpoint::{Checkpoint, detect, layouts};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention, Position,
+    Quantization,
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -72,8 +73,9 @@ impl Everywhere {
             assert_eq!(half.dtype(), dtype);
             assert_close(&format!("{dtype:?}"), &half, &want, tolerance);
         }
-        self.batches(&fixed, &xs32);
-        self.caches(&fixed, &xs32, &want);
+        self.batches(&fixed, &xs32, 1e-5);
+        self.caches(&fixed, &xs32, &want, 1e-5);
+        Quantization::ALL.into_iter().for_each(|format| self.quantized(format, &fixed, &xs32));
         self.gradients(&map, &learning, &xs, &mut random);
         self.writing(&map, &xs32, &fixed);
         self.pruning(&fixed, &xs32);
@@ -110,7 +112,7 @@ impl Everywhere {
     }
 
     /// A sequence gives the same alone, padded and in a ragged batch: there with the same bits.
-    fn batches(&self, layer: &MultiHeadAttention, xs: &Tensor) {
+    fn batches(&self, layer: &MultiHeadAttention, xs: &Tensor, tolerance: f64) {
         let lengths = [self.tokens, 1, self.tokens / 2];
         let part = |i: usize| xs.narrow(0, i, 1).unwrap().narrow(1, 0, lengths[i]).unwrap().contiguous().unwrap();
         if matches!(
@@ -127,8 +129,8 @@ impl Everywhere {
         let mut start = 0;
         for (i, alone) in alone.iter().enumerate() {
             let of_padded = padded.get(i).unwrap().narrow(0, 0, lengths[i]).unwrap();
-            assert_close("padded", &of_padded, alone, 1e-5);
-            assert_close("ragged", &ragged.narrow(0, start, lengths[i]).unwrap(), alone, 1e-5);
+            assert_close("padded", &of_padded, alone, tolerance);
+            assert_close("ragged", &ragged.narrow(0, start, lengths[i]).unwrap(), alone, tolerance);
             let rows = [part(i).squeeze(0).unwrap()];
             let only = attend_ragged(layer, &rows[0], &lengths[i..=i], &AttentionMask::full()).unwrap();
             assert_eq!(
@@ -141,7 +143,7 @@ impl Everywhere {
     }
 
     /// Chunks in a cache are one run.
-    fn caches(&self, layer: &MultiHeadAttention, xs: &Tensor, want: &Tensor) {
+    fn caches(&self, layer: &MultiHeadAttention, xs: &Tensor, want: &Tensor, tolerance: f64) {
         let chunk = |start: usize, count: usize| xs.narrow(1, start, count).unwrap();
         if !self.caches {
             let causal = AttentionInputs::self_attention(xs, AttentionMask::causal());
@@ -157,8 +159,39 @@ impl Everywhere {
                 start += size;
             }
             assert_eq!(cache.len(), self.tokens);
-            assert_close(&format!("a cache in chunks of {sizes:?}"), &Tensor::cat(&outputs, 1).unwrap(), want, 1e-5);
+            let all = Tensor::cat(&outputs, 1).unwrap();
+            assert_close(&format!("a cache in chunks of {sizes:?}"), &all, want, tolerance);
         }
+    }
+
+    /// A layer in few bits is the layer of its rounded weights, on every way to run it.
+    fn quantized(&self, format: Quantization, layer: &MultiHeadAttention, xs: &Tensor) {
+        // Integers of neighboring values differ where routes differ in the last bit of a float.
+        const STEP: f64 = 0.08;
+        let rounded = layer.quantized(format).unwrap();
+        let exact = MultiHeadAttention::from_weights(&self.config, rounded.weights().unwrap()).unwrap();
+        let again = exact.quantized(format).unwrap();
+        let ys = rounded.forward(xs).unwrap();
+        assert_eq!(numbers(&again.forward(xs).unwrap()), numbers(&ys), "{format}: rounded twice");
+        assert_eq!(numbers(&rounded.frozen().unwrap().forward(xs).unwrap()), numbers(&ys));
+        let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
+        let plan = rounded.plan(&inputs, &AttentionOptions::default()).unwrap();
+        assert_eq!(plan.quantization, rounded.quantization());
+        let Some(found) = rounded.quantization() else {
+            assert!(format != Quantization::Int8, "any width can be int8");
+            assert_eq!(numbers(&layer.frozen().unwrap().forward(xs).unwrap()), numbers(&ys), "the format does not fit");
+            return;
+        };
+        assert_eq!(found, format);
+        assert!(format!("{rounded:?} {plan}").matches(&format.to_string()).count() == 2);
+        let want = exact.forward(xs).unwrap();
+        assert_close(&format!("{format}"), &ys, &want, STEP);
+        let eager = AttentionOptions::default().with_backend(Backend::Eager);
+        assert_close("eager", &rounded.attend_with(&inputs, &eager).unwrap().output, &ys, STEP);
+        let input = Var::from_tensor(xs).unwrap();
+        assert_close("with a gradient", &rounded.forward(&input).unwrap(), &want, 1e-5);
+        self.batches(&rounded, xs, STEP);
+        self.caches(&rounded, xs, &ys, STEP);
     }
 
     /// Analytic gradients of every parameter and of the input are finite differences.

@@ -27,6 +27,7 @@ mod files;
 mod fixtures;
 mod frozen;
 mod gates;
+mod gguf;
 mod gradients;
 mod hidden;
 mod hostile;

@@ -7,7 +7,7 @@ use candle_attention::position::Rotary;
 use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, GateActivation, GateOver,
-    KvCache, MultiHeadAttention, OutputGate, ProjectionKind,
+    KvCache, MultiHeadAttention, OutputGate, ProjectionKind, Quantization,
 };
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Tensor, Var};
@@ -250,4 +250,43 @@ fn what_does_not_fit_is_named() {
     let query = layer.projection(ProjectionKind::Query).unwrap();
     says(layer.with_projection(ProjectionKind::Key, query.clone()), &["k_proj has shape [64, 64]", "[32, 64]"]);
     says(query.with_low_rank(&xs.get(0).unwrap(), &xs.get(0).unwrap(), 1.0), &["B of a low-rank change", "[64, 5]"]);
+}
+
+/// Training over weights in few bits is training over the same weights in f32.
+#[test]
+fn gradients_over_weights_of_few_bits_are_those_of_dequantized_ones() {
+    let mut random = Random::new(426);
+    let layer = random_layer(&config(), 0.3, &mut random);
+    let xs = Var::from_tensor(&random.tensor(&[2, 5, 64], DType::F32)).unwrap();
+    let mut variable = |dims: [usize; 2]| Var::from_tensor(&(random.tensor(&dims, DType::F32) * 0.2).unwrap()).unwrap();
+    let pairs = [64, 32, 32, 64].map(|out| [variable([3, 64]), variable([out, 3])]);
+    let mask = AttentionMask::causal();
+    for format in [Quantization::Int8, Quantization::Q8_0, Quantization::Q4_0] {
+        let quantized = layer.quantized(format).unwrap();
+        let dequantized = MultiHeadAttention::from_weights(&config(), quantized.weights().unwrap()).unwrap();
+        let adapted = |base: &MultiHeadAttention| {
+            FOUR.into_iter().zip(&pairs).fold(base.clone(), |layer, (kind, [a, b])| {
+                let projection = layer.projection(kind).unwrap().with_low_rank(a, b, 0.5).unwrap();
+                layer.with_projection(kind, projection).unwrap()
+            })
+        };
+        let gradients = |layer: &MultiHeadAttention| {
+            let ys = attend(layer, &xs, &mask);
+            let store = ys.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+            let of = |variable: &Var| store.get(variable).unwrap().clone();
+            (ys, pairs.iter().flatten().chain([&xs]).map(of).collect::<Vec<_>>())
+        };
+        let own = adapted(&quantized);
+        assert_eq!(own.quantization(), Some(format));
+        let ((got_output, got), (output, want)) = (gradients(&own), gradients(&adapted(&dequantized)));
+        assert_close("output", &got_output, &output, LAYER);
+        for (got, want) in got.iter().zip(&want) {
+            assert_close(&format!("{format}: gradient"), got, want, 1e-4);
+        }
+        // A frozen copy keeps the few bits; without a gradient, inputs are rounded too.
+        let frozen = own.frozen().unwrap();
+        assert_eq!(frozen.quantization(), Some(format));
+        let coarse = if format == Quantization::Q4_0 { 0.2 } else { 0.05 };
+        assert_close("frozen", &attend(&frozen, &xs.detach(), &mask), &output, coarse);
+    }
 }

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-use crate::common::fixture;
+use crate::common::{Random, fixture};
 
 const CPU: Device = Device::Cpu;
 
@@ -21,7 +21,7 @@ const FORMATS: [(&str, usize, &str); 10] = [
     ("metal8", 4, "metal, 8 bits in groups of 32"),
     ("fp8", 4, "FP8, 8 bits in blocks of 24×40"),
     ("compressed_int", 4, "compressed-tensors, 8 bits per channel"),
-    ("compressed_float", 4, "compressed-tensors, 8 bits per channel"),
+    ("compressed_float", 4, "FP8, 8 bits per channel"),
     ("compressed_packed", 6, "compressed-tensors, 4 bits in groups of 32"),
     ("gptq", 4, "GPTQ, 4 bits in groups of 16"),
     ("gptq_v2", 4, "GPTQ, 4 bits in groups of 16"),
@@ -187,6 +187,20 @@ fn renamed_modules_keep_their_settings() {
     assert_eq!(bits(&read.unwrap()), bits(&expected.unwrap()));
 }
 
+/// Scales of activations and of a cache in 8 bits are not listed: nothing here computes in them.
+#[test]
+fn scales_of_activations_are_left_out() {
+    let scalar = 2f32.to_le_bytes().to_vec();
+    let mut file = File::open("compressed_float");
+    for name in ["k_scale", "v_scale", "k_proj.output_scale", "o_proj.input_scale"] {
+        file = file.with(&format!("layer.{name}"), Dtype::F32, &[1], scalar.clone());
+    }
+    let expected = file.golden().attention("layer", &file.config, DType::F32, &CPU).unwrap();
+    let read = file.checkpoint().attention("layer", &file.config, DType::F32, &CPU).unwrap();
+    let xs = Tensor::randn(0f32, 1.0, (1, 3, 64), &CPU).unwrap();
+    assert_eq!(bits(&read.forward(&xs).unwrap()), bits(&expected.forward(&xs).unwrap()));
+}
+
 /// What a damaged file or a wrong setting says when the query projection is read.
 fn message(file: &File) -> String {
     let checkpoint = file.checkpoint();
@@ -271,11 +285,12 @@ fn wrong_shapes_are_refused() {
         ("gptq", "scales", &[32, 4], "`qzeros`"),
         ("gptq", "g_idx", &[32, 2], "[64]"),
         ("awq", "qzeros", &[1, 16], "[4, 4]"),
-        ("awq", "scales", &[8, 16], "[64, 2]"),
     ] {
         let file = File::open(name).with_shape(&q(part), shape);
         says(&file, &[&format!("has shape {shape:?}"), expected]);
     }
+    let fewer = File::open("awq").with_shape(&q("scales"), &[8, 16]);
+    says(&fewer, &["`layer.q_proj.qweight` has shape [64, 4]", "[64, 2]", "the 16 columns of `scales`"]);
     // What no shape shows.
     let shape = |rows: i64| [rows, 64].iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
     says(&File::open("compressed_packed").with_start(&q("weight_shape"), &shape(-1)), &["is [-1, 64]", "two sizes"]);
@@ -310,10 +325,59 @@ fn wrong_settings_are_refused() {
         ("fp8", json!({"weight_block_size": [0, 40]}), "blocks of [0,40]"),
         ("gptq", json!({"group_size": 32}), "groups of 32"),
         ("gptq", json!({"checkpoint_format": "marlin"}), "`checkpoint_format` marlin"),
+        ("gptq", json!({"quant_method": "auto-round"}), "the `quant_method` auto-round"),
         ("awq", json!({"version": "gemv"}), "the `version` gemv"),
+        ("awq", json!({"quant_method": "gptq"}), "the `quant_method` gptq"),
     ] {
         says(&File::open(name).with_settings(&settings), &["tensor `layer.q_proj.", expected]);
     }
+}
+
+/// Files that contradict themselves in any way are an error or a weight of the stated shape.
+#[test]
+fn changed_files_never_panic() {
+    let dtypes = [Dtype::U8, Dtype::I8, Dtype::F16, Dtype::BF16, Dtype::I32, Dtype::U32, Dtype::F32, Dtype::I64];
+    let mut random = Random::new(34);
+    let mut below = move |n: usize| (random.uniform() * n as f64) as usize;
+    let (mut read, mut refused) = (0, 0);
+    for (format, ..) in FORMATS {
+        let whole = File::open(format);
+        let parts: Vec<String> =
+            whole.tensors.keys().filter(|name| name.starts_with("layer.q_proj")).cloned().collect();
+        for _ in 0..200 {
+            let mut file = whole.clone();
+            for _ in 0..=below(2) {
+                let name = &parts[below(parts.len())];
+                let Some((dtype, shape, data)) = file.tensors.get_mut(name) else { continue };
+                match below(4) {
+                    0 => _ = file.tensors.remove(name),
+                    1 => {
+                        *dtype = dtypes[below(dtypes.len())];
+                        *shape = vec![data.len() * 8 / dtype.bitsize()];
+                        data.truncate(shape[0] * dtype.bitsize() / 8);
+                    }
+                    2 => {
+                        let divisor = 1 + below(9);
+                        let all = shape.iter().product::<usize>();
+                        *shape =
+                            [vec![1, all], vec![0, all], vec![all, 0], vec![all / divisor, divisor]][below(4)].clone();
+                        data.resize(shape.iter().product::<usize>() * dtype.bitsize() / 8, 7);
+                    }
+                    _ => data.iter_mut().for_each(|byte| *byte = below(256) as u8),
+                }
+            }
+            let checkpoint = file.checkpoint();
+            _ = checkpoint.attention_layers(Some(ModelConfig::new(&file.config)));
+            match checkpoint.tensor("layer.q_proj.weight", &CPU) {
+                Ok(weight) => {
+                    assert_eq!(weight.dims(), checkpoint.tensor_info("layer.q_proj.weight").unwrap().1);
+                    read += 1;
+                }
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(read > 100 && refused > 500, "{read} {refused}");
 }
 
 /// Formats that are not read say what they are, wherever they are met.

@@ -55,7 +55,7 @@ impl Command for AttentionMap {
         let outputs: Vec<&Output> = [&html, &svg].into_iter().flatten().collect();
         check_distinct(&outputs)?;
         let folder = self.model.folder()?;
-        let encoder = self.model.load(folder.as_deref(), self.model.dtype())?;
+        let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let layer = self.layer.unwrap_or(0);
         self.check_layers_and_heads(&encoder.heads(), layer)?;
         let written = !outputs.is_empty();

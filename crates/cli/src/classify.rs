@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use candle_attention::ComputeType;
 use candle_attention_text::{
     Aggregation, Entity, EntityOptions, Label, TaskHead, Text, TextClassifier, TokenClassifier,
 };
-use candle_core::{DType, Device};
+use candle_core::Device;
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -75,10 +76,10 @@ enum Classifier {
 }
 
 impl Classifier {
-    fn open(folder: &Path, dtype: DType, device: &Device) -> candle_attention::Result<Self> {
+    fn open(folder: &Path, compute_type: ComputeType, device: &Device) -> candle_attention::Result<Self> {
         Ok(match TaskHead::of_folder(folder)? {
-            TaskHead::TokenClassification => Self::Tokens(TokenClassifier::from_folder(folder, dtype, device)?),
-            _ => Self::Texts(TextClassifier::from_folder(folder, dtype, device)?),
+            TaskHead::TokenClassification => Self::Tokens(TokenClassifier::from_folder(folder, compute_type, device)?),
+            _ => Self::Texts(TextClassifier::from_folder(folder, compute_type, device)?),
         })
     }
 }

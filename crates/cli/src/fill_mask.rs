@@ -55,7 +55,8 @@ const TOKEN: usize = 40;
 impl Command for FillMask {
     fn run(self) -> Result<()> {
         let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
-        let opened = self.model.open(|folder, dtype, device| Model::from_folder(folder, dtype, device))?;
+        let opened =
+            self.model.open(|folder, compute_type, device| Model::from_folder(folder, compute_type, device))?;
         let mask = opened.model.mask_token();
         let masked: Vec<String> = texts.iter().map(|text| text.replace(MASK, mask)).collect();
         if let Some(i) = masked.iter().position(|text| !text.contains(mask)) {

@@ -24,7 +24,7 @@ use super::shared::{Result, about, print};
   candle-attention inspect ./all-MiniLM-L6-v2/model.safetensors --check --json"
 )]
 pub struct Inspect {
-    /// A model folder, a .safetensors file, a .safetensors.index.json, or in a build with
+    /// A model folder, a .safetensors or .gguf file, a .safetensors.index.json, or in a build with
     /// `--features hub` the id of a model on the Hugging Face Hub
     #[arg(value_name = "PATH|ID")]
     checkpoint: PathBuf,
@@ -47,7 +47,11 @@ impl Command for Inspect {
         let checkpoint = Checkpoint::open(locate(&self.checkpoint)?)?;
         let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
         let config = self.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
-        let json: Option<Value> = config.as_deref().map(read_json).transpose()?;
+        let json: Option<Value> = match &config {
+            Some(path) => Some(read_json(path)?),
+            // A GGUF file holds it.
+            None => checkpoint.config()?,
+        };
         let model = json.as_ref().map(|json| ModelConfig::new(json).with_like(self.like.as_deref()));
         let layers = checkpoint.attention_layers(model);
         let mut out = print::stdout();
@@ -59,7 +63,8 @@ impl Command for Inspect {
             print(&mut out, &layers, json.is_some())?;
         }
         out.flush()?;
-        if let (Some(path), Some(json)) = (&config, &json)
+        let beside = config.as_deref().or(checkpoint.path());
+        if let (Some(path), Some(json)) = (beside, &json)
             && let Some(found) = missing_layers(&checkpoint, &layers, json)
         {
             print::note(format_args!("{}", about(path, &found)));

@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use candle_attention::ComputeType;
 use candle_attention_text::{CrossEncoder, EncodeOptions};
-use candle_core::{DType, Device};
+use candle_core::Device;
 use clap::Parser;
 
 use super::shared::head_model::HeadModel;
@@ -63,8 +64,8 @@ const WIDTH: usize = 90;
 const TOP: u32 = 10;
 
 /// A model that gives one score.
-fn load(folder: &Path, dtype: DType, device: &Device) -> candle_attention::Result<CrossEncoder> {
-    let model = CrossEncoder::from_folder(folder, dtype, device)?;
+fn load(folder: &Path, compute_type: ComputeType, device: &Device) -> candle_attention::Result<CrossEncoder> {
+    let model = CrossEncoder::from_folder(folder, compute_type, device)?;
     // Scores of no pairs: whether the model has any.
     model.scores(&[], &EncodeOptions::default())?;
     Ok(model)

@@ -1,17 +1,18 @@
 //! The constructors that all models have.
 
 /// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a
-/// model that are named. They call its `open(ModelFolder, DType, &Device)` and `with_source(ModelFolder, &AnySource)`,
+/// model that are named. They call its `open(ModelFolder, ComputeType, &Device)` and `with_source(ModelFolder, &AnySource)`,
 /// of which `open` is made from the other if it is named too.
 macro_rules! constructors {
     ($(#[$documentation:meta])* from_folder $(, $more:ident)*;) => {
         $(#[$documentation])*
         pub fn from_folder(
             folder: impl AsRef<std::path::Path>,
-            dtype: candle_core::DType,
+            compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::folder::ModelFolder::new(&folder), dtype, device)
+            let compute_type = compute_type.into();
+            crate::folder::with_folder(folder.as_ref(), |folder| Self::open(folder, compute_type, device))
         }
 
         $(crate::constructors::constructors! { @ $more })*
@@ -23,10 +24,10 @@ macro_rules! constructors {
         /// The errors of [`from_folder`](Self::from_folder).
         pub fn from_files(
             files: &crate::ModelFiles,
-            dtype: candle_core::DType,
+            compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::folder::ModelFolder::in_memory(files), dtype, device)
+            Self::open(crate::folder::ModelFolder::in_memory(files), compute_type.into(), device)
         }
     };
     (@ from_hub) => {
@@ -38,10 +39,10 @@ macro_rules! constructors {
         pub fn from_hub(
             id: &str,
             options: &crate::HubOptions,
-            dtype: candle_core::DType,
+            compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::hub::snapshot(id, options)?.folder(), dtype, device)
+            Self::open(crate::hub::snapshot(id, options)?.folder(), compute_type.into(), device)
         }
     };
     (@ load) => {
@@ -60,11 +61,11 @@ macro_rules! constructors {
     (@ open) => {
         pub(crate) fn open(
             folder: crate::folder::ModelFolder,
-            dtype: candle_core::DType,
+            compute_type: candle_attention::ComputeType,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
             let transformer = crate::folder::transformer_of(folder.path, crate::folder::modules(folder)?.as_deref());
-            let source = folder.checkpoint(&transformer)?.at("", dtype, device);
+            let source = folder.checkpoint(&transformer)?.at("", compute_type, device);
             Self::with_source(folder, &candle_attention::checkpoint::AnySource::new(&source))
         }
     };

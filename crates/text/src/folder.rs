@@ -10,6 +10,7 @@ use candle_attention::io::{is_present, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
 
+use crate::gguf;
 use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
 
@@ -118,6 +119,14 @@ impl<'a> ModelFolder<'a> {
     /// Reads an optional JSON file of the folder, or returns the default if it is absent.
     pub fn json_or_default<T: DeserializeOwned + Default>(self, path: &Path) -> Result<T> {
         Ok(self.optional(path)?.unwrap_or_default())
+    }
+}
+
+/// Calls `run` with the folder of a model, or with the one in memory that stands for a GGUF file.
+pub(crate) fn with_folder<T>(path: &Path, run: impl FnOnce(ModelFolder) -> Result<T>) -> Result<T> {
+    match gguf::is_alone(path)? {
+        true => run(ModelFolder::in_memory(&ModelFiles::of_gguf(path)?)),
+        false => run(ModelFolder::new(path)),
     }
 }
 

@@ -6,6 +6,7 @@ use candle_attention::Result;
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, Module};
+use crate::gguf;
 use crate::router::routes;
 
 /// What an encoder makes of a text.
@@ -42,7 +43,10 @@ impl EncoderKind {
     /// # Errors
     /// A file that is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::of(ModelFolder::new(&folder))
+        match gguf::is_alone(folder.as_ref())? {
+            true => Ok(Self::Sentence),
+            false => Self::of(ModelFolder::new(&folder)),
+        }
     }
 
     pub(crate) fn of(folder: ModelFolder) -> Result<Self> {

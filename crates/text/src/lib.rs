@@ -62,6 +62,7 @@ mod constructors;
 mod default_dtype;
 mod families;
 mod folder;
+mod gguf;
 mod hash;
 #[cfg(feature = "tasks")]
 mod heads;
@@ -76,6 +77,8 @@ mod multi_vector;
 mod prompts;
 #[cfg(feature = "tasks")]
 mod pruning;
+#[cfg(feature = "tasks")]
+mod quantized;
 #[cfg(test)]
 #[allow(dead_code, reason = "the tests of the layer share it")]
 #[path = "../../../src/tensor/random.rs"]
@@ -128,6 +131,7 @@ pub use {
     multi_vector::max_sim::max_sim,
     pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
     pruning::write::{PruneOptions, model_card, write_pruned, write_pruned_with},
+    quantized::{int8_groups, int8_weights, load_int8, write_int8},
     sparse::SparseEncoder,
     sparse::vector::SparseVector,
     tasks::cross_encoder::{CrossEncoder, Ranked},

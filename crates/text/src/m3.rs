@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
-use candle_attention::{Error, Result};
+use candle_attention::{ComputeType, Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::constructors::constructors;
@@ -66,12 +66,12 @@ impl M3Encoder {
         from_folder, from_files;
     }
 
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
         let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
         let config = folder.transformer_config(&transformer)?;
-        let sparse = head(folder, "sparse_linear", config.hidden_size, Some(1), dtype, device)?;
-        let colbert = head(folder, "colbert_linear", config.hidden_size, None, dtype, device)?;
-        let model = TextModel::load(&config, folder.checkpoint(&transformer)?.at("", dtype, device))?;
+        let sparse = head(folder, "sparse_linear", config.hidden_size, Some(1), compute_type.dtype(), device)?;
+        let colbert = head(folder, "colbert_linear", config.hidden_size, None, compute_type.dtype(), device)?;
+        let model = TextModel::load(&config, folder.checkpoint(&transformer)?.at("", compute_type, device))?;
         let batcher = TextBatcher::load(folder, &transformer, &model)?;
         let tokenizer = &batcher.tokenizer;
         let stated = TokenizerConfig::load(folder, &transformer)?;

@@ -7,6 +7,8 @@ use std::path::{Component, Path};
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{Error, Result};
 
+use crate::gguf;
+
 /// The name of a weight file.
 const WEIGHTS: &str = "model.safetensors";
 
@@ -41,10 +43,11 @@ impl ModelFiles {
 
     /// Adds a file under its path in the folder, with `/` between the parts: `config.json`, `1_Pooling/config.json`.
     /// Bytes of type `&'static [u8]` are not copied, and those of a `Vec` neither. The weights of a model are one file,
-    /// `model.safetensors`.
+    /// `model.safetensors`. A `.gguf` file at the top is a whole model: the small files are made of its metadata, but
+    /// for those that are added after it.
     ///
     /// # Errors
-    /// A name that leads out of the folder; a `.safetensors` file that is malformed; a part or an index of weights in
+    /// A name that leads out of the folder; a `.safetensors` or `.gguf` file that is malformed; a part or an index of weights in
     /// several files.
     pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let (name, bytes) = (name.into(), bytes.into());
@@ -55,6 +58,9 @@ impl ModelFiles {
         let is_weights = file.ends_with(".safetensors");
         let is_part = (is_weights && file.contains("-of-")) || file.ends_with(".safetensors.index.json");
         match file {
+            _ if key.strip_suffix(gguf::EXTENSION).is_some_and(|stem| stem.ends_with('.')) => {
+                return self.with_gguf(Checkpoint::from_named_bytes(Path::new(&*name), bytes)?);
+            }
             _ if is_weights && !is_part => {
                 let checkpoint = Checkpoint::from_named_bytes(Path::new(&*name), bytes)?;
                 self.weights.insert(key, checkpoint);
@@ -64,6 +70,27 @@ impl ModelFiles {
                 self.small.insert(key, bytes);
             }
         }
+        Ok(self)
+    }
+
+    /// The files of the model in a GGUF file.
+    pub(crate) fn of_gguf(path: &Path) -> Result<Self> {
+        Self::new().with_gguf(Checkpoint::open(path)?)
+    }
+
+    fn with_gguf(mut self, checkpoint: Checkpoint) -> Result<Self> {
+        let files = gguf::files_of(&checkpoint)?;
+        let no_gguf = || Error::file(checkpoint.path().unwrap_or(Path::new("<bytes>")), "is not a GGUF file");
+        for (name, bytes) in files.ok_or_else(no_gguf)? {
+            self.small.insert(name, bytes.into());
+        }
+        for (tensor, folder) in gguf::DENSE {
+            if checkpoint.contains(tensor) {
+                let rename = |name: &str| if name == tensor { "linear.weight".to_string() } else { name.to_string() };
+                self.weights.insert(format!("{folder}/{WEIGHTS}"), checkpoint.rename(rename)?);
+            }
+        }
+        self.weights.insert(WEIGHTS.to_string(), checkpoint);
         Ok(self)
     }
 

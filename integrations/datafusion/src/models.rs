@@ -4,6 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use candle_attention::ComputeType;
 use candle_attention::candle_core::{DType, Device};
 use candle_attention_text::{CrossEncoder, QuantizationRanges, SentenceEncoder};
 use datafusion::logical_expr::ScalarUDF;
@@ -16,7 +17,8 @@ use crate::rerank::Rerank;
 use crate::similarity::Similarity;
 use crate::source::Source;
 
-/// The models that queries can name, each loaded once, in f32 on the CPU.
+/// The models that queries can name, each loaded once, on the CPU: in f32 unless they are [added in
+/// another](Self::with_compute_type) compute type.
 ///
 /// ```no_run
 /// use candle_attention_datafusion::{Models, Source};
@@ -32,6 +34,7 @@ use crate::source::Source;
 #[derive(Debug, Clone)]
 pub struct Models {
     node: String,
+    compute_type: ComputeType,
     encoders: Vec<Model>,
     rerankers: Vec<Model<CrossEncoder>>,
 }
@@ -56,7 +59,16 @@ impl Default for Models {
 impl Models {
     /// No models.
     pub fn new() -> Self {
-        Self { node: "this process".to_string(), encoders: Vec::new(), rerankers: Vec::new() }
+        let (node, compute_type) = ("this process".to_string(), DType::F32.into());
+        Self { node, compute_type, encoders: Vec::new(), rerankers: Vec::new() }
+    }
+
+    /// Sets what models compute in that are added after this: a dtype, or a format of weights in few bits
+    /// ([`Quantization`](candle_attention::Quantization)). The fingerprint of a model in another compute type than f32 is
+    /// another one.
+    pub fn with_compute_type(mut self, compute_type: impl Into<ComputeType>) -> Self {
+        self.compute_type = compute_type.into();
+        self
     }
 
     /// Sets what errors call this process, such as `executor 10.0.0.7:50051`.
@@ -72,9 +84,10 @@ impl Models {
     /// # Errors
     /// A name that is there already; a model that cannot be loaded.
     pub fn add(&mut self, name: &str, source: &Source) -> Result<()> {
-        let model = load(&self.encoders, name, source, |folder| match folder {
-            Some(folder) => SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu),
-            None => SentenceEncoder::embedded(DType::F32, &Device::Cpu),
+        let compute_type = self.compute_type;
+        let model = load(&self.encoders, name, source, compute_type, |folder| match folder {
+            Some(folder) => SentenceEncoder::from_folder(folder, compute_type, &Device::Cpu),
+            None => SentenceEncoder::embedded(compute_type, &Device::Cpu),
         })?;
         self.encoders.push(model);
         Ok(())
@@ -88,8 +101,9 @@ impl Models {
         if *source == Source::Embedded {
             return Err(Error::value(format!("the source of reranker `{name}`"), "`embedded`", "a folder or a hub id"));
         }
-        let model = load(&self.rerankers, name, source, |folder| {
-            CrossEncoder::from_folder(folder.unwrap_or(Path::new("")), DType::F32, &Device::Cpu)
+        let compute_type = self.compute_type;
+        let model = load(&self.rerankers, name, source, compute_type, |folder| {
+            CrossEncoder::from_folder(folder.unwrap_or(Path::new("")), compute_type, &Device::Cpu)
         })?;
         self.rerankers.push(model);
         Ok(())
@@ -181,6 +195,7 @@ fn load<T>(
     models: &[Model<T>],
     name: &str,
     source: &Source,
+    compute_type: ComputeType,
     open: impl FnOnce(Option<&Path>) -> candle_attention::Result<T>,
 ) -> Result<Model<T>> {
     if models.iter().any(|model| model.name() == name) {
@@ -188,7 +203,10 @@ fn load<T>(
     }
     let loaded = || {
         let folder: Option<PathBuf> = source.folder()?;
-        let fingerprint = Source::fingerprint(folder.as_ref())?;
+        let mut fingerprint = Source::fingerprint(folder.as_ref())?;
+        if compute_type != DType::F32.into() {
+            fingerprint = format!("{fingerprint}-{compute_type}");
+        }
         let model = match models.iter().find(|model| model.fingerprint() == fingerprint) {
             Some(same) => same.model().clone(),
             None => Arc::new(open(folder.as_deref())?),

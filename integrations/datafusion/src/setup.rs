@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use candle_attention::ComputeType;
 use clap::Args;
 
 use crate::error::{Error, Result};
@@ -28,6 +29,10 @@ pub struct Setup {
     #[arg(long, value_name = "NAME=FILE", value_parser = named_file)]
     pub ranges: Vec<(String, PathBuf)>,
 
+    /// What models compute in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0
+    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    pub dtype: ComputeType,
+
     /// The number of threads of the encoder [default: one per core]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<NonZeroUsize>,
@@ -50,7 +55,7 @@ impl Setup {
             let built = rayon::ThreadPoolBuilder::new().num_threads(threads.get()).build_global();
             built.map_err(|e| Error::value("the number of threads", threads, e.to_string()))?;
         }
-        let mut models = Models::new();
+        let mut models = Models::new().with_compute_type(self.dtype);
         if self.model.is_empty() {
             models.add("default", &"embedded".into())?;
         }

@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;
 
 use crate::arrays;
-use crate::inputs::{device, dtype, pairs};
+use crate::inputs::{device, pairs, compute_type};
 use crate::maps::{Maps, map_options, to_python};
 use crate::options::Options;
 use crate::threads::{run, run_detached};
@@ -25,8 +25,8 @@ impl CrossEncoder {
     /// The model of a folder.
     #[staticmethod]
     fn from_folder(py: Python, folder: PathBuf, dtype: &str, device: &str) -> PyResult<Self> {
-        let (dtype, device) = (self::dtype(dtype)?, self::device(device)?);
-        Ok(Self { encoder: run_detached(py, move || Encoder::from_folder(folder, dtype, &device))? })
+        let (compute_type, device) = (compute_type(dtype)?, self::device(device)?);
+        Ok(Self { encoder: run_detached(py, move || Encoder::from_folder(folder, compute_type, &device))? })
     }
 
     /// The logits of each pair, `(pairs, labels)`.

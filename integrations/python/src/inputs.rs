@@ -1,6 +1,7 @@
 //! Arguments from Python: texts, dtypes, devices.
 
 use candle_attention::candle_core::{DType, Device};
+use candle_attention::{ComputeType, Quantization};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyUnicodeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -40,14 +41,20 @@ fn text(item: &Bound<PyAny>, name: impl Fn() -> String) -> PyResult<PyBackedStr>
     })
 }
 
-/// The dtype of a name.
-pub fn dtype(name: &str) -> PyResult<DType> {
-    match name {
-        "float32" => Ok(DType::F32),
-        "bfloat16" => Ok(DType::BF16),
-        "float16" => Ok(DType::F16),
-        _ => Err(PyValueError::new_err(format!("the dtype is {name:?}, expected float32, bfloat16 or float16"))),
-    }
+/// What a model computes in, by the name of a dtype or of a format of weights in few bits.
+pub fn compute_type(name: &str) -> PyResult<ComputeType> {
+    Ok(match name {
+        "float32" => DType::F32.into(),
+        "bfloat16" => DType::BF16.into(),
+        "float16" => DType::F16.into(),
+        "int8" => Quantization::Int8.into(),
+        "q8_0" => Quantization::Q8_0.into(),
+        "q4_0" => Quantization::Q4_0.into(),
+        _ => {
+            let expected = "expected float32, bfloat16, float16, int8, q8_0 or q4_0";
+            return Err(PyValueError::new_err(format!("the dtype is {name:?}, {expected}")));
+        }
+    })
 }
 
 /// The device of a name as PyTorch spells it.

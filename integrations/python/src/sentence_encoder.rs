@@ -10,7 +10,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;
 
 use crate::arrays;
-use crate::inputs::{device, dtype, texts};
+use crate::inputs::{device, compute_type, texts};
 use crate::maps::{Maps, map_options, to_python};
 use crate::options::Options;
 use crate::threads::{run, run_detached};
@@ -26,16 +26,16 @@ impl SentenceEncoder {
     /// The model of a folder.
     #[staticmethod]
     fn from_folder(py: Python, folder: PathBuf, dtype: &str, device: &str) -> PyResult<Self> {
-        let (dtype, device) = (self::dtype(dtype)?, self::device(device)?);
-        let encoder = run_detached(py, move || Encoder::from_folder(folder, dtype, &device))?;
+        let (compute_type, device) = (compute_type(dtype)?, self::device(device)?);
+        let encoder = run_detached(py, move || Encoder::from_folder(folder, compute_type, &device))?;
         Ok(Self { encoder })
     }
 
     /// The model that is part of this module.
     #[staticmethod]
     fn embedded(py: Python, dtype: &str, device: &str) -> PyResult<Self> {
-        let (dtype, device) = (self::dtype(dtype)?, self::device(device)?);
-        let encoder = run_detached(py, move || Encoder::embedded(dtype, &device))?;
+        let (compute_type, device) = (compute_type(dtype)?, self::device(device)?);
+        let encoder = run_detached(py, move || Encoder::embedded(compute_type, &device))?;
         Ok(Self { encoder })
     }
 

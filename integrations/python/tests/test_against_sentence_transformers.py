@@ -174,6 +174,15 @@ def test_half_types_are_near_float32(dense: str, dtype: str) -> None:
         assert np.abs(half - exact).max() < (0.2 if dtype == "bfloat16" else 0.02)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "q8_0", "q4_0"])
+def test_weights_in_few_bits_are_near_float32(dense: str, dtype: str) -> None:
+    exact = candle_attention.SentenceTransformer(dense).encode(TEXTS)
+    rounded = candle_attention.SentenceTransformer(dense, model_kwargs={"dtype": dtype}).encode(TEXTS)
+    assert rounded.dtype == np.float32 and not np.array_equal(rounded, exact)
+    cosines = (rounded * exact).sum(1) / (np.linalg.norm(rounded, axis=1) * np.linalg.norm(exact, axis=1))
+    assert cosines.min() > (0.8 if dtype == "q4_0" else 0.99)
+
+
 def test_a_text_has_one_vector(minilm: str) -> None:
     model = candle_attention.SentenceTransformer(minilm)
     together = model.encode(TEXTS)

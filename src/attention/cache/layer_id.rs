@@ -97,6 +97,11 @@ impl MultiHeadAttention {
         Ok(Identity { id: LayerId { weights, ..self.identity.id }, ..copy })
     }
 
+    /// The identity of a copy with other weights, whose projections have this id.
+    pub(in crate::attention) fn identity_with_other_weights(&self, projections: TensorId) -> Identity {
+        Identity { id: LayerId { layer: self.identity.id.layer, weights: projections }, last: Arc::default() }
+    }
+
     /// The weights that keys and values are made with, if they may change.
     fn changing_weights(&self) -> Result<Option<Vec<Tensor>>> {
         // Those that cannot change may have to be unpacked.

@@ -23,10 +23,8 @@ pub(super) const AWQ: Format = Format {
         module.check_dtype("qzeros", &WORDS)?;
         module.check_dtype("scales", &FLOATS[..3])?;
         let name = module.full_name("qweight");
-        let version = settings.value(module.name, "version").and_then(|version| version.as_str());
-        if let Some(version) = version.filter(|version| !version.eq_ignore_ascii_case("gemm")) {
-            return Err(settings.fault(&name, &format!("the `version` {version}"), "gemm"));
-        }
+        settings.check_text(module.name, "quant_method", "awq", &name)?;
+        settings.check_text(module.name, "version", "gemm", &name)?;
         if words * 8 != rows {
             let expected = format!("[{columns}, {}], four bits for each of the {rows} columns of `scales`", rows / 8);
             return Err(module.wrong_shape("qweight", expected));

@@ -8,7 +8,7 @@
 
 use safetensors::Dtype;
 
-use super::fp8::{FLOAT8, block_size, read_float8, scaled};
+use super::fp8::{FLOAT8_DTYPES, block_size, read_float8, scaled};
 use super::gptq::{WORDS, group_of_each};
 use super::module::{Fault, Module};
 use super::unpack::{transpose, unpack_row};
@@ -22,26 +22,12 @@ const SCALE: &str = "weight_scale";
 const ZERO: &str = "weight_zero_point";
 const ORDER: &str = "weight_g_idx";
 
-pub(super) const NAIVE: Format = Format {
+pub(super) const INT8: Format = Format {
     name: "compressed-tensors",
-    tensors: &[
-        "weight",
-        SCALE,
-        ZERO,
-        ORDER,
-        "input_scale",
-        "input_zero_point",
-        "input_scale_ub",
-        "output_scale",
-        "output_zero_point",
-    ],
-    fits: |module| {
-        let bytes = |dtype: Dtype| dtype == Dtype::I8 || FLOAT8.contains(&dtype);
-        module.has(SCALE) && module.dtype("weight").is_some_and(bytes)
-    },
+    tensors: &["weight", SCALE, ZERO, ORDER, "input_scale", "input_zero_point", "output_scale", "output_zero_point"],
+    fits: |module| module.has(SCALE) && module.dtype("weight") == Some(Dtype::I8),
     plan: |module, settings| {
-        let shape = module.matrix("weight")?;
-        let plan = with_scales(module, settings, shape, 8)?;
+        let plan = with_scales(module, settings, module.matrix("weight")?, 8)?;
         if module.has(ZERO) {
             module.check_dtype(ZERO, &[Dtype::I8])?;
             same_shape(module, ZERO, module.shape(SCALE)?)?;
@@ -49,9 +35,6 @@ pub(super) const NAIVE: Format = Format {
         Ok(plan)
     },
     read: |module, plan| {
-        if module.dtype("weight") != Some(Dtype::I8) {
-            return read_float8(module, plan, SCALE);
-        }
         let bytes: Vec<i8> = module.read("weight")?;
         let mut values = module.zeros(plan.shape)?;
         values.iter_mut().zip(&bytes).for_each(|(value, byte)| *value = f32::from(*byte));
@@ -59,6 +42,15 @@ pub(super) const NAIVE: Format = Format {
         let zeros = zeros.map(|zeros| zeros.into_iter().map(f32::from).collect());
         with_order(module, plan, values, zeros)
     },
+};
+
+/// Also what FBGEMM, ModelOpt and Quark write.
+pub(super) const FLOAT8: Format = Format {
+    name: "FP8",
+    tensors: &["weight", SCALE, "input_scale", "input_scale_ub", "output_scale", "k_scale", "v_scale"],
+    fits: |module| module.has(SCALE) && module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype)),
+    plan: |module, settings| with_scales(module, settings, module.matrix("weight")?, 8),
+    read: |module, plan| read_float8(module, plan, SCALE),
 };
 
 pub(super) const PACKED: Format = Format {

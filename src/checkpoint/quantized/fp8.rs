@@ -12,14 +12,14 @@ use super::{Codes, Format, Plan};
 use crate::error::Result;
 
 /// The formats of 8 bits that are read.
-pub(super) const FLOAT8: [Dtype; 2] = [Dtype::F8_E4M3, Dtype::F8_E5M2];
+pub(super) const FLOAT8_DTYPES: [Dtype; 2] = [Dtype::F8_E4M3, Dtype::F8_E5M2];
 
 pub(super) const BLOCKS: Format = Format {
     name: "FP8",
     tensors: &["weight", "weight_scale_inv", "activation_scale", "input_scale"],
     fits: |module| module.has("weight_scale_inv"),
     plan: |module, settings| {
-        module.check_dtype("weight", &FLOAT8)?;
+        module.check_dtype("weight", &FLOAT8_DTYPES)?;
         let shape = module.matrix("weight")?;
         let block = match module.shape("weight_scale_inv")? {
             [] | [1] => shape,
@@ -68,7 +68,7 @@ pub(super) fn scaled(
 }
 
 pub(super) fn read_float8(module: &Module, plan: &Plan, scales: &str) -> Result<Codes> {
-    let table = float8_values(module.dtype("weight").unwrap_or(FLOAT8[0]));
+    let table = float8_values(module.dtype("weight").unwrap_or(FLOAT8_DTYPES[0]));
     let bytes: Vec<u8> = module.read("weight")?;
     let mut values = module.zeros(plan.shape)?;
     values.iter_mut().zip(&bytes).for_each(|(value, byte)| *value = table[usize::from(*byte)]);

@@ -53,6 +53,7 @@ pub(super) const GPTQ: Format = Format {
         if !settings.are_known() {
             return Err(settings.fault(&name, "", "one, which says how zero points are stored"));
         }
+        settings.check_text(module.name, "quant_method", "gptq", &name)?;
         let zero_offset = match settings.value(module.name, "checkpoint_format").map(|value| value.as_str()) {
             None | Some(Some("gptq")) => 1,
             Some(Some("gptq_v2")) => 0,

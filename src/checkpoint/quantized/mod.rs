@@ -29,13 +29,26 @@ use crate::checkpoint::header::Entry;
 use crate::checkpoint::shard::Shard;
 use crate::checkpoint::source::join;
 use crate::error::{Error, Result};
+use crate::ops::Quantization;
 use module::{Fault, Module};
 pub(crate) use settings::Settings;
+pub use settings::remove_quantization_config;
 use unpack::{Codes, Plan};
 
 /// The formats, in the order in which they are tried.
-const FORMATS: &[Format] =
-    &[metal::METAL, mlx::MLX, fp8::BLOCKS, compressed_tensors::PACKED, compressed_tensors::NAIVE, gptq::GPTQ, awq::AWQ];
+const FORMATS: &[Format] = &[
+    metal::METAL,
+    mlx::MLX,
+    fp8::BLOCKS,
+    compressed_tensors::PACKED,
+    compressed_tensors::INT8,
+    compressed_tensors::FLOAT8,
+    gptq::GPTQ,
+    awq::AWQ,
+];
+
+/// The scales of a cache in 8 bits, beside the projections of quantized layers. A cache here has the layer's dtype.
+const CACHE_SCALES: [&str; 4] = ["q_scale", "k_scale", "v_scale", "prob_scale"];
 
 /// A format of quantized modules.
 struct Format {
@@ -96,7 +109,7 @@ impl QuantizedWeight {
             }
             Kind::Unsupported(format) => Err(format.fault(&module)),
             Kind::Read(format) => (format.plan)(&module, settings).map(|plan| {
-                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0] };
+                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
                 (plan, entry)
             }),
         };
@@ -126,6 +139,15 @@ impl QuantizedWeight {
             (Kind::Read(format), Err(_)) => format.name.to_string(),
             (Kind::Unsupported(format), _) => format.name.to_string(),
         }
+    }
+
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, and
+    /// nothing else.
+    pub fn packed_format(&self) -> Option<Quantization> {
+        let Ok((plan, _)) = &self.plan else { return None };
+        let is_int8 = self.parts.get("weight").is_some_and(|(_, entry)| entry.dtype == Dtype::I8);
+        let plain = !["weight_zero_point", "weight_g_idx"].iter().any(|part| self.parts.contains_key(part));
+        (is_int8 && plain && plan.block == [1, plan.shape[1]]).then_some(Quantization::Int8)
     }
 
     /// The stored tensors with their full names.
@@ -161,6 +183,7 @@ pub(crate) fn take_modules(
         }
     }
     let mut found = BTreeMap::new();
+    let mut layers = BTreeSet::new();
     for (module, mut names) in modules {
         names.push("weight");
         let stored = |part: &&'static str| Some((*part, tensors.get(&join(&module, part))?.clone()));
@@ -169,9 +192,13 @@ pub(crate) fn take_modules(
         // The weight of another format would have the same name.
         parts.retain(|part, _| *part == "weight" || format.tensors().contains(part));
         parts.keys().for_each(|part| _ = tensors.remove(&join(&module, part)));
+        layers.extend(module.rsplit_once('.').map(|(layer, _)| layer.to_string()));
         let name = join(&module, "weight");
         let unread = Fault::new(&name, "is not planned", "a quantized module");
         found.insert(name, QuantizedWeight { module, parts, format, plan: Err(unread) });
+    }
+    for layer in layers {
+        CACHE_SCALES.iter().for_each(|scale| _ = tensors.remove(&join(&layer, scale)));
     }
     found
 }

@@ -50,6 +50,17 @@ impl Settings {
         })
     }
 
+    /// Checks the text of a key, which may be absent.
+    pub fn check_text(&self, module: &str, key: &str, expected: &str, name: &str) -> std::result::Result<(), Fault> {
+        match self.value(module, key) {
+            Some(value) if !value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(expected)) => {
+                let found = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+                Err(self.fault(name, &format!("the `{key}` {found}"), expected))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The sizes of blocks that compressed-tensors states for a group of modules.
     pub fn block_structure(&self) -> Option<&Value> {
         let groups = self.0.as_ref()?.get("config_groups")?.as_object()?;
@@ -69,4 +80,13 @@ impl Settings {
         };
         Fault::new(name, found, format!("{expected} (files in memory take it by `with_quantization_config`)"))
     }
+}
+
+/// Removes from a parsed `config.json` what it states about quantized modules: for a folder whose weights are written
+/// dequantized, which transformers would read as quantized otherwise.
+pub fn remove_quantization_config(config: &mut Value) {
+    let Some(keys) = config.as_object_mut() else { return };
+    let remove = |keys: &mut serde_json::Map<String, Value>| SECTIONS.iter().for_each(|key| _ = keys.remove(*key));
+    remove(keys);
+    keys.values_mut().filter_map(Value::as_object_mut).for_each(remove);
 }

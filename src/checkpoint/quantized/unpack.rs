@@ -66,6 +66,8 @@ pub(super) fn unpack_row(words: &[u32], bits: usize, into: &mut [f32]) {
 /// The transpose of a matrix `(rows, columns)`.
 pub(super) fn transpose<T: Copy + Default>(matrix: &[T], [rows, columns]: [usize; 2]) -> Vec<T> {
     let mut transposed = vec![T::default(); matrix.len()];
+    // One of the sizes may be any number if the other is 0.
+    let rows = if matrix.is_empty() { 0 } else { rows };
     for row in 0..rows {
         for column in 0..columns {
             transposed[column * rows + row] = matrix[row * columns + column];

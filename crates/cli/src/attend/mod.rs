@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::io::read_json;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, Position};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, ComputeType, MultiHeadAttention, Position};
 use candle_core::{DType, Device};
 use clap::Parser;
 use inputs::Inputs;
@@ -77,9 +77,9 @@ pub struct Attend {
     /// Also write the attention weights [default: the output alone]
     #[arg(long)]
     weights: bool,
-    /// Compute in f32, f64, f16 or bf16
-    #[arg(long, default_value = "f32", value_parser = device::dtype)]
-    dtype: DType,
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0
+    #[arg(long, default_value = "f32", hide_possible_values = true, value_parser = device::compute_type())]
+    dtype: ComputeType,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     device: Device,
@@ -96,7 +96,7 @@ impl Command for Attend {
         let path = locate(&self.checkpoint)?;
         let config = config_file(&self, &path)?;
         let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
-        let inputs = Inputs::read(&self.input, self.dtype, &self.device)?;
+        let inputs = Inputs::read(&self.input, self.dtype.dtype(), &self.device)?;
         let checkpoint = Checkpoint::open(&path)?;
         let (layer, layout) = load(&self, config.as_deref(), &checkpoint)?;
         let causal = if self.causal { AttentionMask::causal() } else { AttentionMask::full() };
@@ -159,15 +159,15 @@ fn load(
     config: Option<&Path>,
     checkpoint: &Checkpoint,
 ) -> Result<(MultiHeadAttention, &'static str)> {
-    let (dtype, device) = (arguments.dtype, &arguments.device);
+    let (compute_type, device) = (arguments.dtype, &arguments.device);
     let Some(path) = config else {
-        let source = checkpoint.at(&arguments.prefix, dtype, device);
+        let source = checkpoint.at(&arguments.prefix, compute_type, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
         let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };
     let json: serde_json::Value = read_json(path)?;
     let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
-    let read = checkpoint.attention(&arguments.prefix, config, dtype, device).map_err(|e| about(path, &e))?;
+    let read = checkpoint.attention(&arguments.prefix, config, compute_type, device).map_err(|e| about(path, &e))?;
     Ok((read.layer, read.layout.name()))
 }

@@ -49,7 +49,7 @@ impl<'a> Embedder<'a> {
         outputs: &'a Outputs,
     ) -> Result<Self> {
         let calibration = outputs.calibration.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let mut encoder = model.load(folder.as_deref(), model.dtype())?;
+        let mut encoder = model.load(folder.as_deref(), model.compute_type())?;
         let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
         let options = outputs.options(&encoder, options);
         let mut embedder = Self { encoder, options, outputs, ranges: None };

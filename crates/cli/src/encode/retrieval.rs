@@ -24,7 +24,7 @@ pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs
     // One batch at a time: the vectors of all tokens take much memory.
     let (most, cut_at) = ((options.batch_size.max(1), CHUNK_BYTES), options.max_length);
     if EncoderKind::of_folder(folder)? == EncoderKind::Sparse {
-        let encoder = SparseEncoder::from_folder(folder, model.dtype(), &model.device)?;
+        let encoder = SparseEncoder::from_folder(folder, model.compute_type(), &model.device)?;
         check_weights(folder)?;
         return lines::stream(texts, most, &options, cut_at, |texts, options, out| {
             let vectors = match outputs.kind {
@@ -38,7 +38,7 @@ pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs
             Ok(())
         });
     }
-    let encoder = MultiVectorEncoder::from_folder(folder, model.dtype(), &model.device)?;
+    let encoder = MultiVectorEncoder::from_folder(folder, model.compute_type(), &model.device)?;
     check_weights(folder)?;
     lines::stream(texts, most, &options, cut_at, |texts, options: &EncodeOptions, out| {
         let vectors = match outputs.kind {

@@ -128,8 +128,8 @@ impl Command for Prune {
             return Err(about(output, &reason).into());
         }
         // Gradients of f16 would vanish.
-        let dtype = self.model.dtype.unwrap_or(DType::F32);
-        let encoder = self.model.load(folder.as_deref(), dtype)?;
+        let compute_type = self.model.dtype.unwrap_or(DType::F32.into());
+        let encoder = self.model.load(folder.as_deref(), compute_type)?;
         // What is printed must not stop what is written.
         let writes = plot.is_some() || self.output.is_some();
         let is_taken = plot.as_ref().is_some_and(Output::is_stdout);

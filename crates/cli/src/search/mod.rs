@@ -93,7 +93,7 @@ impl Command for Search {
         cache.check()?;
         let sources = paths.iter().map(|path| Source::read(path)).collect::<Result<Vec<Source>>>()?;
         let folder = self.model.folder()?;
-        let encoder = self.model.load(folder.as_deref(), self.model.dtype())?;
+        let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
         let corpora = sources.iter().map(|source| Corpus::new(source, &encoder, &options));
         let corpora = corpora.collect::<Result<Vec<Corpus>>>()?;
@@ -144,7 +144,7 @@ impl Search {
     fn model_key(&self, folder: Option<&Path>, options: &EncodeOptions) -> Result<String> {
         let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
         let prompt = options.prompt_name.or(options.task.map(Task::name));
-        Ok(format!("{content} {:?} {prompt:?} {:?}", self.model.dtype(), options.max_length))
+        Ok(format!("{content} {} {prompt:?} {:?}", self.model.compute_type(), options.max_length))
     }
 
     /// Prints the hits of each query.

@@ -20,7 +20,9 @@ pub fn locate(name: &Path) -> Result<PathBuf> {
 /// configuration.
 fn could_be_id(name: &Path) -> bool {
     let parts = || name.components();
-    let file = name.extension().is_some_and(|extension| extension == "safetensors" || extension == "json");
+    let file = name
+        .extension()
+        .is_some_and(|extension| extension == "safetensors" || extension == "gguf" || extension == "json");
     !file && parts().count() <= 2 && parts().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 

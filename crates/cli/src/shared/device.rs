@@ -1,6 +1,11 @@
-//! Devices and dtypes on the command line.
+//! Devices, dtypes and compute types on the command line.
 
+use candle_attention::ComputeType;
 use candle_core::{DType, Device};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+/// The names of compute types: of dtypes, and of formats of weights in few bits.
+const COMPUTE_TYPES: [&str; 7] = ["f32", "f64", "f16", "bf16", "int8", "q8_0", "q4_0"];
 
 /// Parses `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`.
 pub fn device(name: &str) -> Result<Device, String> {
@@ -14,6 +19,11 @@ pub fn device(name: &str) -> Result<Device, String> {
         _ => return Err("expected cpu, cuda[:N] or metal[:N]".to_string()),
     };
     device.map_err(|e| format!("{} (build with `--features {kind}`)", e.to_string().lines().next().unwrap_or_default()))
+}
+
+/// Parses a compute type.
+pub fn compute_type() -> impl TypedValueParser<Value = ComputeType> {
+    PossibleValuesParser::new(COMPUTE_TYPES).try_map(|name| name.parse::<ComputeType>())
 }
 
 /// Parses `f32`, `f64`, `f16` or `bf16`.

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, default_dtype};
-use candle_core::{DType, Device};
+use candle_core::Device;
 use indicatif::ProgressBar;
 
 use super::model::{Batches, check_weights, locate, note_truncated};
@@ -19,9 +20,10 @@ pub struct HeadModel {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long)]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal]
-    #[arg(long, value_parser = device::dtype)]
-    dtype: Option<DType>,
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32;
+    /// f16 on metal]
+    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     device: Device,
@@ -39,11 +41,11 @@ impl HeadModel {
     /// Loads the model, by `load` from its folder.
     pub fn open<M>(
         &self,
-        load: impl FnOnce(&Path, DType, &Device) -> candle_attention::Result<M>,
+        load: impl FnOnce(&Path, ComputeType, &Device) -> candle_attention::Result<M>,
     ) -> Result<Opened<'_, M>> {
         let folder = locate(&self.model, self.revision.as_deref())?;
-        let dtype = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
-        let model = load(&folder, dtype, &self.device).map_err(|error| match error.to_string() {
+        let compute_type = self.dtype.unwrap_or_else(|| default_dtype(&self.device).into());
+        let model = load(&folder, compute_type, &self.device).map_err(|error| match error.to_string() {
             message if message.contains(&self.model) => message,
             message => format!("{}: {message}", self.model),
         })?;

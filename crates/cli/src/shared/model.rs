@@ -3,26 +3,27 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use candle_attention::Error;
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::{ComputeType, Error};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
-use candle_core::{DType, Device};
+use candle_core::Device;
 
 use super::{Result, checkpoint, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, or in a build with `--features hub`
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file, or in a build with `--features hub`
     /// the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small
     /// English model in this program]
-    #[arg(long, value_name = "FOLDER|ID")]
+    #[arg(long, value_name = "FOLDER|FILE|ID")]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model")]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16 [default: f32; f16 on metal, but f32 to prune]
-    #[arg(long, value_parser = device::dtype)]
-    pub dtype: Option<DType>,
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32;
+    /// f16 on metal, but f32 to prune]
+    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    pub dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     pub device: Device,
@@ -53,15 +54,15 @@ impl Model {
         self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
     }
 
-    /// The dtype to compute in.
-    pub fn dtype(&self) -> DType {
-        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
+    /// What to compute in.
+    pub fn compute_type(&self) -> ComputeType {
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device).into())
     }
 
-    /// Loads the model of [`folder`](Self::folder) in a dtype.
-    pub fn load(&self, folder: Option<&Path>, dtype: DType) -> Result<SentenceEncoder> {
-        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(dtype, &self.device)?) };
-        let encoder = SentenceEncoder::from_folder(folder, dtype, &self.device)?;
+    /// Loads the model of [`folder`](Self::folder) in a compute type.
+    pub fn load(&self, folder: Option<&Path>, compute_type: ComputeType) -> Result<SentenceEncoder> {
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(compute_type, &self.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, compute_type, &self.device)?;
         check_weights(folder)?;
         Ok(encoder)
     }
@@ -103,5 +104,32 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(opened) = Checkpoint::open(folder) else { return Ok(()) };
+    note_missing_layers(folder, &opened);
     checkpoint::check_finite(folder, &opened, "")
+}
+
+/// Says that a GGUF file of EmbeddingGemma has no dense layers, if it has none: few files do, and without them its
+/// embeddings are others.
+fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
+    let is_embedding_gemma =
+        opened.gguf().is_some_and(|gguf| gguf.architecture().is_ok_and(|name| name == "gemma-embedding"));
+    if is_embedding_gemma && !opened.contains("dense_2.weight") && !folder.join("modules.json").is_file() {
+        print::note(format_args!(
+            "{} lacks the two dense layers of EmbeddingGemma, so that its embeddings are not those of the model",
+            folder.display()
+        ));
+    }
+}
+
+/// The bytes of all weights of a model: of its transformer and of its other modules.
+#[cfg(feature = "program")]
+pub fn weight_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    // Deeper than a module there are copies of the model in other formats.
+    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(bytes)
 }

@@ -10,6 +10,7 @@ mod session;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use candle_attention::ComputeType;
 use candle_attention_text::train::{StudentKind, Teacher, TrainConfig, Trainer, read_texts};
 use candle_core::DType;
 use clap::Parser;
@@ -41,9 +42,9 @@ pub struct Train {
     /// The branch, tag or commit of a teacher on the hub [default: main]
     #[arg(long, requires = "teacher")]
     revision: Option<String>,
-    /// The dtype in which the teacher encodes the training texts; measurements are in f32
-    #[arg(long, default_value = "f32", value_parser = device::dtype)]
-    teacher_dtype: DType,
+    /// What the teacher encodes the training texts in: f32, f64, f16, bf16, int8, q8_0 or q4_0; measurements are in f32
+    #[arg(long, default_value = "f32", hide_possible_values = true, value_parser = device::compute_type())]
+    teacher_dtype: ComputeType,
     /// A file of texts to measure on, one per line; these texts are not trained on. It needs --teacher [default:
     /// none]
     #[arg(long, value_name = "FILE", requires = "teacher")]

@@ -140,6 +140,21 @@ impl QuantizedRows {
         }
     }
 
+    /// Whether both hold the same bits.
+    pub fn has_same_bits(&self, other: &Self) -> bool {
+        let sizes = |table: &Self| (table.format, table.width, table.rows);
+        let scales = match (&self.scales, &other.scales) {
+            (RowScales::F32(own), RowScales::F32(other)) => {
+                bytemuck::cast_slice::<f32, u8>(own) == bytemuck::cast_slice::<f32, u8>(other)
+            }
+            (RowScales::F16(own), RowScales::F16(other)) => {
+                bytemuck::cast_slice::<f16, u8>(own) == bytemuck::cast_slice::<f16, u8>(other)
+            }
+            _ => false,
+        };
+        sizes(self) == sizes(other) && self.values[..] == other.values[..] && scales
+    }
+
     /// The integers and the scale of row `index` in [`WeightFormat::Int8`]; `None` in other formats.
     ///
     /// # Panics

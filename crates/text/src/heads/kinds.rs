@@ -134,8 +134,13 @@ impl HeadKind for MaskedHead {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let model = model()?;
-        let weight = weight.unwrap_or_else(|| model.embeddings.words.clone());
-        let last = Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)?;
+        let words = &model.embeddings.words;
+        let (weight, format) = match weight {
+            Some(weight) => (weight, decoder.quantization("weight")),
+            None => (words.to_tensor()?, words.quantization()),
+        };
+        let mut last = Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)?;
+        format.map_or(Ok(()), |format| last.quantize(format))?;
         Ok((Head { input: HeadInput::EachToken, first: Some(first), last, labels: Vec::new() }, model))
     }
 }

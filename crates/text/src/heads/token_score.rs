@@ -40,8 +40,9 @@ impl TokenScore {
         let (count, hidden) = (ids.len(), config.hidden_size);
         let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
         let model = TextModel::load_from(config, source)?;
-        let head = head.unwrap_or_else(|| model.embeddings.words.clone());
-        let weight = head.index_select(&Tensor::new(ids, head.device())?, 0)?;
+        let ids = Tensor::new(ids, model.device())?;
+        let weight =
+            head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;
         Ok(Self { tokens: Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?, model })
     }
 

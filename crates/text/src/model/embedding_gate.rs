@@ -6,18 +6,19 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{MapTensors, ShareWeights};
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Error, Result};
+use candle_attention::{Error, Quantization, Result};
 use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
 use candle_core::{Module, Tensor};
 
 use crate::families::model::{Block as BlockRow, EmbeddingGateRow};
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::{Mlp, read_linear};
+use crate::model::mlp::{Mlp, pack_for, read_linear};
 
 /// The projections of embeddings for all blocks, and the norm of what each of them gives.
 pub(crate) struct EmbeddingProjections {
     /// `(layers · size, hidden_size)`.
     weight: Tensor,
+    quantization: Option<Quantization>,
     norm: Norm,
     size: usize,
 }
@@ -28,11 +29,12 @@ impl EmbeddingProjections {
         let Some(names) = &row.embedding_gate else { return Ok(None) };
         let (size, hidden) = (config.size_of_gate(names)?, config.hidden_size);
         let rows = element_count("the projections of embeddings", &[config.num_hidden_layers, size])?;
-        let weight = source.child(names.projection).get("weight", &[rows, hidden])?;
+        let projection = source.child(names.projection);
+        let (weight, quantization) = (projection.get("weight", &[rows, hidden])?, projection.quantization("weight"));
         // The model divides by the root of `hidden_size` first, which to the norm is a larger epsilon.
         let eps = config.layer_norm_eps * hidden as f64;
         let norm = Norm::load(row.norm_kind, false, size, eps, &source.child(names.projection_norm))?;
-        Ok(Some(Self { weight, norm, size }))
+        Ok(Some(Self { weight, quantization, norm, size }))
     }
 }
 
@@ -58,18 +60,21 @@ impl EmbeddingGate {
         index: usize,
     ) -> Result<Self> {
         let (hidden, size) = (config.hidden_size, projections.size);
-        let linear = |name: &str, weights: LinearWeights, out, input| {
-            let mut linear = Linear::new(&source.full_name(name), weights, out, input)?;
-            if source.gives_own_tensors() {
-                linear.pack()?;
-            }
+        let read = |name: &str, out, input| {
+            let source = source.child(name);
+            let weights = read_linear(&source, out, input, false)?;
+            let mut linear = Linear::new(&source.full_name(""), weights, out, input)?;
+            pack_for(&mut linear, &source)?;
             Ok::<_, Error>(linear)
         };
-        let read =
-            |name: &str, out, input| linear(name, read_linear(&source.child(name), out, input, false)?, out, input);
         let own = LinearWeights::new(projections.weight.narrow(0, index * size, size)?, None);
+        let mut projection = Linear::new(&source.full_name(names.projection), own, size, hidden)?;
+        projections.quantization.map_or(Ok(()), |format| projection.quantize(format))?;
+        if source.gives_own_tensors() {
+            projection.pack()?;
+        }
         Ok(Self {
-            projection: linear(names.projection, own, size, hidden)?,
+            projection,
             projection_norm: projections.norm.clone(),
             mlp: Mlp::plain(read(names.first, size, hidden)?, config.hidden_act, read(names.last, hidden, size)?),
             norm: config.norm(row, hidden, &source.child(names.norm))?,

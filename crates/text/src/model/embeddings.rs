@@ -8,13 +8,14 @@ use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
 
 use crate::model::config::TextModelConfig;
+use crate::model::table::Table;
 
 /// The embedding tables of a model. Segment types are added only where the family has them, positions only where they
 /// are not part of attention.
 #[derive(Debug, Clone)]
 pub(crate) struct Embeddings {
     /// `(vocab_size, width)`.
-    pub words: Tensor,
+    pub words: Table,
     /// The factor on the word embeddings, if the family has one.
     scale: Option<f64>,
     /// `(max_position_embeddings, width)`.
@@ -31,7 +32,7 @@ pub(crate) struct Embeddings {
 impl MapTensors for Embeddings {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {
-            words: f(&self.words)?,
+            words: self.words.map_tensors(f)?,
             positions: self.positions.map_tensors(f)?,
             token_types: self.token_types.map_tensors(f)?,
             ..*self
@@ -44,7 +45,8 @@ impl Embeddings {
     pub fn load(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
-        let words = table(row.word_embeddings, config.vocab_size)?;
+        let words = format!("{}.weight", row.word_embeddings);
+        let words = Table::load(source, &words, [config.vocab_size, config.embedding_size()])?;
         Ok(Self {
             scale: match row.scales_embeddings {
                 // Gemma's factor has the dtype of the weights.
@@ -85,9 +87,10 @@ impl Embeddings {
         // candle's kernels for NVIDIA GPUs cannot look up nothing.
         if ids.elem_count() == 0 {
             let table = &self.words;
-            return Ok(Tensor::zeros((b, s, table.dim(1)?), table.dtype(), table.device())?);
+            return Ok(Tensor::zeros((b, s, table.width()), table.dtype(), table.device())?);
         }
-        let words = self.scaled(lookup("ids", &self.words, ids)?)?; // (b, s, width)
+        let words = checked("ids", ids, self.words.rows())?;
+        let words = self.scaled(self.words.lookup(&words)?.reshape((b, s, self.words.width()))?)?; // (b, s, width)
         let words = match (&self.token_types, token_type_ids) {
             (None, _) => words,
             (Some(_), Some(types)) if types.dims() != [b, s] => {
@@ -117,7 +120,7 @@ impl Embeddings {
     pub fn of_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
         let device = self.words.device();
         let rows = |table: &Tensor, rows: &[u32]| table.index_select(&Tensor::new(rows, device)?, 0);
-        let mut sum = self.scaled(rows(&self.words, ids)?)?;
+        let mut sum = self.scaled(self.words.lookup(&Tensor::new(ids, device)?)?)?;
         for (table, places) in [(&self.token_types, types), (&self.positions, &self.ragged_positions(ids, lengths))] {
             if let Some(table) = table {
                 sum = (sum + rows(table, places)?)?;
@@ -141,17 +144,25 @@ impl Embeddings {
         types: &[u32],
         lengths: &[usize],
     ) -> Result<AlignedVec<f32>> {
-        let width = self.words.dim(1)?;
+        let width = self.words.width();
         let positions = self.ragged_positions(ids, lengths);
         let mut sums = AlignedVec::zeros("hidden states", element_count("hidden states", &[ids.len(), width])?)?;
         let none = Tensor::zeros((0, width), T::DTYPE, &Device::Cpu)?;
         let mut buffer = vec![0.0; width];
-        let tables =
-            [&self.words, self.token_types.as_ref().unwrap_or(&none), self.positions.as_ref().unwrap_or(&none)];
+        let (words, quantized) = match &self.words {
+            Table::Tensor(words) => (words, None),
+            Table::Quantized(words, _) => (&none, Some(words)),
+        };
+        let tables = [words, self.token_types.as_ref().unwrap_or(&none), self.positions.as_ref().unwrap_or(&none)];
         with_slices(tables, |[words, of_types, of_positions]: [&[T]; 3]| {
             let tokens = ids.iter().zip(types).zip(positions);
             for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
                 // In the order in which `of_padded` adds them.
+                if let Some(words) = quantized {
+                    words.row_into(id as usize, sum);
+                    let scale = self.scale.map_or(1.0, |scale| scale as f32);
+                    sum.iter_mut().for_each(|x| *x *= scale);
+                }
                 let tables = [(words, id, self.scale), (of_types, kind, None), (of_positions, position, None)];
                 for (table, row, scale) in tables.into_iter().filter(|(table, ..)| !table.is_empty()) {
                     let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
@@ -189,13 +200,18 @@ fn rounded(x: f64, dtype: DType) -> Result<f64> {
 /// ids `(b, s)` u32 → `(b, s, width)`.
 fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let (b, s) = ids.dims2()?;
+    Ok(table.index_select(&checked(name, ids, table.dims()[0])?, 0)?.reshape((b, s, table.dim(1)?))?)
+}
+
+/// ids `(b, s)` u32 of a table of `rows` rows → `(b · s)`.
+fn checked(name: &str, ids: &Tensor, rows: usize) -> Result<Tensor> {
     if ids.dtype() != DType::U32 {
         return Err(Error::dtype(name, ids.dtype(), "u32"));
     }
     if ids.device().is_cpu() {
-        with_slices([ids], |[ids]| check_ids(name, ids, table.dims()[0]))??;
+        with_slices([ids], |[ids]| check_ids(name, ids, rows))??;
     }
-    Ok(table.index_select(&ids.flatten_all()?, 0)?.reshape((b, s, table.dim(1)?))?)
+    Ok(ids.flatten_all()?)
 }
 
 /// Checks that a table of `rows` rows has a row for each of `ids`.

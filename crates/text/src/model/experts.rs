@@ -92,6 +92,9 @@ impl Experts {
             };
             let first = linear(row.first, part(&first)?, inner, hidden)?;
             let mut expert = Mlp::plain(first, config.hidden_act, linear(row.last, part(&last)?.t()?, hidden, inner)?);
+            for (linear, name) in [(&mut expert.activated, row.first), (&mut expert.last, row.last)] {
+                source.quantization(name).map_or(Ok(()), |format| linear.quantize(format))?;
+            }
             if source.gives_own_tensors() {
                 expert.pack()?;
             }

@@ -41,6 +41,7 @@ impl Mlp {
     pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let source = &source.base();
         let read = |name: &str, out, input| {
             let source = source.child(name);
             // In gated families each bias is optional.
@@ -51,12 +52,11 @@ impl Mlp {
             read_linear(&source, out, input, bias)
         };
         // Packed one after another, so that never all tensors and all packed weights are in memory.
-        let own = source.gives_own_tensors();
         let dense = |name: &str, out, input| -> Result<Linear> {
             let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
-            if own {
-                linear.pack()?;
-            }
+            let source = source.child(name);
+            pack_for(&mut linear, &source)?;
+            let linear = source.with_changes(linear, "weight", 0..out)?;
             Ok(linear)
         };
         let activation = config.hidden_act;
@@ -71,14 +71,22 @@ impl Mlp {
             FeedForwardNames::Halves { both, activated: half, last } => {
                 let weights = read(both, 2 * inner, hidden)?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                let [activated, plain] = halves(&whole, half)?;
-                let both = Some(Both { whole: Some(whole), activated: half });
+                let [mut activated, mut plain] = halves(&whole, half)?;
+                let of_both = source.child(both);
+                [&mut activated, &mut plain].into_iter().try_for_each(|half| pack_for(half, &of_both))?;
                 let last = dense(last, hidden, inner)?;
-                let mut loaded = Self { activated, plain: Some(plain), both, activation, last };
-                if own {
-                    loaded.pack()?;
+                let with_changes = |linear: &Linear, half: usize| {
+                    of_both.with_changes(linear.clone(), "weight", half * inner..(half + 1) * inner)
+                };
+                let changed = [with_changes(&activated, half)?, with_changes(&plain, 1 - half)?];
+                if changed[0].id() != activated.id() {
+                    // With changes beside them they are no halves of one matrix any more.
+                    let [activated, plain] = changed;
+                    return Ok(Self { activated, plain: Some(plain), both: None, activation, last });
                 }
-                loaded
+                let whole = Some(whole).filter(|_| !activated.is_only_packed());
+                let both = Some(Both { whole, activated: half });
+                Self { activated, plain: Some(plain), both, activation, last }
             }
         })
     }
@@ -259,7 +267,8 @@ fn joined([first, second]: [&Linear; 2], activated: usize) -> Result<Linear> {
 impl MapTensors for Mlp {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (activation, last) = (self.activation, self.last.map_tensors(f)?);
-        if let (Some(both), Some(plain)) = (&self.both, &self.plain) {
+        let in_few_bits = self.activated.quantization().is_some();
+        if let (Some(both), Some(plain), false) = (&self.both, &self.plain, in_few_bits) {
             let whole = match &both.whole {
                 Some(whole) => whole.map_tensors(f)?,
                 None => joined([&self.activated, plain], both.activated)?.map_tensors(f)?,
@@ -271,7 +280,7 @@ impl MapTensors for Mlp {
         Ok(Self {
             activated: self.activated.map_tensors(f)?,
             plain: self.plain.map_tensors(f)?,
-            both: None,
+            both: self.both.clone().filter(|_| in_few_bits),
             activation,
             last,
         })
@@ -282,6 +291,15 @@ impl MapTensors for Mlp {
 pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
+}
+
+/// Packs the weights of a projection that was read at `source`: in few bits where the source has a format for them,
+/// and else as they are where it gives its tensors away.
+pub(crate) fn pack_for(linear: &mut Linear, source: &AnySource) -> Result<()> {
+    if let Some(format) = source.quantization("weight") {
+        linear.quantize(format)?;
+    }
+    if source.gives_own_tensors() { linear.pack() } else { Ok(()) }
 }
 
 /// Loads a projection `(out, input)` with its bias.

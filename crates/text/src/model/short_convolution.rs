@@ -9,7 +9,7 @@ use candle_core::{DType, Tensor};
 
 use crate::families::model::ConvolutionRow;
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::read_linear;
+use crate::model::mlp::{pack_for, read_linear};
 
 /// The widest kernel. Published models have 3.
 const MAX_KERNEL: usize = 1 << 8;
@@ -50,9 +50,7 @@ impl ShortConvolution {
             }
             let mut linear =
                 Linear::new(&source.full_name(""), read_linear(&source, out, hidden, has_bias)?, out, hidden)?;
-            if source.gives_own_tensors() {
-                linear.pack()?;
-            }
+            pack_for(&mut linear, &source)?;
             Ok(linear)
         };
         let own = source.child(row.kernel);

@@ -7,14 +7,14 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
 use candle_attention::weights::PositionWeights;
-use candle_attention::{AttentionMask, Result};
+use candle_attention::{AttentionMask, MultiHeadAttention, Quantization, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
 use crate::model::config::TextModelConfig;
 use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
-use crate::model::mlp::{load_linear, read_linear};
+use crate::model::mlp::{load_linear, pack_for, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
@@ -30,7 +30,8 @@ use crate::model::tensor_stream::{Batch, TensorStream};
 /// ids `(b, s)` u32 → `(b, s, hidden_size)`, or a ragged batch of `tokens` ids → `(tokens, hidden_size)`.
 ///
 /// # DTypes
-/// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types.
+/// f16, bf16, f32 or f64, that of the weights. Sums are accumulated in f32 for half types. From a source of a
+/// [`Quantization`], on the CPU, projections and word embeddings are held in few bits, and everything else is f32.
 ///
 /// # Memory
 /// On the CPU, what is loaded from a checkpoint keeps the weights of its projections packed for the kernels, and that
@@ -134,7 +135,10 @@ impl TextModel {
             // ALBERT has one even where the widths are the same.
             projection: projection
                 .filter(|projection| width != config.hidden_size || projection.contains("weight"))
-                .map(|projection| load_linear(&projection, config.hidden_size, width))
+                .map(|projection| {
+                    let mut linear = load_linear(&projection, config.hidden_size, width)?;
+                    pack_for(&mut linear, &projection).map(|()| linear)
+                })
                 .transpose()?,
             blocks,
             layers,
@@ -174,6 +178,12 @@ impl TextModel {
     /// The block of each layer.
     pub(crate) fn layers(&self) -> impl Iterator<Item = &Block> {
         self.layers.iter().map(|block| &self.blocks[*block])
+    }
+
+    /// The format of the projections and of the word embeddings, if some of them are in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        let of_block = |block: &Block| block.mixer.attention().and_then(MultiHeadAttention::quantization);
+        self.blocks.iter().find_map(of_block).or(self.embeddings.words.quantization())
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -270,22 +280,27 @@ impl TextModel {
 /// Loads the projection of each token, which may be beside the body of the model.
 fn final_projection(config: &TextModelConfig, source: &AnySource) -> Result<Linear> {
     let (out, input) = (config.output_size()?, config.hidden_size);
-    Linear::new(&source.full_name(""), read_linear(source, out, input, false)?, out, input)
+    let mut linear = Linear::new(&source.full_name(""), read_linear(source, out, input, false)?, out, input)?;
+    pack_for(&mut linear, source).map(|()| linear)
 }
 
 /// One line, whatever the sizes: what the model is, its dtype and its device.
 impl fmt::Debug for TextModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.config;
-        f.debug_struct("TextModel")
+        let mut shown = f.debug_struct("TextModel");
+        shown
             .field("model_type", &config.model_type)
             .field("num_hidden_layers", &self.layers.len())
             .field("hidden_size", &config.hidden_size)
             .field("num_attention_heads", &config.num_attention_heads)
             .field("vocab_size", &config.vocab_size)
             .field("dtype", &self.dtype())
-            .field("device", &self.device().location())
-            .finish_non_exhaustive()
+            .field("device", &self.device().location());
+        if let Some(format) = self.quantization() {
+            shown.field("quantization", &format_args!("{format}"));
+        }
+        shown.finish_non_exhaustive()
     }
 }
 

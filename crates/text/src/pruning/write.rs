@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect, remove_quantization_config};
 use candle_attention::io::{
     create_folder, is_present, open_regular, read_json, write_atomic, write_file, write_new_folder, write_tensors,
 };
@@ -99,7 +99,7 @@ pub fn write_pruned(folder: impl AsRef<Path>, target: impl AsRef<Path>, heads: &
 /// [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) reads. It is made beside the target, synced
 /// and renamed, so that a kill, a full disk or a power failure leaves a whole model or none. Returns all heads that the
 /// model lacks now, by their numbers in the unpruned one. Heads count as in the model of the folder, which may be
-/// pruned already.
+/// pruned already. Of a quantized model, what its weights stand for is written, in f32.
 ///
 /// # Errors
 /// A target that exists, which is never replaced, or whose parent does not; a head that there is not; layers that share
@@ -133,7 +133,11 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     }
     let own_config = transformer.join("config.json");
     let mut keys: Value = read_json(&own_config)?;
-    keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(new, e))?;
+    if !options.masked {
+        keys["pruned_heads"] = serde_json::to_value(&all).map_err(|e| Error::file(new, e))?;
+    }
+    // The weights are written dequantized.
+    remove_quantization_config(&mut keys);
     let text = serde_json::to_string_pretty(&keys).map_err(|e| Error::file(new, e))?;
 
     let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
@@ -144,7 +148,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
         write_file(&new.join(CARD), card)?;
     }
     let inside = new.join(inside);
-    match options.masked {
+    match options.masked && !checkpoint.is_quantized() {
         true => copy(folder, &own_config, &inside.join("config.json"), MAX_TOKENIZER_BYTES)?,
         false => write_file(&inside.join("config.json"), text + "\n")?,
     }
@@ -234,7 +238,7 @@ fn mask(
 
 /// Copies from one folder of a model the files of [`COPIED`], but for the configuration of the transformer and, with
 /// `new_card`, the model card; and the weights of another module. A module without settings may have no folder.
-fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
+pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {
         return Ok(());

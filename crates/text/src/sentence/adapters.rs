@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
 use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraTasks};
-use candle_attention::{Error, Result};
-use candle_core::{DType, Device};
+use candle_attention::{ComputeType, Error, Result};
+use candle_core::Device;
 
 use crate::folder::ModelFolder;
 use crate::model::config::TextModelConfig;
@@ -67,7 +67,7 @@ impl TaskModels {
 pub(super) fn adapted_folder(
     folder: ModelFolder,
     transformer: &Path,
-    dtype: DType,
+    compute_type: ComputeType,
     device: &Device,
 ) -> Result<Option<(TextModelConfig, AdaptedSource<CheckpointSource>)>> {
     let path = transformer.join("adapter_config.json");
@@ -88,6 +88,6 @@ pub(super) fn adapted_folder(
         );
         return Err(Error::file(path, reason));
     }
-    let source = adapter.apply(Checkpoint::open(&base)?.at("", dtype, device))?;
+    let source = adapter.apply(Checkpoint::open(&base)?.at("", compute_type, device))?;
     Ok(Some((TextModelConfig::from_file(base.join("config.json"))?, source)))
 }

@@ -1,8 +1,8 @@
 //! The model of `weights/`, compiled into the program, which therefore does not need its folder.
 
-use candle_attention::Result;
+use candle_attention::{ComputeType, Result};
 use candle_attention_embedded_model::{CONFIG, TOKENIZER, WEIGHTS};
-use candle_core::{DType, Device};
+use candle_core::Device;
 use sha2::{Digest, Sha256};
 
 use crate::ModelFiles;
@@ -24,11 +24,11 @@ impl SentenceEncoder {
     /// ```
     ///
     /// # Errors
-    /// If `dtype` is not a float, or the device has no room.
-    pub fn embedded(dtype: DType, device: &Device) -> Result<Self> {
+    /// If the dtype is not a float, or the device has no room.
+    pub fn embedded(compute_type: impl Into<ComputeType>, device: &Device) -> Result<Self> {
         let files = ModelFiles::new().with("config.json", CONFIG)?.with("tokenizer.json", TOKENIZER)?;
         let files = files.with("model.safetensors", WEIGHTS)?;
-        Ok(Self { modules: Modules::normalize(), ..Self::from_files(&files, dtype, device)? })
+        Ok(Self { modules: Modules::normalize(), ..Self::from_files(&files, compute_type, device)? })
     }
 
     /// A hash of the embedded model's content, like [`fingerprint`](crate::fingerprint) of a folder.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::AnySource;
-use candle_attention::{Error, Result};
-use candle_core::{DType, Device};
+use candle_attention::{ComputeType, Error, Result};
+use candle_core::Device;
 
 use crate::folder::{ModelFolder, Module};
 use crate::model::config::TextModelConfig;
@@ -40,31 +40,31 @@ pub(super) enum Weights<'a> {
 pub(super) struct Loader<'a> {
     folder: ModelFolder<'a>,
     weights: Weights<'a>,
-    dtype: DType,
+    compute_type: ComputeType,
     device: &'a Device,
     transformers: BTreeMap<PathBuf, (TextModel, Adapters, TextBatcher)>,
     tables: BTreeMap<PathBuf, StaticEmbedding>,
 }
 
 impl<'a> Loader<'a> {
-    /// Dtype and device are those of the folder's weights.
-    pub fn new(folder: ModelFolder<'a>, weights: Weights<'a>, dtype: DType, device: &'a Device) -> Self {
-        Self { folder, weights, dtype, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
+    /// ComputeType and device are those of the folder's weights.
+    pub fn new(folder: ModelFolder<'a>, weights: Weights<'a>, compute_type: ComputeType, device: &'a Device) -> Self {
+        Self { folder, weights, compute_type, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
     }
 
     /// The transformer in a folder.
     fn model(&mut self, path: &Path) -> Result<(TextModel, Adapters)> {
-        let Self { folder, dtype, device, .. } = *self;
+        let Self { folder, compute_type, device, .. } = *self;
         if let Weights::Given(source) = &mut self.weights {
             let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
             let source = source.take().ok_or_else(second)?;
             return Ok((TextModel::load_from(&folder.transformer_config(path)?, &source)?, Adapters::default()));
         }
-        if let Some((config, source)) = adapted_folder(folder, path, dtype, device)? {
+        if let Some((config, source)) = adapted_folder(folder, path, compute_type, device)? {
             return Ok((TextModel::load(&config, source)?, Adapters::default()));
         }
         let config = folder.transformer_config(path)?;
-        let source = folder.checkpoint(path)?.at("", dtype, device);
+        let source = folder.checkpoint(path)?.at("", compute_type, device);
         let adapters = Adapters::of(&source, &config)?;
         Ok((TextModel::load(&config, source)?, adapters))
     }
@@ -143,7 +143,7 @@ impl<'a> Loader<'a> {
         if let Some(loaded) = self.tables.get(path) {
             return Ok(loaded.clone());
         }
-        let table = StaticEmbedding::load(self.folder, path, self.dtype, self.device)?;
+        let table = StaticEmbedding::load(self.folder, path, self.compute_type.dtype(), self.device)?;
         self.tables.insert(path.to_path_buf(), table.clone());
         Ok(table)
     }

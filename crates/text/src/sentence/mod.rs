@@ -19,8 +19,8 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::{ComputeType, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::constructors::constructors;
@@ -99,9 +99,9 @@ impl SentenceEncoder {
         from_folder, from_files, from_hub;
     }
 
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        check_dtype(dtype)?;
-        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, Weights::Folder, dtype, device).load()?))
+    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
+        check_dtype(compute_type.dtype())?;
+        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, Weights::Folder, compute_type, device).load()?))
     }
 
     /// The encoder of the default route, with one more for each further route.
@@ -123,7 +123,7 @@ impl SentenceEncoder {
     /// The errors of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
         let (folder, source) = (ModelFolder::new(&folder), AnySource::new(&source));
-        let loaded = Loader::new(folder, Weights::Given(Some(source)), DType::F32, &Device::Cpu).load()?;
+        let loaded = Loader::new(folder, Weights::Given(Some(source)), DType::F32.into(), &Device::Cpu).load()?;
         let encoder = Self::of_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)

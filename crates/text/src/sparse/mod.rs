@@ -6,7 +6,7 @@ pub(crate) mod vector;
 
 use std::path::Path;
 
-use candle_attention::{Error, Result};
+use candle_attention::{ComputeType, Error, Result};
 use candle_core::{DType, Device};
 
 use crate::constructors::constructors;
@@ -79,17 +79,17 @@ impl SparseEncoder {
         from_folder, from_files, from_hub;
     }
 
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
+    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
         let settings: Settings = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
         let stated = routes(folder)?;
         let (default, has_router) = stated.as_ref().map_or((Some(0), false), |of| (of.default, of.config.is_some()));
         let routes = match stated {
             // A masked language model at the top.
-            None => vec![(None, Route::splade(folder, folder.path, SpladePooling::default(), dtype, device)?)],
+            None => vec![(None, Route::splade(folder, folder.path, SpladePooling::default(), compute_type, device)?)],
             Some(Routes { all, config, .. }) => {
                 let file = config.unwrap_or_else(|| folder.path.join("modules.json"));
                 let load = |(name, modules): (Option<String>, Vec<Module>)| {
-                    Ok((name, Route::load(folder, &modules, &file, dtype, device)?))
+                    Ok((name, Route::load(folder, &modules, &file, compute_type, device)?))
                 };
                 all.into_iter().map(load).collect::<Result<_>>()?
             }
@@ -213,13 +213,19 @@ impl SparseEncoder {
 
 impl Route {
     /// Loads a chain of modules, as `file` lists them.
-    fn load(folder: ModelFolder, modules: &[Module], file: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    fn load(
+        folder: ModelFolder,
+        modules: &[Module],
+        file: &Path,
+        compute_type: ComputeType,
+        device: &Device,
+    ) -> Result<Self> {
         let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
         let path = |module: usize| folder.path.join(&modules[module].path);
         match kinds[..] {
             [transformer @ ("Transformer" | "MLMTransformer"), "SpladePooling"] => {
                 check_task(folder, &path(0), transformer)?;
-                Self::splade(folder, &path(0), folder.json(&path(1).join("config.json"))?, dtype, device)
+                Self::splade(folder, &path(0), folder.json(&path(1).join("config.json"))?, compute_type, device)
             }
             ["SparseStaticEmbedding" | "IDF"] => Ok(Self::Static(StaticWeights::load(folder, &path(0))?)),
             _ => {
@@ -234,11 +240,11 @@ impl Route {
         folder: ModelFolder,
         transformer: &Path,
         pooling: SpladePooling,
-        dtype: DType,
+        compute_type: ComputeType,
         device: &Device,
     ) -> Result<Self> {
         let config = folder.transformer_config(transformer)?;
-        let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", dtype, device))?;
+        let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", compute_type, device))?;
         let batcher = TextBatcher::load(folder, transformer, head.model())?;
         Ok(Self::Splade(Box::new(Splade { head, batcher, pooling })))
     }

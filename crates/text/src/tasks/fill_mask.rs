@@ -1,8 +1,8 @@
 //! `FillMask`: masked-token prediction on texts.
 
 use candle_attention::checkpoint::AnySource;
-use candle_attention::{Error, Result};
-use candle_core::{D, DType, Device};
+use candle_attention::{ComputeType, Error, Result};
+use candle_core::{D, Device};
 use candle_nn::ops::softmax;
 
 use crate::constructors::constructors;
@@ -56,8 +56,8 @@ impl FillMask {
         from_folder, from_files, from_hub, load;
     }
 
-    fn open(folder: ModelFolder, dtype: DType, device: &Device) -> Result<Self> {
-        Self::with_source(folder, &AnySource::new(&folder.checkpoint(folder.path)?.at("", dtype, device)))
+    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
+        Self::with_source(folder, &AnySource::new(&folder.checkpoint(folder.path)?.at("", compute_type, device)))
     }
 
     fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {

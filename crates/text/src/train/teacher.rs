@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::{create_folder, is_present, write_tensors};
-use candle_attention::{Error, Result};
+use candle_attention::{ComputeType, Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 
@@ -36,10 +36,11 @@ impl Teacher {
     ///
     /// # Errors
     /// The errors of [`SentenceEncoder::from_folder`].
-    pub fn open(folder: impl AsRef<Path>, dtype: DType) -> Result<Self> {
-        let encoder = SentenceEncoder::from_folder(&folder, dtype, &Device::Cpu)?;
+    pub fn open(folder: impl AsRef<Path>, compute_type: impl Into<ComputeType>) -> Result<Self> {
+        let compute_type = compute_type.into();
+        let encoder = SentenceEncoder::from_folder(&folder, compute_type, &Device::Cpu)?;
         let content = crate::fingerprint(&folder)?;
-        let key = [content.as_bytes(), dtype.as_str().as_bytes()].into_iter().collect::<Fingerprint>().hex();
+        let key = [content.as_bytes(), compute_type.to_string().as_bytes()].into_iter().collect::<Fingerprint>().hex();
         Ok(Self { encoder, key })
     }
 

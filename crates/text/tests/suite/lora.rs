@@ -1,7 +1,7 @@
 //! LoRA adapters against PEFT (`tests/golden/lora.py`): the folders of `lora`, and `gpt2`.
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
-use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, TargetModules};
+use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, Error, MultiHeadAttention};
 use candle_attention_text::{SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
@@ -93,9 +93,12 @@ fn adapted_models_equal_those_of_peft() {
         let source = base(base_name, DType::F32);
         let model = TextModel::load(&case.config, source.clone()).unwrap();
         case.check(name, &model, &["base", "unmerged"]);
-        let adapted = adapter(name).unwrap().apply(source.clone()).unwrap();
-        let adapted = TextModel::load(&case.config, adapted).unwrap();
+        let adapter = adapter(name).unwrap();
+        let adapted = TextModel::load(&case.config, adapter.apply(source.clone()).unwrap()).unwrap();
         case.check(name, &adapted, &["adapted", "merged"]);
+        let beside = TextModel::load(&case.config, adapter.beside(source.clone()).unwrap()).unwrap();
+        case.check(&format!("{name} beside"), &beside, &["adapted", "merged"]);
+        assert_close("frozen", &case.padded(&beside.frozen().unwrap()), &case.padded(&beside), MODEL);
         // The base is what it was, bit for bit.
         let again = TextModel::load(&case.config, source).unwrap();
         assert_eq!(numbers(&case.padded(&again)), numbers(&case.padded(&model)), "{name}");
@@ -138,6 +141,63 @@ fn transposed_weights_are_merged_as_they_are_stored() {
     for name in ["h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight"] {
         let want = golden.get(&format!("merged.{name}"));
         assert_close(name, &merged.get(name, want.dims()).unwrap(), &want, 1e-6);
+    }
+}
+
+/// GPT-2's fused queries, keys and values, stored (in, out), and GPT-NeoX's, in another order.
+#[test]
+fn changes_beside_fused_weights_are_those_of_merged_ones() {
+    let mut random = Random::new(2);
+    let mut tensor = |dims: &[usize]| (random.tensor(dims, DType::F32) * 0.4).unwrap();
+    let gpt2 = [("c_attn", [24, 72]), ("c_proj", [24, 24])];
+    let neox = [("query_key_value", [72, 24]), ("dense", [24, 24])];
+    for (modules, prefix, transposed) in [(gpt2, "h.0.attn", true), (neox, "gpt_neox.layers.0.attention", false)] {
+        let (mut base, mut low_rank) = (Vec::new(), Vec::new());
+        for (name, shape) in modules {
+            let [input, out] = if transposed { shape } else { [shape[1], shape[0]] };
+            base.push((format!("{prefix}.{name}.weight"), tensor(&shape)));
+            base.push((format!("{prefix}.{name}.bias"), tensor(&[out])));
+            low_rank.push((format!("base_model.model.{prefix}.{name}.lora_A.weight"), tensor(&[3, input])));
+            low_rank.push((format!("base_model.model.{prefix}.{name}.lora_B.weight"), tensor(&[out, 3])));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = |name: &str, tensors: Vec<(String, Tensor)>| {
+            let path = folder.path().join(name);
+            candle_attention::io::write_tensors(&path, tensors, Default::default()).unwrap();
+            Checkpoint::open(&path).unwrap()
+        };
+        let base = checkpoint("base.safetensors", base).at("", DType::F32, &CPU);
+        let names: Vec<&str> = modules.iter().map(|(name, _)| *name).collect();
+        let mut config = LoraConfig::new(3, 6.0, &names);
+        config.fan_in_fan_out = transposed;
+        let adapter = LoraAdapter::new(config, &checkpoint("adapter.safetensors", low_rank)).unwrap();
+        let training = LoraTraining::from_adapter(&adapter, base.clone()).unwrap();
+        let layer = |source: &AdaptedSource<CheckpointSource>| {
+            MultiHeadAttention::load(&AttentionConfig::new(24, 4), source.child(prefix)).unwrap()
+        };
+        let xs = tensor(&[2, 5, 24]);
+        let merged = layer(&adapter.apply(base.clone()).unwrap());
+        let want = merged.forward(&xs).unwrap();
+        let [beside, trained] =
+            [adapter.beside(base.clone()), training.source_beside()].map(|source| layer(&source.unwrap()));
+        assert_close("beside", &beside.forward(&xs).unwrap(), &want, MODEL);
+        assert_close("trained", &trained.forward(&xs).unwrap(), &want, MODEL);
+        // The same model follows the variables, whose gradients are those of merged weights.
+        let gradients = |layer: MultiHeadAttention| {
+            let store = layer.forward(&xs).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+            let of = |variable: &candle_core::Var| store.get(variable).unwrap().clone();
+            training.variables().iter().map(of).collect::<Vec<_>>()
+        };
+        let source = training.source().unwrap().child(prefix);
+        let of_merged = gradients(MultiHeadAttention::load(&AttentionConfig::new(24, 4), source).unwrap());
+        for (got, want) in gradients(trained.clone()).iter().zip(&of_merged) {
+            assert_close(prefix, got, want, 1e-4);
+        }
+        for variable in training.variables() {
+            variable.set(&tensor(variable.dims())).unwrap();
+        }
+        let want = layer(&training.adapter().unwrap().apply(base).unwrap());
+        assert_close("follows", &trained.forward(&xs).unwrap(), &want.forward(&xs).unwrap(), MODEL);
     }
 }
 

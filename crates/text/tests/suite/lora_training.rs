@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
-use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
-use candle_attention_text::{TextModel, TextModelConfig};
+use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, Quantization};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{D, DType, Device, Module, Tensor};
-use candle_nn::{Optimizer, SGD, VarBuilder};
+use candle_nn::{AdamW, Optimizer, SGD, VarBuilder};
 
 use crate::common::{Golden, Random, assert_close, fixture, max_diff, numbers, says};
 
@@ -42,9 +42,13 @@ fn hidden(model: &TextModel) -> Tensor {
 fn gradients_of_an_adapter_equal_those_of_pytorch() {
     let adapter = LoraAdapter::open(fixture("lora/bert_query_value")).unwrap();
     let training = LoraTraining::from_adapter(&adapter, base()).unwrap();
-    let model = TextModel::load(&config(), training.source().unwrap()).unwrap();
+    equal_those_of_pytorch(&training, &TextModel::load(&config(), training.source().unwrap()).unwrap());
+    equal_those_of_pytorch(&training, &TextModel::load(&config(), training.source_beside().unwrap()).unwrap());
+}
+
+fn equal_those_of_pytorch(training: &LoraTraining<CheckpointSource>, model: &TextModel) {
     let golden = Golden::open("lora/gradients.safetensors");
-    let loss = ((hidden(&model) * golden.get("weights")).unwrap().sum_all().unwrap() / 10.0).unwrap();
+    let loss = ((hidden(model) * golden.get("weights")).unwrap().sum_all().unwrap() / 10.0).unwrap();
     let gradients = loss.backward().unwrap();
     let names: Vec<&str> = golden.0.names().filter(|name| name.contains("lora_")).collect();
     let variables = training.variables();
@@ -107,6 +111,60 @@ fn an_adapter_learns_while_the_base_stays() {
 
 fn load_adapted(adapter: &LoraAdapter, config: &AttentionConfig, prefix: &str) -> MultiHeadAttention {
     MultiHeadAttention::load(config, adapter.apply(base()).unwrap().child(prefix)).unwrap()
+}
+
+/// QLoRA: one int8 model for all steps, whose adapter is the same for every other loader of it.
+#[test]
+fn an_adapter_learns_over_int8() {
+    let int8 = || Checkpoint::open(fixture("tiny-bert")).unwrap().at("", Quantization::Int8, &CPU);
+    let lora = LoraConfig::new(3, 6.0, &[]).with_target_modules(TargetModules::Pattern("all-linear".to_string()));
+    let training = LoraTraining::new(&lora, int8()).unwrap();
+    let mut random = Random::new(3);
+    for a in training.variables().iter().step_by(2) {
+        a.set(&(random.tensor(a.dims(), DType::F32) / 24f64.sqrt()).unwrap()).unwrap();
+    }
+    let plain = TextModel::load(&config(), int8()).unwrap();
+    let model = TextModel::load(&config(), training.source_beside().unwrap()).unwrap();
+    assert_eq!(model.quantization(), Some(Quantization::Int8));
+    let goal = LoraAdapter::open(fixture("lora/bert_layers")).unwrap().apply(base()).unwrap();
+    let goal = hidden(&TextModel::load(&config(), goal).unwrap());
+    let mut optimizer = AdamW::new_lr(training.variables(), 1e-2).unwrap();
+    let mut losses = Vec::new();
+    for _step in 0..30 {
+        let loss = (hidden(&model) - &goal).unwrap().sqr().unwrap().mean_all().unwrap();
+        losses.push(loss.to_scalar::<f32>().unwrap());
+        optimizer.backward_step(&loss).unwrap();
+    }
+    assert!(losses[29] < 0.8 * losses[0], "{losses:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter");
+    training.adapter().unwrap().write(&path).unwrap();
+    let adapter = LoraAdapter::open(&path).unwrap();
+    let beside = TextModel::load(&config(), adapter.beside(int8()).unwrap()).unwrap();
+    let frozen = hidden(&model.frozen().unwrap());
+    assert_eq!(numbers(&hidden(&beside)), numbers(&frozen), "what was trained is what is loaded");
+    assert!(max_diff(&frozen, &hidden(&plain)) > 0.1);
+    assert!(max_diff(&frozen, &hidden(&model)) < 0.1, "inputs that are rounded, too, in a call without gradients");
+    // A sentence encoder keeps it beside its weights, and is the base without it.
+    let mut encoder = SentenceEncoder::from_folder(fixture("tiny-bert"), Quantization::Int8, &CPU).unwrap();
+    let (texts, options) = (["a cat sleeps", "the dog barks at the cat"], EncodeOptions::default());
+    let before = encoder.encode(&texts, &options).unwrap();
+    encoder.add_adapter("own", &adapter).unwrap();
+    let adapted = encoder.encode(&texts, &options.with_adapter("own")).unwrap();
+    let alone = encoder.encode(&texts[1..], &options.with_adapter("own")).unwrap();
+    assert_eq!(numbers(&alone), numbers(&adapted.narrow(0, 1, 1).unwrap()));
+    assert!(max_diff(&adapted, &before) > 1e-2);
+    assert_eq!(numbers(&encoder.encode(&texts, &options).unwrap()), numbers(&before));
+}
+
+/// What cannot follow the variables without being loaded anew is refused, and named.
+#[test]
+fn what_stays_beside_no_weight_is_not_trained_there() {
+    let lora = LoraConfig::new(2, 2.0, &["self.query"]).with_use_dora(true);
+    let training = LoraTraining::new(&lora, base()).unwrap();
+    let model = TextModel::load(&config(), training.source_beside().unwrap());
+    says(model, &["encoder.layer.0.attention.self.query.weight", "does not follow", "LoraTraining::source"]);
 }
 
 #[test]

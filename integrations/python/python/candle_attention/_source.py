@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _native
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "q8_0", "q4_0")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ def settings(
 
 
 def dtype(model_kwargs: dict[str, Any] | None) -> str:
-    """The dtype of the weights: `dtype` or `torch_dtype`, a name or a `torch.dtype`."""
+    """The dtype of the weights: `dtype` or `torch_dtype`, a name or a `torch.dtype`. int8, q8_0 and q4_0 are formats of
+    few bits, on the CPU."""
     stated = dict(model_kwargs or {})
     found = [stated.pop(key) for key in ("dtype", "torch_dtype") if stated.get(key) is not None]
     if stated:

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use candle_attention::ComputeType;
 use candle_attention_datafusion::program::{cluster_url, threads};
 use candle_attention_datafusion::{EmbeddingPrecision, NamedSource, Role};
 use clap::{Parser, ValueEnum};
@@ -44,6 +45,11 @@ pub struct Args {
     /// float32, float16, int8, uint8, binary or ubinary
     #[arg(long, default_value_t)]
     pub precision: EmbeddingPrecision,
+
+    /// What the model computes in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0; on a cluster as
+    /// its nodes have it
+    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    pub dtype: ComputeType,
 
     /// Ranges of the features for int8 and uint8, as JSON: [[least, …], [largest, …]]
     #[arg(long, value_name = "FILE")]

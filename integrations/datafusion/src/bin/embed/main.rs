@@ -99,7 +99,7 @@ async fn embed(args: Args, at_a_time: usize) -> Result<ExitCode> {
 
 /// The model that the command names.
 fn load(args: &Args) -> Result<Models> {
-    let mut models = Models::new();
+    let mut models = Models::new().with_compute_type(args.dtype);
     models.add(&args.model.name, &args.model.source)?;
     if let Some(ranges) = &args.ranges {
         models.set_ranges(&args.model.name, read_ranges(ranges)?)?;

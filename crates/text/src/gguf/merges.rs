@@ -1,0 +1,30 @@
+//! The merges of a SentencePiece vocabulary.
+
+use std::collections::HashMap;
+
+/// The most merges. Gemma's vocabulary of 262,144 pieces has some 515,000.
+const MAX_MERGES: usize = 1 << 22;
+
+/// The pairs of pieces that make up a piece, those of the highest score first: BPE by these merges gives the pieces
+/// that SentencePiece gives by scores. GGUF has the scores alone, `tokenizer.json` the merges alone. `None` if there are
+/// more than 2^22.
+///
+/// Pairs of one piece are in the order of their ids; pieces of one score, by the lengths of the parts, as transformers'
+/// converter has them.
+pub(super) fn merges(pieces: &[(String, f64)]) -> Option<Vec<[&str; 2]>> {
+    let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, (piece, _))| (piece.as_str(), id)).collect();
+    let mut all = Vec::new();
+    for (piece, score) in pieces {
+        let cuts = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
+        let mut pairs: Vec<[usize; 2]> =
+            cuts.filter_map(|(first, second)| Some([*ids.get(first)?, *ids.get(second)?])).collect();
+        pairs.sort_unstable();
+        all.extend(pairs.into_iter().map(|pair| (*score, pair.map(|id| pieces[id].0.as_str()))));
+        if all.len() > MAX_MERGES {
+            return None;
+        }
+    }
+    let lengths = |pair: &[&str; 2]| pair.map(|piece| piece.chars().count());
+    all.sort_by(|(a, pair_a), (b, pair_b)| b.total_cmp(a).then_with(|| lengths(pair_b).cmp(&lengths(pair_a))));
+    Some(all.into_iter().map(|(_, pair)| pair).collect())
+}

@@ -1,0 +1,395 @@
+//! Makes a `tokenizer.json` of the metadata of a GGUF file.
+//!
+//! candle's reader of the same knows byte-level BPE alone, without the templates of encoders, and takes an unknown
+//! pre-tokenizer for that of GPT-2. Here the result goes through the checks of every `tokenizer.json`.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use candle_attention::checkpoint::{GgufMetadata, GgufValue};
+use candle_attention::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use crate::gguf::merges::merges;
+
+/// llama.cpp's kinds of tokens.
+const NORMAL: i64 = 1;
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+const BYTE: i64 = 6;
+
+/// What stands for a space in SentencePiece, and for the start of a word in the vocabularies of BERT's files.
+const SPACE: &str = "\u{2581}";
+
+/// How a byte-level tokenizer splits texts, by llama.cpp's names for it. Others are refused: each has words of its own.
+struct Split {
+    names: &'static [&'static str],
+    /// Whether texts are brought into the normal form NFC.
+    nfc: bool,
+    /// The expression of a word; `None` for that of GPT-2.
+    words: Option<&'static str>,
+    ignores_merges: bool,
+    /// Whether texts start with the first special token where the metadata does not say it.
+    starts: bool,
+}
+
+static SPLITS: &[Split] = &[
+    Split { names: &["gpt-2", "roberta-bpe"], nfc: false, words: None, ignores_merges: false, starts: false },
+    Split { names: &["modern-bert"], nfc: true, words: None, ignores_merges: false, starts: false },
+    Split {
+        names: &["qwen2"],
+        nfc: true,
+        words: Some(concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )),
+        ignores_merges: false,
+        starts: false,
+    },
+    Split {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        nfc: false,
+        words: Some(concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )),
+        ignores_merges: true,
+        starts: true,
+    },
+];
+
+/// The files of a tokenizer.
+pub(super) struct TokenizerFiles {
+    pub json: Value,
+    /// `tokenizer_config.json`.
+    pub config: Value,
+}
+
+/// The tokenizer of a file whose model has `rows` words.
+pub(super) fn of(metadata: &GgufMetadata, rows: usize) -> Result<TokenizerFiles> {
+    let reader = Reader::new(metadata, rows)?;
+    let kind = metadata.text("tokenizer.ggml.model")?.ok_or_else(|| absent("tokenizer.ggml.model"))?;
+    let parts = match kind {
+        "bert" => reader.word_piece()?,
+        "gpt2" => reader.byte_level()?,
+        "llama" => reader.sentence_piece()?,
+        "t5" => reader.unigram()?,
+        other => {
+            let found = format!("`{}`", other.escape_debug());
+            return Err(Error::value("metadata `tokenizer.ggml.model`", found, "bert, gpt2, llama or t5"));
+        }
+    };
+    let json = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": reader.added_tokens(kind == "llama"),
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": parts.pre_tokenizer,
+        "post_processor": reader.template(&parts.around)?,
+        "decoder": null,
+        "model": parts.model,
+    });
+    let mut config = Map::new();
+    for (key, names) in [("mask_token", MASK), ("unk_token", UNKNOWN), ("eos_token", END)] {
+        if let Some(id) = reader.special(names)? {
+            config.insert(key.to_string(), reader.tokens[id].as_str().into());
+        }
+    }
+    Ok(TokenizerFiles { json, config: Value::Object(config) })
+}
+
+/// The keys of special tokens; some have an older or a misspelled name too.
+const START: &[&str] = &["bos_token_id", "cls_token_id"];
+const END: &[&str] = &["eos_token_id"];
+const SEPARATOR: &[&str] = &["seperator_token_id", "separator_token_id", "sep_token_id", "eos_token_id"];
+const UNKNOWN: &[&str] = &["unknown_token_id", "unk_token_id"];
+const MASK: &[&str] = &["mask_token_id"];
+
+/// What differs between the kinds of tokenizers.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    model: Value,
+    around: Around,
+}
+
+/// The special tokens around a text, and whether a second text gets a segment type of its own.
+struct Around {
+    start: Option<usize>,
+    end: Option<usize>,
+    types: bool,
+}
+
+struct Reader<'a> {
+    metadata: &'a GgufMetadata,
+    tokens: &'a [String],
+    kinds: Vec<i64>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(metadata: &'a GgufMetadata, rows: usize) -> Result<Self> {
+        const TOKENS: &str = "tokenizer.ggml.tokens";
+        const KINDS: &str = "tokenizer.ggml.token_type";
+        let tokens = metadata.texts(TOKENS)?.ok_or_else(|| absent(TOKENS))?;
+        if tokens.is_empty() || tokens.len() > rows {
+            let expected = format!("1 to {rows}, the rows of the word embeddings");
+            return Err(Error::value(format!("metadata `{TOKENS}`"), format!("{} tokens", tokens.len()), expected));
+        }
+        let kinds = match metadata.get(KINDS) {
+            None => vec![NORMAL; tokens.len()],
+            Some(GgufValue::Integers(kinds)) if kinds.len() == tokens.len() => kinds.clone(),
+            Some(_) => return Err(wrong_list(KINDS, tokens.len())),
+        };
+        Ok(Self { metadata, tokens, kinds })
+    }
+
+    /// The id of a special token, by the first of these keys that is there.
+    fn special(&self, names: &[&str]) -> Result<Option<usize>> {
+        for name in names {
+            let key = format!("tokenizer.ggml.{name}");
+            match self.metadata.count(&key)? {
+                Some(id) if id < self.tokens.len() => return Ok(Some(id)),
+                Some(id) => {
+                    let expected = format!("less than {}, the number of tokens", self.tokens.len());
+                    return Err(Error::value(format!("metadata `{key}`"), id, expected));
+                }
+                None => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn needed(&self, names: &[&str]) -> Result<usize> {
+        self.special(names)?.ok_or_else(|| absent(&format!("tokenizer.ggml.{}", names[0])))
+    }
+
+    fn flag(&self, name: &str, default: bool) -> Result<bool> {
+        Ok(self.metadata.flag(&format!("tokenizer.ggml.{name}"))?.unwrap_or(default))
+    }
+
+    /// The special tokens around a text, by the flags, or else as `defaults` say.
+    fn around(&self, defaults: [bool; 2]) -> Result<Around> {
+        let start = self.flag("add_bos_token", defaults[0])?;
+        let end = self.flag("add_eos_token", defaults[1])?;
+        Ok(Around {
+            start: if start { Some(self.needed(START)?) } else { None },
+            end: if end { Some(self.needed(END)?) } else { None },
+            types: false,
+        })
+    }
+
+    /// The ids by token, of which none may be there twice.
+    fn vocabulary<'t>(&self, tokens: impl Iterator<Item = std::borrow::Cow<'t, str>>) -> Result<Value> {
+        let mut vocabulary = Map::new();
+        for (id, token) in tokens.enumerate() {
+            let shown = token.chars().take(40).collect::<String>();
+            if vocabulary.insert(token.into_owned(), id.into()).is_some() {
+                let found = format!("`{}` twice", shown.escape_debug());
+                return Err(Error::value("metadata `tokenizer.ggml.tokens`", found, "each token once"));
+            }
+        }
+        Ok(Value::Object(vocabulary))
+    }
+
+    /// Control tokens and those that users defined, which are found in texts before these are split. Those of
+    /// SentencePiece are found after spaces have their sign.
+    fn added_tokens(&self, signs: bool) -> Value {
+        let added = self.tokens.iter().zip(&self.kinds).enumerate();
+        let added = added.filter(|(_, (token, kind))| [CONTROL, USER_DEFINED].contains(*kind) && !token.is_empty());
+        added
+            .map(|(id, (token, kind))| {
+                let own = *kind == USER_DEFINED;
+                let content = if signs && own { token.replace(' ', SPACE) } else { token.clone() };
+                json!({
+                    "id": id,
+                    "content": content,
+                    "single_word": false,
+                    "lstrip": false,
+                    "rstrip": false,
+                    "normalized": signs && own,
+                    "special": !own,
+                })
+            })
+            .collect()
+    }
+
+    /// The template of special tokens around a text and a pair.
+    fn template(&self, around: &Around) -> Result<Value> {
+        let piece = |id: &usize, second: usize| json!({"SpecialToken": {"id": self.tokens[*id], "type_id": second}});
+        let sequence = |name: &str, second: usize| json!({"Sequence": {"id": name, "type_id": second}});
+        let second = usize::from(around.types);
+        let text = |name: &str, second: usize, start: bool| {
+            let start = around.start.iter().filter(|_| start).map(|id| piece(id, second));
+            let end = around.end.iter().map(|id| piece(id, second));
+            start.chain([sequence(name, second)]).chain(end).collect::<Vec<_>>()
+        };
+        let pair: Vec<Value> = text("A", 0, true).into_iter().chain(text("B", second, !around.types)).collect();
+        let mut special = Map::new();
+        for id in around.start.iter().chain(&around.end) {
+            let token = &self.tokens[*id];
+            special.insert(token.clone(), json!({"id": token, "ids": [id], "tokens": [token]}));
+        }
+        let single = text("A", 0, true);
+        Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}))
+    }
+
+    /// BERT's. Files mark the starts of words, `tokenizer.json` what continues one.
+    fn word_piece(&self) -> Result<Parts> {
+        let tokens = self.tokens.iter().zip(&self.kinds).map(|(token, kind)| match token.strip_prefix(SPACE) {
+            _ if *kind == CONTROL => token.into(),
+            Some(word) => word.into(),
+            None => format!("##{token}").into(),
+        });
+        let vocabulary = self.vocabulary(tokens)?;
+        let accents = self.metadata.flag("tokenizer.ggml.normalizer.strip_accents")?;
+        let around = Around { start: Some(self.needed(START)?), end: Some(self.needed(SEPARATOR)?), types: true };
+        Ok(Parts {
+            normalizer: json!({
+                "type": "BertNormalizer",
+                "clean_text": true,
+                "handle_chinese_chars": true,
+                "strip_accents": accents,
+                "lowercase": self.flag("normalizer.lowercase", true)?,
+            }),
+            pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+            model: json!({
+                "type": "WordPiece",
+                "unk_token": self.tokens[self.needed(UNKNOWN)?],
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": vocabulary,
+            }),
+            around,
+        })
+    }
+
+    /// That of GPT-2, RoBERTa, ModernBERT, Qwen and Llama 3.
+    fn byte_level(&self) -> Result<Parts> {
+        const MERGES: &str = "tokenizer.ggml.merges";
+        let name = self.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        let Some(split) = SPLITS.iter().find(|split| split.names.contains(&name)) else {
+            let known: Vec<&str> = SPLITS.iter().flat_map(|split| split.names).copied().collect();
+            let found = format!("`{}`", name.escape_debug());
+            return Err(Error::value("metadata `tokenizer.ggml.pre`", found, format!("one of {}", known.join(", "))));
+        };
+        let lines = self.metadata.texts(MERGES)?.ok_or_else(|| absent(MERGES))?;
+        let parts = |line: &String| {
+            // A part may start with a space.
+            let first = line.chars().next().map_or(0, char::len_utf8);
+            let at = line[first..].find(' ').map(|at| at + first);
+            at.map(|at| json!([line[..at], line[at + 1..]])).ok_or_else(|| {
+                let found = format!("`{}`", line.chars().take(40).collect::<String>().escape_debug());
+                Error::value(format!("a line of metadata `{MERGES}`"), found, "two parts with a space between them")
+            })
+        };
+        let merges = lines.iter().map(parts).collect::<Result<Vec<Value>>>()?;
+        let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+        let pre_tokenizer = match split.words {
+            None => bytes(true),
+            Some(words) => {
+                let split =
+                    json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false});
+                json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
+            }
+        };
+        Ok(Parts {
+            normalizer: if split.nfc { json!({"type": "NFC"}) } else { Value::Null },
+            pre_tokenizer,
+            model: json!({
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": null,
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": false,
+                "byte_fallback": false,
+                "ignore_merges": split.ignores_merges,
+                "vocab": self.vocabulary(self.tokens.iter().map(Into::into))?,
+                "merges": merges,
+            }),
+            around: self.around([split.starts, false])?,
+        })
+    }
+
+    /// The score of each token.
+    fn scores(&self) -> Result<&'a [f64]> {
+        const SCORES: &str = "tokenizer.ggml.scores";
+        match self.metadata.get(SCORES) {
+            Some(GgufValue::Floats(scores)) if scores.len() == self.tokens.len() => Ok(scores),
+            Some(_) => Err(wrong_list(SCORES, self.tokens.len())),
+            None => Err(absent(SCORES)),
+        }
+    }
+
+    /// That of Llama and Gemma: SentencePiece's BPE, whose pieces are merged by their scores.
+    fn sentence_piece(&self) -> Result<Parts> {
+        let own = |kind: i64, token: &str| if kind == USER_DEFINED { token.replace(' ', SPACE) } else { token.into() };
+        let tokens: Vec<String> = self.tokens.iter().zip(&self.kinds).map(|(token, kind)| own(*kind, token)).collect();
+        let pieces: Vec<(String, f64)> = tokens.iter().cloned().zip(self.scores()?.iter().copied()).collect();
+        let merges = merges(&pieces);
+        let too_many = || Error::value("the merges of `tokenizer.ggml.tokens`", "too many", "at most 4194304");
+        let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let normalizer = match self.flag("add_space_prefix", true)? {
+            true => json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace]}),
+            false => replace,
+        };
+        let unknown = self.special(UNKNOWN)?;
+        Ok(Parts {
+            normalizer,
+            pre_tokenizer: Value::Null,
+            model: json!({
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": unknown.map(|id| tokens[id].as_str()),
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": true,
+                "byte_fallback": self.kinds.contains(&BYTE),
+                "ignore_merges": false,
+                "vocab": self.vocabulary(tokens.iter().map(Into::into))?,
+                "merges": merges.ok_or_else(too_many)?,
+            }),
+            around: self.around([true, false])?,
+        })
+    }
+
+    /// That of XLM-RoBERTa and T5: SentencePiece's Unigram.
+    fn unigram(&self) -> Result<Parts> {
+        const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
+        let normalizer = match self.metadata.get(CHARSMAP) {
+            None => Value::Null,
+            Some(GgufValue::Bytes(bytes)) => {
+                json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)})
+            }
+            Some(_) => return Err(Error::value(format!("metadata `{CHARSMAP}`"), "another kind", "an array of bytes")),
+        };
+        let scores = self.scores()?;
+        let pieces: Vec<Value> = self.tokens.iter().zip(scores).map(|(piece, score)| json!([piece, score])).collect();
+        let scheme = if self.flag("add_space_prefix", true)? { "always" } else { "never" };
+        let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true});
+        let pre_tokenizer = match self.flag("remove_extra_whitespaces", true)? {
+            true => json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]}),
+            false => words,
+        };
+        Ok(Parts {
+            normalizer,
+            pre_tokenizer,
+            model: json!({
+                "type": "Unigram",
+                "unk_id": self.needed(UNKNOWN)?,
+                "vocab": pieces,
+                "byte_fallback": false,
+            }),
+            around: self.around([false, true])?,
+        })
+    }
+}
+
+/// The error for a key that has to be there.
+fn absent(key: &str) -> Error {
+    Error::value(format!("metadata `{key}`"), "absent", "a value")
+}
+
+fn wrong_list(key: &str, count: usize) -> Error {
+    Error::value(format!("metadata `{key}`"), "another kind or number of values", format!("{count} numbers"))
+}

@@ -1,0 +1,113 @@
+//! A table of embeddings: a tensor, or rows in few bits.
+
+use std::sync::Arc;
+
+use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::tensor::{MapTensors, with_slices};
+use candle_attention::{Quantization, Result};
+use candle_attention_kernels::{QuantizedRows, element_count, try_reserve};
+use candle_core::{DType, Device, Tensor};
+
+/// A table `(rows, width)`, whose rows are looked up.
+#[derive(Debug, Clone)]
+pub(crate) enum Table {
+    Tensor(Tensor),
+    /// On the CPU. Rows are f32 when they are read, exactly what their format holds.
+    Quantized(Arc<QuantizedRows>, Quantization),
+}
+
+impl Table {
+    /// Reads the table `name`, in few bits if the source has a format for it that takes its width.
+    pub fn load(source: &AnySource, name: &str, [rows, width]: [usize; 2]) -> Result<Self> {
+        let table = source.get(name, &[rows, width])?;
+        match source.quantization(name).filter(|format| format.fits(width)) {
+            Some(format) => Self::quantized(&table, format),
+            None => Ok(Self::Tensor(table)),
+        }
+    }
+
+    /// An f32 table on the CPU in few bits.
+    fn quantized(table: &Tensor, format: Quantization) -> Result<Self> {
+        let (rows, width) = table.dims2()?;
+        let mut quantized = QuantizedRows::new(format.weight_format(), rows, width)?;
+        with_slices([table], |[table]: [&[f32]; 1]| quantized.push(table))??;
+        Ok(Self::Quantized(Arc::new(quantized), format))
+    }
+
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Tensor(table) => table.dims()[0],
+            Self::Quantized(rows, _) => rows.rows(),
+        }
+    }
+
+    pub fn width(&self) -> usize {
+        match self {
+            Self::Tensor(table) => table.dims()[1],
+            Self::Quantized(rows, _) => rows.width(),
+        }
+    }
+
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Tensor(table) => table.dtype(),
+            Self::Quantized(..) => DType::F32,
+        }
+    }
+
+    pub fn device(&self) -> &Device {
+        const CPU: &Device = &Device::Cpu;
+        match self {
+            Self::Tensor(table) => table.device(),
+            Self::Quantized(..) => CPU,
+        }
+    }
+
+    /// The format, if it has few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match self {
+            Self::Tensor(_) => None,
+            Self::Quantized(_, format) => Some(*format),
+        }
+    }
+
+    /// The rows of `ids` `(n)` u32: `(n, width)`. Ids of a quantized table are checked already.
+    pub fn lookup(&self, ids: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Tensor(table) => Ok(table.index_select(ids, 0)?),
+            Self::Quantized(rows, _) => {
+                with_slices([ids], |[ids]: [&[u32]; 1]| Self::gather(rows, ids.iter().copied()))?
+            }
+        }
+    }
+
+    /// The whole table as a tensor.
+    pub fn to_tensor(&self) -> Result<Tensor> {
+        match self {
+            Self::Tensor(table) => Ok(table.clone()),
+            Self::Quantized(rows, _) => Self::gather(rows, 0..rows.rows() as u32),
+        }
+    }
+
+    fn gather(rows: &QuantizedRows, ids: impl ExactSizeIterator<Item = u32>) -> Result<Tensor> {
+        let shape = (ids.len(), rows.width());
+        let size = element_count("rows of a table", &[shape.0, shape.1])?;
+        let mut gathered = Vec::new();
+        try_reserve("rows of a table", &mut gathered, size)?;
+        gathered.resize(size, 0.0f32);
+        for (id, to) in ids.zip(gathered.chunks_exact_mut(shape.1.max(1))) {
+            rows.row_into(id as usize, to);
+        }
+        Ok(Tensor::from_vec(gathered, shape, &Device::Cpu)?)
+    }
+}
+
+impl MapTensors for Table {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        match self {
+            Self::Tensor(table) => Ok(Self::Tensor(f(table)?)),
+            // It cannot change.
+            Self::Quantized(..) => Ok(self.clone()),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Models in GGUF files, made by llama.cpp's converter, against transformers (`tests/golden/gguf_files.py`).
+
+use candle_attention::Quantization;
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
+use candle_attention::weights::QkvWeights;
+use candle_attention_text::{
+    EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TextModel, TextModelConfig, fingerprint, locate_model,
+};
+use candle_core::{DType, Device, Tensor};
+
+use crate::common::{Golden, assert_close, fixture, max_diff, says};
+
+const CPU: Device = Device::Cpu;
+
+fn texts() -> Vec<String> {
+    serde_json::from_slice(&std::fs::read(fixture("gguf/texts.json")).unwrap()).unwrap()
+}
+
+fn encode(encoder: &SentenceEncoder) -> Tensor {
+    let texts = texts();
+    encoder.encode(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &EncodeOptions::default()).unwrap()
+}
+
+/// The vectors of a model, from its file and from its bytes.
+#[track_caller]
+fn model(name: &str) {
+    let path = fixture(&format!("gguf/{name}.gguf"));
+    let got = encode(&SentenceEncoder::from_folder(&path, DType::F32, &CPU).unwrap());
+    assert_close(name, &got, &Golden::open("gguf/models.safetensors").get(name), 1e-5);
+    let files = ModelFiles::new().with("model.gguf", std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(max_diff(&encode(&SentenceEncoder::from_files(&files, DType::F32, &CPU).unwrap()), &got), 0.0);
+}
+
+#[test]
+fn bert() {
+    model("bert");
+}
+
+/// In f32 the blocks are packed as they are, and inputs are rounded to 8 bits; in f64 they are dequantized.
+#[test]
+fn bert_of_blocks() {
+    for (name, format) in [("bert-q8_0", Quantization::Q8_0), ("bert-q4_0", Quantization::Q4_0)] {
+        let path = fixture(&format!("gguf/{name}.gguf"));
+        let golden = Golden::open("gguf/models.safetensors").get(name);
+        let wide = encode(&SentenceEncoder::from_folder(&path, DType::F64, &CPU).unwrap());
+        assert_close(name, &wide.to_dtype(DType::F32).unwrap(), &golden, 1e-5);
+        let packed = encode(&SentenceEncoder::from_folder(&path, DType::F32, &CPU).unwrap());
+        let difference = max_diff(&packed, &golden);
+        assert!(difference > 0.0 && difference < 0.02, "{name}: {difference}");
+
+        // One copy, whose values are those of the file.
+        let weights = Checkpoint::open(&path).unwrap();
+        let source = weights.at("encoder.layer.0.attention", DType::F32, &CPU);
+        let value = "self.value.weight";
+        assert_eq!(source.quantization(value), Some(format), "{name}");
+        assert_eq!(source.quantization("self.value.bias"), None, "{name}");
+        let config = weights.config().unwrap().unwrap();
+        let layer = ModelAttention::load(&config, source).unwrap().layer.quantized(format).unwrap();
+        let QkvWeights::Split(held) = layer.weights().unwrap().qkv else { panic!("{name}: not apart") };
+        let full = weights.tensor(&format!("encoder.layer.0.attention.{value}"), &CPU).unwrap();
+        assert_eq!(max_diff(&held[2].weight, &full), 0.0, "{name}");
+    }
+}
+
+#[test]
+fn distilbert() {
+    model("distilbert");
+}
+
+#[test]
+fn roberta() {
+    model("roberta");
+}
+
+#[test]
+fn xlm_roberta() {
+    model("xlm-roberta");
+}
+
+#[test]
+fn nomic_bert() {
+    model("nomic-bert");
+}
+
+#[test]
+fn modern_bert() {
+    model("modern-bert");
+}
+
+#[test]
+fn qwen3() {
+    model("qwen3");
+}
+
+#[test]
+fn llama() {
+    model("llama");
+}
+
+#[test]
+fn gemma_embedding_with_its_dense_layers() {
+    model("gemma-embedding");
+}
+
+/// Its code is not in transformers; the model that the file was made of is computed by this crate.
+#[test]
+fn jina_bert_v2() {
+    let ids = Tensor::new(&[[2u32, 9, 14, 21, 3], [2, 40, 41, 42, 3]], &CPU).unwrap();
+    let forward = |path: &str, config: &TextModelConfig| {
+        let weights = Checkpoint::open(fixture(path)).unwrap();
+        let model = TextModel::load(config, weights.at("", DType::F32, &CPU)).unwrap();
+        model.forward(&ids, &Default::default()).unwrap()
+    };
+    let file = Checkpoint::open(fixture("gguf/jina-bert-v2.gguf")).unwrap();
+    let config: TextModelConfig = serde_json::from_value(file.config().unwrap().unwrap()).unwrap();
+    let got = forward("gguf/jina-bert-v2.gguf", &config);
+    let own = TextModelConfig::from_file(fixture("gguf/jina-bert-v2/config.json")).unwrap();
+    assert_eq!(max_diff(&got, &forward("gguf/jina-bert-v2", &own)), 0.0);
+    encode(&SentenceEncoder::from_folder(fixture("gguf/jina-bert-v2.gguf"), DType::F32, &CPU).unwrap());
+}
+
+/// A folder with nothing but a file, and one whose own files go before the metadata.
+#[test]
+fn a_folder_with_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(fixture("gguf/bert.gguf"), &path).unwrap();
+    let alone = encode(&SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU).unwrap());
+    assert_close("alone", &alone, &Golden::open("gguf/models.safetensors").get("bert"), 1e-5);
+    assert_eq!(EncoderKind::of_folder(&path).unwrap(), EncoderKind::Sentence);
+    assert_eq!(locate_model(path.to_str().unwrap(), None, false).unwrap(), path);
+    let print = fingerprint(&path).unwrap();
+    assert_ne!(print, fingerprint(fixture("gguf/bert-q8_0.gguf")).unwrap());
+    let before = fingerprint(folder.path()).unwrap();
+    std::fs::copy(fixture("gguf/bert-q8_0.gguf"), &path).unwrap();
+    assert_ne!(before, fingerprint(folder.path()).unwrap());
+
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture(&format!("tiny-bert/{name}")), folder.path().join(name)).unwrap();
+    }
+    // Its sizes are those of another model.
+    says(SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU), &["word_embeddings"]);
+}
+
+/// Keys of the tokenizer and of pooling that are not known, or that lie.
+#[test]
+fn metadata_that_lies() {
+    let bytes = std::fs::read(fixture("gguf/bert.gguf")).unwrap();
+    let changed = |from: &[u8], to: &[u8], parts: &[&str]| {
+        let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+        let mut changed = bytes.clone();
+        changed[at..at + to.len()].copy_from_slice(to);
+        says(ModelFiles::new().with("model.gguf", changed), parts);
+    };
+    changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x04", &["pooling_type", "reranker"]);
+    changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x00", &["pooling_type", "0", "mean"]);
+    let named = |name: &[u8; 4]| [&b"ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0"[..], name].concat();
+    changed(&named(b"bert"), &named(b"rwkv"), &["tokenizer.ggml.model", "rwkv", "gpt2"]);
+    changed(b"ggml.tokens", b"ggml.tockens"[..11].as_ref(), &["tokenizer.ggml.tokens", "absent"]);
+    changed(b"unknown_token_id\x04\0\0\0\x01\0", b"unknown_token_id\x04\0\0\0\x01\xff", &["unknown_token_id", "65281"]);
+    let mut qwen = std::fs::read(fixture("gguf/qwen3.gguf")).unwrap();
+    let at = qwen.windows(5).position(|window| window == b"qwen2").unwrap();
+    qwen[at..at + 5].copy_from_slice(b"qwenX");
+    says(ModelFiles::new().with("model.gguf", qwen), &["tokenizer.ggml.pre", "qwenX", "qwen2"]);
+    says(SentenceEncoder::from_folder(fixture("gguf/types.gguf"), DType::F32, &CPU), &["types.gguf", "architecture"]);
+    says(ModelFiles::new().with("model.gguf", b"GGU".to_vec()), &["model.gguf"]);
+}

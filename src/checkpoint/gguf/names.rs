@@ -1,0 +1,96 @@
+//! Gives tensors the names of Hugging Face.
+
+use std::collections::BTreeMap;
+
+use crate::checkpoint::gguf::blocks::Change;
+use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Changed, Files};
+use crate::checkpoint::gguf::value::{GgufMetadata, absent};
+use crate::checkpoint::header::Entry;
+use crate::error::{Error, Result, cut};
+
+/// The row of a file, whose tensors have llama.cpp's names; `None` if there is none.
+pub(super) fn architecture_of(
+    metadata: &GgufMetadata,
+    holds: impl Fn(&str) -> bool,
+) -> Result<Option<&'static Architecture>> {
+    let name = metadata.architecture()?;
+    let fits = |row: &&Architecture| {
+        let files = match row.files {
+            Files::All => true,
+            Files::With(tensor) => holds(tensor),
+            Files::Without(tensor) => !holds(tensor),
+        };
+        row.name == name && files
+    };
+    Ok(ARCHITECTURES.iter().find(fits))
+}
+
+/// The same tensors with the names of Hugging Face. A name that the architecture does not list stays as it is, and so do
+/// all of an architecture that is not in the table.
+pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) -> Result<BTreeMap<String, Entry>> {
+    let Some(row) = architecture_of(metadata, |name| tensors.contains_key(name))? else { return Ok(tensors) };
+    let mut renamed = BTreeMap::new();
+    for (name, mut entry) in tensors {
+        let new = match new_name(row, &name) {
+            None => name.clone(),
+            Some((new, changed)) => {
+                if let Some(stored) = &mut entry.gguf {
+                    stored.change = change(row, changed, metadata, &name, &stored.shape)?;
+                }
+                new
+            }
+        };
+        if renamed.insert(new.clone(), entry).is_some() {
+            let what = format!("the name of `{}` at Hugging Face", cut(&name));
+            return Err(Error::value(what, format!("`{}`", cut(&new)), "one that no other tensor has"));
+        }
+    }
+    Ok(renamed)
+}
+
+/// The name at Hugging Face of a tensor, and what the converter did to it.
+fn new_name(row: &Architecture, name: &str) -> Option<(String, Changed)> {
+    let (stem, end) = name.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))?;
+    let block = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let block = block.filter(|(number, _)| number.bytes().all(|digit| digit.is_ascii_digit()));
+    let (theirs, number) = match block {
+        Some((number, rest)) => (format!("blk.{{}}.{rest}"), number),
+        None => (stem.to_string(), ""),
+    };
+    let (_, ours, changed) = row.tensors.iter().find(|(other, ..)| *other == theirs)?;
+    Some((format!("{}.{end}", ours.replace("{}", number)), *changed))
+}
+
+/// What to undo of a tensor of this shape.
+fn change(
+    row: &Architecture,
+    changed: Changed,
+    metadata: &GgufMetadata,
+    name: &str,
+    shape: &[usize],
+) -> Result<Option<Change>> {
+    let key = |key: &str| format!("{}.{key}", row.name);
+    let heads = || {
+        let heads = metadata.count(&key("attention.head_count"))?;
+        heads.ok_or_else(|| absent(&key("attention.head_count")))
+    };
+    let heads = match changed {
+        Changed::No => return Ok(None),
+        Changed::PlusOne => return Ok(Some(Change::PlusOne)),
+        Changed::QueryRows => heads()?,
+        Changed::KeyRows => match metadata.count(&key("attention.head_count_kv"))? {
+            Some(heads) => heads,
+            None => heads()?,
+        },
+    };
+    match shape.first() {
+        Some(rows) if heads > 0 && *rows > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => {
+            Ok(Some(Change::HeadRows(heads)))
+        }
+        _ => Err(Error::Tensor {
+            name: name.to_string(),
+            found: format!("has shape {shape:?}"),
+            expected: format!("rows of {heads} heads of an even size"),
+        }),
+    }
+}

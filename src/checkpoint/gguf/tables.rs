@@ -1,0 +1,433 @@
+//! The architectures of llama.cpp whose files are read: what their tensors and the keys of their metadata are called at
+//! Hugging Face, and what the converter did to them.
+//!
+//! Sources: `gguf-py/gguf/constants.py` and `tensor_mapping.py` for the names, the folder `conversion` for the changes,
+//! and `src/models/*.cpp` for what llama.cpp takes for granted, all in <https://github.com/ggml-org/llama.cpp>.
+
+/// An architecture, or a variant of one.
+#[derive(Debug)]
+pub(super) struct Architecture {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// Which files of this name it is.
+    pub files: Files,
+    /// Names there and here, without `.weight` and `.bias`; `{}` is the number of a block.
+    pub tensors: &'static [(&'static str, &'static str, Changed)],
+    /// Keys of `config.json` and where their values are from.
+    pub config: &'static [(&'static str, Origin)],
+    /// Keys that llama.cpp reads or writes and that say nothing more here; below the name of the architecture.
+    pub ignored: &'static [&'static str],
+    /// What the metadata has to say if it says anything: keys below the name of the architecture.
+    pub expected: &'static [(&'static str, Expected)],
+}
+
+/// The files of an architecture that a row is for, by a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Files {
+    All,
+    With(&'static str),
+    Without(&'static str),
+}
+
+/// What the converter did to a tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Changed {
+    No,
+    /// It brought the rows of each query head, or key-value head, into the order of llama.cpp's rotation.
+    QueryRows,
+    KeyRows,
+    /// It added 1.
+    PlusOne,
+}
+
+/// Where a value of `config.json` is from. Keys are those below the name of the architecture.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Origin {
+    Key(&'static str),
+    /// If it is there.
+    Optional(&'static str),
+    /// The rows of a tensor.
+    Rows(&'static str),
+    Text(&'static str),
+    Number(f64),
+    Flag(bool),
+    /// The kinds of the layers, by the key of a pattern: an array of whether a layer has the window, or a number n of
+    /// which every n-th layer has none. With the number where the key is absent.
+    LayerTypes(&'static str, usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Expected {
+    Flag(bool),
+    Zero,
+    /// The same number as another key, if both are there.
+    Same(&'static str),
+}
+
+use Changed::{KeyRows, No, PlusOne, QueryRows};
+use Origin::{Flag, Key, LayerTypes, Number, Optional, Rows, Text};
+
+/// Keys of all architectures that say nothing of what a model computes here. `pooling_type` belongs to the text model.
+pub(super) const IGNORED: &[&str] = &[
+    "attention.causal",
+    "classifier.output_labels",
+    "context_length",
+    "pooling_type",
+    "vocab_size",
+    "tensor_data_layout",
+    "rope.dimension_count",
+];
+
+const WORDS: (&str, Origin) = ("vocab_size", Rows("token_embd.weight"));
+const WIDTH: (&str, Origin) = ("hidden_size", Key("embedding_length"));
+const LAYERS: (&str, Origin) = ("num_hidden_layers", Key("block_count"));
+const HEADS: (&str, Origin) = ("num_attention_heads", Key("attention.head_count"));
+const KEY_VALUE_HEADS: (&str, Origin) = ("num_key_value_heads", Optional("attention.head_count_kv"));
+const HEAD_DIM: (&str, Origin) = ("head_dim", Optional("attention.key_length"));
+const INNER: (&str, Origin) = ("intermediate_size", Key("feed_forward_length"));
+const TYPES: (&str, Origin) = ("type_vocab_size", Rows("token_types.weight"));
+const LENGTH: (&str, Origin) = ("max_position_embeddings", Key("context_length"));
+const EPS: (&str, Origin) = ("layer_norm_eps", Key("attention.layer_norm_epsilon"));
+const RMS_EPS: (&str, Origin) = ("rms_norm_eps", Key("attention.layer_norm_rms_epsilon"));
+const THETA: (&str, Origin) = ("rope_theta", Optional("rope.freq_base"));
+const CAUSAL: (&str, Origin) = ("is_causal", Optional("attention.causal"));
+
+/// Encoders see both ways.
+const ENCODER: &[(&str, Expected)] = &[("attention.causal", Expected::Flag(false))];
+
+const DECODER: &[(&str, Expected)] = &[
+    ("attention.value_length", Expected::Same("attention.key_length")),
+    ("rope.dimension_count", Expected::Same("attention.key_length")),
+    ("expert_count", Expected::Zero),
+    ("expert_used_count", Expected::Zero),
+];
+
+/// The names of the embeddings of BERT.
+const WORD_EMBEDDINGS: (&str, &str, Changed) = ("token_embd", "embeddings.word_embeddings", No);
+const TYPE_EMBEDDINGS: (&str, &str, Changed) = ("token_types", "embeddings.token_type_embeddings", No);
+const POSITION_EMBEDDINGS: (&str, &str, Changed) = ("position_embd", "embeddings.position_embeddings", No);
+const EMBEDDINGS_NORM: (&str, &str, Changed) = ("token_embd_norm", "embeddings.LayerNorm", No);
+
+/// The names of attention in BERT.
+const BERT_QUERY: (&str, &str, Changed) = ("blk.{}.attn_q", "encoder.layer.{}.attention.self.query", No);
+const BERT_KEY: (&str, &str, Changed) = ("blk.{}.attn_k", "encoder.layer.{}.attention.self.key", No);
+const BERT_VALUE: (&str, &str, Changed) = ("blk.{}.attn_v", "encoder.layer.{}.attention.self.value", No);
+const BERT_OUTPUT: (&str, &str, Changed) = ("blk.{}.attn_output", "encoder.layer.{}.attention.output.dense", No);
+const BERT_OUTPUT_NORM: (&str, &str, Changed) =
+    ("blk.{}.attn_output_norm", "encoder.layer.{}.attention.output.LayerNorm", No);
+
+/// BERT and the models that differ by the ids of their positions alone (RoBERTa, XLM-RoBERTa): the converter cuts the
+/// rows of the table of positions that they do not use.
+const BERT: Architecture = Architecture {
+    name: "bert",
+    files: Files::With("token_types.weight"),
+    tensors: &[
+        WORD_EMBEDDINGS,
+        TYPE_EMBEDDINGS,
+        POSITION_EMBEDDINGS,
+        EMBEDDINGS_NORM,
+        BERT_QUERY,
+        BERT_KEY,
+        BERT_VALUE,
+        BERT_OUTPUT,
+        BERT_OUTPUT_NORM,
+        ("blk.{}.ffn_up", "encoder.layer.{}.intermediate.dense", No),
+        ("blk.{}.ffn_down", "encoder.layer.{}.output.dense", No),
+        ("blk.{}.layer_output_norm", "encoder.layer.{}.output.LayerNorm", No),
+    ],
+    config: &[
+        ("model_type", Text("bert")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        INNER,
+        TYPES,
+        ("max_position_embeddings", Rows("position_embd.weight")),
+        EPS,
+        ("hidden_act", Text("gelu")),
+    ],
+    ignored: &[],
+    expected: ENCODER,
+};
+
+/// DistilBERT, which has no segment types.
+const DISTILBERT: Architecture = Architecture {
+    files: Files::Without("token_types.weight"),
+    tensors: &[
+        WORD_EMBEDDINGS,
+        POSITION_EMBEDDINGS,
+        EMBEDDINGS_NORM,
+        ("blk.{}.attn_q", "transformer.layer.{}.attention.q_lin", No),
+        ("blk.{}.attn_k", "transformer.layer.{}.attention.k_lin", No),
+        ("blk.{}.attn_v", "transformer.layer.{}.attention.v_lin", No),
+        ("blk.{}.attn_output", "transformer.layer.{}.attention.out_lin", No),
+        ("blk.{}.attn_output_norm", "transformer.layer.{}.sa_layer_norm", No),
+        ("blk.{}.ffn_up", "transformer.layer.{}.ffn.lin1", No),
+        ("blk.{}.ffn_down", "transformer.layer.{}.ffn.lin2", No),
+        ("blk.{}.layer_output_norm", "transformer.layer.{}.output_layer_norm", No),
+    ],
+    config: &[
+        ("model_type", Text("distilbert")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        INNER,
+        ("max_position_embeddings", Rows("position_embd.weight")),
+        EPS,
+        ("hidden_act", Text("gelu")),
+    ],
+    ..BERT
+};
+
+const NOMIC_BERT: Architecture = Architecture {
+    name: "nomic-bert",
+    files: Files::All,
+    tensors: &[
+        WORD_EMBEDDINGS,
+        TYPE_EMBEDDINGS,
+        ("token_embd_norm", "emb_ln", No),
+        ("blk.{}.attn_qkv", "encoder.layers.{}.attn.Wqkv", No),
+        ("blk.{}.attn_output", "encoder.layers.{}.attn.out_proj", No),
+        ("blk.{}.attn_output_norm", "encoder.layers.{}.norm1", No),
+        ("blk.{}.ffn_up", "encoder.layers.{}.mlp.fc11", No),
+        ("blk.{}.ffn_gate", "encoder.layers.{}.mlp.fc12", No),
+        ("blk.{}.ffn_down", "encoder.layers.{}.mlp.fc2", No),
+        ("blk.{}.layer_output_norm", "encoder.layers.{}.norm2", No),
+    ],
+    config: &[
+        ("model_type", Text("nomic_bert")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        INNER,
+        TYPES,
+        LENGTH,
+        EPS,
+        ("activation_function", Text("swiglu")),
+        ("rotary_emb_base", Key("rope.freq_base")),
+        ("rotary_emb_fraction", Number(1.0)),
+    ],
+    ignored: &[],
+    expected: ENCODER,
+};
+
+const MODERN_BERT: Architecture = Architecture {
+    name: "modern-bert",
+    files: Files::All,
+    tensors: &[
+        ("token_embd", "embeddings.tok_embeddings", No),
+        ("token_embd_norm", "embeddings.norm", No),
+        ("blk.{}.attn_norm", "layers.{}.attn_norm", No),
+        ("blk.{}.attn_qkv", "layers.{}.attn.Wqkv", No),
+        ("blk.{}.attn_output", "layers.{}.attn.Wo", No),
+        ("blk.{}.ffn_norm", "layers.{}.mlp_norm", No),
+        ("blk.{}.ffn_up", "layers.{}.mlp.Wi", No),
+        ("blk.{}.ffn_down", "layers.{}.mlp.Wo", No),
+        ("output_norm", "final_norm", No),
+    ],
+    config: &[
+        ("model_type", Text("modernbert")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        INNER,
+        LENGTH,
+        ("norm_eps", Key("attention.layer_norm_epsilon")),
+        ("hidden_activation", Text("gelu")),
+        ("hidden_activation", Optional("hidden_act")),
+        ("local_attention", Key("attention.sliding_window")),
+        ("global_attn_every_n_layers", Number(3.0)),
+        ("global_attn_every_n_layers", Optional("attention.sliding_window_pattern")),
+        ("global_rope_theta", Key("rope.freq_base")),
+        ("local_rope_theta", Optional("rope.freq_base_swa")),
+    ],
+    ignored: &["attention.layer_norm_rms_epsilon", "classifier_pooling_type", "classifier.pooling_type"],
+    expected: ENCODER,
+};
+
+/// Jina-BERT v2. Its activation is what llama.cpp computes, whatever the configuration states.
+const JINA_BERT_V2: Architecture = Architecture {
+    name: "jina-bert-v2",
+    files: Files::Without("blk.0.attn_q_norm.weight"),
+    tensors: &[
+        WORD_EMBEDDINGS,
+        TYPE_EMBEDDINGS,
+        EMBEDDINGS_NORM,
+        BERT_QUERY,
+        BERT_KEY,
+        BERT_VALUE,
+        BERT_OUTPUT,
+        BERT_OUTPUT_NORM,
+        ("blk.{}.ffn_up", "encoder.layer.{}.mlp.gated_layers", No),
+        ("blk.{}.ffn_down", "encoder.layer.{}.mlp.wo", No),
+        ("blk.{}.layer_output_norm", "encoder.layer.{}.mlp.layernorm", No),
+    ],
+    config: &[
+        ("model_type", Text("bert")),
+        ("position_embedding_type", Text("alibi")),
+        ("feed_forward_type", Text("geglu")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        INNER,
+        TYPES,
+        LENGTH,
+        EPS,
+    ],
+    ignored: &["attention.max_alibi_bias"],
+    expected: ENCODER,
+};
+
+/// Jina's model for code, with norms of queries and keys.
+const JINA_BERT_V2_CODE: Architecture = Architecture {
+    files: Files::With("blk.0.attn_q_norm.weight"),
+    tensors: &[
+        WORD_EMBEDDINGS,
+        TYPE_EMBEDDINGS,
+        EMBEDDINGS_NORM,
+        BERT_QUERY,
+        BERT_KEY,
+        BERT_VALUE,
+        BERT_OUTPUT,
+        BERT_OUTPUT_NORM,
+        ("blk.{}.attn_q_norm", "encoder.layer.{}.attention.self.layer_norm_q", No),
+        ("blk.{}.attn_k_norm", "encoder.layer.{}.attention.self.layer_norm_k", No),
+        ("blk.{}.attn_norm_2", "encoder.layer.{}.layer_norm_1", No),
+        ("blk.{}.ffn_up", "encoder.layer.{}.mlp.up_gated_layer", No),
+        ("blk.{}.ffn_down", "encoder.layer.{}.mlp.down_layer", No),
+        ("blk.{}.layer_output_norm", "encoder.layer.{}.layer_norm_2", No),
+    ],
+    ..JINA_BERT_V2
+};
+
+/// EmbeddingGemma: a Gemma 3 that sees both ways.
+const GEMMA_EMBEDDING: Architecture = Architecture {
+    name: "gemma-embedding",
+    files: Files::All,
+    tensors: &[
+        ("token_embd", "embed_tokens", No),
+        ("blk.{}.attn_norm", "layers.{}.input_layernorm", PlusOne),
+        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
+        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
+        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
+        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
+        ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", PlusOne),
+        ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", PlusOne),
+        ("blk.{}.post_attention_norm", "layers.{}.post_attention_layernorm", PlusOne),
+        ("blk.{}.ffn_norm", "layers.{}.pre_feedforward_layernorm", PlusOne),
+        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
+        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
+        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
+        ("blk.{}.post_ffw_norm", "layers.{}.post_feedforward_layernorm", PlusOne),
+        ("output_norm", "norm", PlusOne),
+    ],
+    config: &[
+        ("model_type", Text("gemma3_text")),
+        ("use_bidirectional_attention", Flag(true)),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KEY_VALUE_HEADS,
+        ("head_dim", Key("attention.key_length")),
+        // llama.cpp divides scores by the root of the head's size.
+        ("query_pre_attn_scalar", Key("attention.key_length")),
+        INNER,
+        LENGTH,
+        RMS_EPS,
+        ("hidden_activation", Text("gelu_pytorch_tanh")),
+        ("sliding_window", Key("attention.sliding_window")),
+        ("layer_types", LayerTypes("attention.sliding_window_pattern", 6)),
+        ("rope_theta", Key("rope.freq_base")),
+        ("rope_local_base_freq", Number(10_000.0)),
+        ("rope_local_base_freq", Optional("rope.freq_base_swa")),
+    ],
+    ignored: &["dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"],
+    expected: &[
+        ("attention.causal", Expected::Flag(false)),
+        ("attention.value_length", Expected::Same("attention.key_length")),
+        ("rope.dimension_count", Expected::Same("attention.key_length")),
+    ],
+};
+
+const QWEN3: Architecture = Architecture {
+    name: "qwen3",
+    files: Files::All,
+    tensors: &[
+        ("token_embd", "embed_tokens", No),
+        ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
+        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
+        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
+        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
+        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
+        ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", No),
+        ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", No),
+        ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
+        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
+        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
+        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
+        ("output_norm", "norm", No),
+        ("output", "lm_head", No),
+    ],
+    config: &[
+        ("model_type", Text("qwen3")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KEY_VALUE_HEADS,
+        HEAD_DIM,
+        INNER,
+        LENGTH,
+        RMS_EPS,
+        ("hidden_act", Text("silu")),
+        ("rope_theta", Key("rope.freq_base")),
+        CAUSAL,
+    ],
+    ignored: &[],
+    expected: DECODER,
+};
+
+const LLAMA: Architecture = Architecture {
+    name: "llama",
+    tensors: &[
+        ("token_embd", "embed_tokens", No),
+        ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
+        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", QueryRows),
+        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", KeyRows),
+        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
+        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
+        ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
+        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
+        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
+        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
+        ("output_norm", "norm", No),
+        ("output", "lm_head", No),
+    ],
+    config: &[
+        ("model_type", Text("llama")),
+        WORDS,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KEY_VALUE_HEADS,
+        HEAD_DIM,
+        INNER,
+        LENGTH,
+        RMS_EPS,
+        ("hidden_act", Text("silu")),
+        ("rope_theta", Number(10_000.0)),
+        THETA,
+        CAUSAL,
+    ],
+    ..QWEN3
+};
+
+/// The rows, of which the first that fits a file is taken.
+pub(super) static ARCHITECTURES: &[Architecture] =
+    &[BERT, DISTILBERT, NOMIC_BERT, MODERN_BERT, JINA_BERT_V2, JINA_BERT_V2_CODE, GEMMA_EMBEDDING, QWEN3, LLAMA];
