@@ -288,6 +288,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
         };
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
         let mut sums = [const { Sums([0.0; MAX_ROWS * MAX_COLUMNS]) }; 2];
+        let [mut sums, mut last_sums] = sums.each_mut();
         let mut last = None::<(usize, usize)>;
         for panel in task.first..task.last {
             let terms = &panels[panel * width * pairs..][..width * pairs];
@@ -300,21 +301,21 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                     c_stride: width,
                     accumulate: false,
                 };
-                sums.swap(0, 1);
+                std::mem::swap(&mut sums, &mut last_sums);
                 // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, a multiple of `MAX_ROWS`, `terms` is a
                 // whole panel, both in the layout of the tile, and `sums` has room for the largest tile. This is a
                 // kernel under `run_pairs`.
                 unsafe {
-                    let to = sums[0].0.as_mut_ptr();
+                    let to = sums.0.as_mut_ptr();
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)
                 };
                 if let Some((panel, first)) = last.replace((panel, first)) {
-                    store_tile(s, &task, &sums[1].0, panel, first, D::MAX_ROWS.min(rows - first));
+                    store_tile(s, &task, &last_sums.0, panel, first, D::MAX_ROWS.min(rows - first));
                 }
             }
         }
         if let Some((panel, first)) = last {
-            store_tile(s, &task, &sums[0].0, panel, first, D::MAX_ROWS.min(rows - first));
+            store_tile(s, &task, &sums.0, panel, first, D::MAX_ROWS.min(rows - first));
         }
     }
 }
