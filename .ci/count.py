@@ -37,11 +37,11 @@ def instructions(qemu, program, isa, format, times):
                 if line.startswith("IN:"):
                     block = None
                 elif line.startswith("Trace "):
-                    runs[int(re.search(r"\[[0-9a-f]+/([0-9a-f]+)/", line)[1], 16)] += 1
+                    runs[line.split("/", 2)[1]] += 1
                 elif at := re.match(r"0x([0-9a-f]+):", line):
                     block = int(at[1], 16) if block is None else block
                     sizes.setdefault(block, set()).add(int(at[1], 16))
-    return sum(len(sizes[block]) * count for block, count in runs.items())
+    return sum(len(sizes[int(block, 16)]) * count for block, count in runs.items())
 
 
 def main():

@@ -182,6 +182,7 @@ impl Checkpoint {
     fn stored_quantization(&self, name: &str) -> Option<Quantization> {
         match self.lookup(name) {
             Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            Ok(Stored::Plain(_, entry)) => entry.gguf.as_ref().and_then(|gguf| gguf.packed_format()),
             _ => None,
         }
     }

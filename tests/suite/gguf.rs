@@ -45,7 +45,7 @@ fn layers_have_the_names_and_the_configuration_of_hugging_face() {
     assert_eq!(config["model_type"], "bert");
     assert_eq!(config["layer_norm_eps"], json!(1e-4));
     let layer = ModelAttention::load(&config, file.at("encoder.layer.1.attention", DType::F32, &CPU)).unwrap();
-    assert_eq!(layer.attention.config().num_attention_heads, 4);
+    assert_eq!(layer.layer.config().num_attention_heads, 4);
     let layers = file.attention_layers(Some(candle_attention::checkpoint::ModelConfig::new(&config)));
     assert_eq!(layers.len(), 2);
     assert!(layers[0].problem.is_none() && layers[0].dtype.contains("Q8_0"), "{:?}", layers[0].problem);
@@ -187,7 +187,8 @@ fn tensors_that_do_not_fit_are_refused() {
     one().tensor("w", &[u64::MAX], 0, 0).refused(&["`w`", "larger than any memory"]);
     one().tensor("w", &[4], 0, 8).refused(&["`w`", "no multiple of 32"]);
     one().tensor("w", &[4], 0, 1 << 50).refused(&["`w`", "ends at"]);
-    one().tensor("w", &[4], 0, u64::MAX - 31).refused(&["`w`", "starts at"]);
+    one().tensor("w", &[16], 0, u64::MAX - 31).refused(&["`w`", "starts at"]);
+    one().tensor("w", &[4], 0, u64::MAX - 31).refused(&["`w`", "ends at"]);
     one().tensor("w", &[1, 1, 1, 1, 1], 0, 0).refused(&["5 dimensions"]);
     one().tensor("", &[4], 0, 0).refused(&["empty"]);
     let two = || File::new(3, 2, 1).architecture();

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use crate::checkpoint::header::Entry;
 use crate::checkpoint::shard::{Shard, zeros};
 use crate::error::{Error, Result, cut};
+use crate::ops::Quantization;
 
 /// A type of tensors: blocks of a number of elements and a number of bytes.
 #[derive(Debug)]
@@ -133,6 +134,18 @@ pub(crate) struct GgufTensor {
     pub shape: Box<[usize]>,
     /// What brings it into the form of Hugging Face.
     pub change: Option<Change>,
+}
+
+impl GgufTensor {
+    /// The format in which a loader packs the tensor without a further rounding: rows are whole blocks, whatever their
+    /// order.
+    pub fn packed_format(&self) -> Option<Quantization> {
+        match self.kind.read {
+            Read::Blocks(GgmlDType::Q8_0) => Some(Quantization::Q8_0),
+            Read::Blocks(GgmlDType::Q4_0) => Some(Quantization::Q4_0),
+            _ => None,
+        }
+    }
 }
 
 /// What llama.cpp's converter did to a tensor, to be undone.

@@ -210,6 +210,7 @@ unsafe impl PairDot for NeonBf16 {
 
     #[inline(always)]
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
+        debug_assert_eq!(tile.vectors, Self::MAX_VECTORS);
         // SAFETY: the caller's promise.
         unsafe {
             match tile.layout {

@@ -156,6 +156,7 @@ unsafe impl PairDot for NeonFhm {
     #[inline(always)]
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
         const { assert!(VECTOR_COLUMNS == 16) };
+        debug_assert_eq!(tile.vectors, Self::MAX_VECTORS);
         // SAFETY: the caller's promise; together the microkernels compute one vector of columns.
         unsafe {
             match tile.rows {

@@ -64,14 +64,16 @@ pub(crate) enum PairOrder {
     Rows,
     /// Blocks of 16 rows by 16 pairs: those of A along its pairs, and then those of the next 16 rows; those of B along
     /// its columns, and then those of the next 16 pairs.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the order of AMX"))]
     Blocks,
     /// Two neighboring pairs of a row of A, and those of the next row: two rows along their pairs, and then the next
     /// two. Two neighboring pairs of a column of B, and those of the next column; and then the next two pairs.
+    #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code, reason = "the order of BFMMLA"))]
     Quads,
 }
 
 impl PairOrder {
-    /// Rows of A in the order of which all have their part, and pairs of a row that stay together, if not all do.
+    /// Neighboring pairs of a row that stay together, and the number of rows that do, unless they are whole rows.
     pub(crate) const fn block(self) -> usize {
         match self {
             Self::Rows => 1,

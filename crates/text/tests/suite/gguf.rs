@@ -1,6 +1,8 @@
 //! Models in GGUF files, made by llama.cpp's converter, against transformers (`tests/golden/gguf_files.py`).
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::Quantization;
+use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
+use candle_attention::weights::QkvWeights;
 use candle_attention_text::{
     EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TextModel, TextModelConfig, fingerprint, locate_model,
 };
@@ -34,10 +36,30 @@ fn bert() {
     model("bert");
 }
 
+/// In f32 the blocks are packed as they are, and inputs are rounded to 8 bits; in f64 they are dequantized.
 #[test]
 fn bert_of_blocks() {
-    model("bert-q8_0");
-    model("bert-q4_0");
+    for (name, format) in [("bert-q8_0", Quantization::Q8_0), ("bert-q4_0", Quantization::Q4_0)] {
+        let path = fixture(&format!("gguf/{name}.gguf"));
+        let golden = Golden::open("gguf/models.safetensors").get(name);
+        let wide = encode(&SentenceEncoder::from_folder(&path, DType::F64, &CPU).unwrap());
+        assert_close(name, &wide.to_dtype(DType::F32).unwrap(), &golden, 1e-5);
+        let packed = encode(&SentenceEncoder::from_folder(&path, DType::F32, &CPU).unwrap());
+        let difference = max_diff(&packed, &golden);
+        assert!(difference > 0.0 && difference < 0.02, "{name}: {difference}");
+
+        // One copy, whose values are those of the file.
+        let weights = Checkpoint::open(&path).unwrap();
+        let source = weights.at("encoder.layer.0.attention", DType::F32, &CPU);
+        let value = "self.value.weight";
+        assert_eq!(source.quantization(value), Some(format), "{name}");
+        assert_eq!(source.quantization("self.value.bias"), None, "{name}");
+        let config = weights.config().unwrap().unwrap();
+        let layer = ModelAttention::load(&config, source).unwrap().layer.quantized(format).unwrap();
+        let QkvWeights::Split(held) = layer.weights().unwrap().qkv else { panic!("{name}: not apart") };
+        let full = weights.tensor(&format!("encoder.layer.0.attention.{value}"), &CPU).unwrap();
+        assert_eq!(max_diff(&held[2].weight, &full), 0.0, "{name}");
+    }
 }
 
 #[test]
