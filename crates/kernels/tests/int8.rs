@@ -316,3 +316,11 @@ fn ranges_of_outputs_and_sizes_of_zero() {
         }
     }
 }
+
+#[test]
+fn tables_take_the_memory_of_their_format() {
+    for (format, bits) in [(WeightFormat::Int8, 8), (WeightFormat::Q8_0, 8), (WeightFormat::Q4_0, 4)] {
+        let scales = if format == WeightFormat::Int8 { 4 } else { 2 * 384 / 32 };
+        assert_eq!(table(format, &[0.5; 3 * 384], 3, 384).bytes(), 3 * (384 * bits / 8 + scales));
+    }
+}
