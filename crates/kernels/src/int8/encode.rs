@@ -19,7 +19,8 @@ pub enum WeightFormat {
     /// bf16, with inputs rounded to bf16, where there are instructions for such products. Elsewhere weights in this
     /// format are held as f32.
     Bf16,
-    /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere weights in
+    /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere
+    /// weights in
     /// this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they are NaN.
     F16,
     /// 8 bits from -127 to 127, with one f32 scale per output feature. Each row of inputs is rounded to as many
@@ -28,8 +29,8 @@ pub enum WeightFormat {
     /// Scales have at most 16 significant bits, so that a weight times its scale is exact in f32: weights that are
     /// unpacked and packed again are the same.
     Int8,
-    /// GGUF's format of 8.5 bits: 8 bits from -128 to 127, with one f16 scale per block of 32 inputs. Inputs are rounded
-    /// to 8 bits in the same blocks.
+    /// GGUF's format of 8.5 bits: 8 bits from -128 to 127, with one f16 scale per block of 32 inputs. Inputs are
+    /// rounded to 8 bits in the same blocks.
     Q8_0,
     /// GGUF's format of 4.5 bits: 4 bits from -8 to 7, with one f16 scale per block of 32 inputs. Inputs are rounded to
     /// 8 bits in the same blocks.
@@ -133,8 +134,8 @@ fn int8_scale(largest: f32) -> f32 {
 
 /// `value / divisor` if that is an f16, and so the scale of a block whose largest value is `divisor` times the scale.
 fn f16_quotient(value: f32, divisor: i8) -> Option<f32> {
-    // Most divisors are excluded by integers: `value` is an odd number times a power of two, and so is the divisor, whose
-    // odd number divides the other one.
+    // Most divisors are excluded by integers: `value` is an odd number times a power of two, and so is the divisor,
+    // whose odd number divides the other one.
     let odd = |bits: u32| bits >> bits.trailing_zeros();
     let (fraction, exponent) = (value.to_bits() & 0x007f_ffff, value.to_bits() >> 23 & 0xff);
     let significand = odd(if exponent == 0 { fraction } else { fraction | 0x0080_0000 });

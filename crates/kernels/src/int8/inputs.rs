@@ -18,15 +18,14 @@ pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32,
     let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
     padding.fill(0);
-    let scale = match largest_magnitude(s, from) {
-        Some(0.0) => 0.0,
-        Some(largest) => (largest / MAX_INT8).max(f32::MIN_POSITIVE),
-        None => f32::NAN,
+    let largest = match largest_magnitude(s, from) {
+        Some(largest) if largest > 0.0 => largest,
+        zero_or_none => {
+            to.fill(0);
+            return (if zero_or_none.is_some() { 0.0 } else { f32::NAN }, 0);
+        }
     };
-    if !(scale > 0.0) {
-        to.fill(0);
-        return (scale, 0);
-    }
+    let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
     let (inverse, magic) = (s.splat(1.0 / scale), s.splat(MAGIC));
     // Not fused, so that all instruction sets give the same bits.
     let round = |x: &[f32]| s.add(s.mul(s.load_slice(x), inverse), magic);

@@ -1,14 +1,14 @@
 //! Products with int8, Q8_0 and Q4_0 weights.
 //!
-//! Weights are integers of 8 or 4 bits, with a scale per output feature or per block of 32 inputs. Each row of inputs is
-//! rounded to int8 when it is multiplied, with a scale per row or per block. The products are summed in 32-bit integers,
-//! which is exact in any order, and only the sum of a row or block is scaled, in f32. No step of that is fused or
-//! reordered, so **all instruction sets give the same bits**, except for activations, which have approximations of their
-//! own.
+//! Weights are integers of 8 or 4 bits, with a scale per output feature or per block of 32 inputs. Each row of inputs
+//! is rounded to int8 when it is multiplied, with a scale per row or per block. The products are summed in 32-bit
+//! integers, which is exact in any order, and only the sum of a row or block is scaled, in f32. No step of that is
+//! fused or reordered, so **all instruction sets give the same bits**, except for activations, which have
+//! approximations of their own.
 //!
 //! From the bottom up: `encode` finds the integers and scales of weights, `inputs` those of inputs, `panels` has the
-//! order of packed bytes, and `gemm` the product, generic over the instructions, which have one file for each set: vectors
-//! that `dot` describes, and the `tiles` of AMX. `rows` is beside them: tables whose rows are looked up.
+//! order of packed bytes, and `gemm` the product, generic over the instructions, which have one file for each set:
+//! vectors that `dot` describes, and the `tiles` of AMX. `rows` is beside them: tables whose rows are looked up.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;

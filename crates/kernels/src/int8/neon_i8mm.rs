@@ -56,8 +56,8 @@ unsafe impl Int8Dot for NeonBf16 {
         a: InputRows,
         panel: *const u8,
     ) -> [[float32x4_t; VECTORS]; ROWS] {
-        // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps. The second row of a pair is the first
-        // again if there is none.
+        // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps. The second row of a pair is the
+        // first again if there is none.
         unsafe {
             let second = |first: usize| (first + 1).min(ROWS - 1);
             // Of the rows, only the first of each two is used: it has the sums of both.

@@ -1,8 +1,8 @@
 //! Panels of quantized weights: the order of their bytes, and back.
 //!
-//! A step is some consecutive inputs of each output of a panel, the outputs side by side: 4 inputs for instructions that
-//! add four products to a 32-bit sum. A vector of 64 bytes is then 16 outputs. The nibbles of Q4_0 are two steps in the
-//! bytes of one: the earlier step in the low nibbles.
+//! A step is some consecutive inputs of each output of a panel, the outputs side by side: 4 inputs for instructions
+//! that add four products to a 32-bit sum. A vector of 64 bytes is then 16 outputs. The nibbles of Q4_0 are two steps
+//! in the bytes of one: the earlier step in the low nibbles.
 
 use half::f16;
 
