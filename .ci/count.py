@@ -18,6 +18,7 @@ import tempfile
 FORMATS = {
     "neon": ["F32", "Int8", "Q8_0", "Q4_0"],
     "neon_dotprod": ["Int8", "Q8_0", "Q4_0"],
+    "neon_fhm": ["F16"],
     "neon_bf16": ["Bf16", "Int8", "Q8_0", "Q4_0"],
 }
 MULTIPLY_ADDS = 64 * 384 * 384

@@ -17,6 +17,7 @@ class Case:
     without: tuple[str, ...] = ()
     # Rounds at most; nothing for no limit.
     rounds: int | None = None
+    dtypes: tuple[str, ...] = ("f32", "bf16")
 
 
 LAYERS = [
@@ -37,12 +38,15 @@ ENCODERS = {
     BERT: [(1, 32), (16, 256)],
     MODERNBERT: [(1, 5400)],
 }
+# What is timed in int8.
+INT8_SHAPES = [(1, 16), (8, 128), (32, 128), (16, 250)]
+INT8_ENCODERS = {MINILM: INT8_SHAPES, BERT: INT8_SHAPES, MODERNBERT: []}
 # The shapes that candle-transformers is timed on too: it is slow, and has no ModernBERT here.
 CANDLE = [(MINILM, (8, 128)), (MINILM, (32, 128))]
 # A run on one thread takes tens of seconds or more: few rounds, and neither converted twice nor run with whole score matrices.
 LONG = (MODERNBERT, (1, 5400))
 LONG_ROUNDS = 2
-LONG_WITHOUT = ("ONNX Runtime", "OpenVINO int8", "rten")
+LONG_WITHOUT = ("ONNX Runtime", "rten")
 
 
 def ragged_lengths():
@@ -59,12 +63,15 @@ def all_cases():
     cases = [Case(f"layer {b}×{s}×{hidden}, {heads}", "layer", shape=(b, s, hidden, heads)) for b, s, hidden, heads in LAYERS]
     cases.append(Case("layer, 32 ragged rows of 8 to 128 (mean 35), 384, 12", "layer", shape=RAGGED, ragged=True))
     for model, shapes in ENCODERS.items():
-        for shape in shapes:
+        int8 = INT8_ENCODERS[model]
+        for shape in dict.fromkeys([*shapes, *int8]):
+            dtypes = ("f32", "bf16") * (shape in shapes) + ("int8",) * (shape in int8)
             without = () if (model, shape) in CANDLE else ("candle-transformers",)
             rounds = None
             if (model, shape) == LONG:
                 without, rounds = (*without, *LONG_WITHOUT), LONG_ROUNDS
             name = f"{model} {shape[0]}×{shape[1]}"
-            cases.append(Case(name, "encoder", model, shape, without=without, rounds=rounds))
-    cases.append(Case("MiniLM-L6, 1,000 texts of 6 to 217 tokens, tokenizing included", "sentences", MINILM))
+            cases.append(Case(name, "encoder", model, shape, without=without, rounds=rounds, dtypes=dtypes))
+    name = "MiniLM-L6, 1,000 texts of 6 to 217 tokens, tokenizing included"
+    cases.append(Case(name, "sentences", MINILM, dtypes=("f32", "bf16", "int8", "q8_0", "q4_0")))
     return cases

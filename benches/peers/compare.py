@@ -13,7 +13,7 @@ A whole run merges its rows into benches/peers/results/PROCESSOR.md and draws th
 --only, --peers, --threads, --dtypes or --rounds) prints its table; with --write it is merged as well.
 
 --rust-peers needs a C compiler, and compiles rten, fastembed and candding. fastembed uses the library of the Python
-package of ONNX Runtime. --memory needs Linux.
+package of ONNX Runtime. --llama-cpp needs a C++ compiler. --memory needs Linux.
 
 sentences.txt holds 1,000 sentences and paragraphs of The Rust Programming Language (The Rust Project Developers, MIT or
 Apache 2.0; in six of them the name of a host is paraphrased), 6 to 217 tokens of MiniLM's.
@@ -31,6 +31,7 @@ from sides import BENCHES, ROOT
 HERE = Path(__file__).resolve().parent
 VENV = ROOT / "target" / "peers-venv"
 RESULTS = BENCHES / "peers" / "results"
+LLAMA_CPP = ("llama-cpp-python==0.3.36", "gguf==0.19.0")
 
 
 def enter_venv():
@@ -98,6 +99,8 @@ def main():
     options = arguments(__doc__)
     enter_venv()
     subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES)
+    if options.llama_cpp:
+        subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", *LLAMA_CPP])
     if options.rust_peers:
         subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES / "rust-peers")
     # No bars and advice of transformers between our lines.

@@ -18,10 +18,15 @@ BATCH = 32
 CALIBRATION = 60
 # Which peers load which conversion.
 CONVERSIONS = {
-    "onnx": ("ONNX Runtime", "rten", "fastembed"),
+    "onnx": ("ONNX Runtime", "ONNX Runtime int8", "rten", "fastembed"),
+    "onnx_int8": ("ONNX Runtime int8",),
     "openvino": ("OpenVINO", "OpenVINO int8"),
-    "int8": ("OpenVINO int8",),
+    "openvino_int8": ("OpenVINO int8",),
+    "gguf_q8_0": ("llama.cpp",),
+    "gguf_q4_0": ("llama.cpp",),
 }
+ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "gguf": ".gguf"}
+
 
 
 class SelfAttention(torch.nn.Module):
@@ -64,7 +69,7 @@ class Files:
             home, source = case.model, self.encoder(case, work)
         for conversion, users in CONVERSIONS.items():
             if not set(users).isdisjoint(peers):
-                path = self.path(home, "model.onnx" if conversion == "onnx" else f"{conversion}.xml")
+                path = self.path(home, conversion + ENDINGS[conversion.split("_")[0]])
                 if not path.exists():
                     print(f"{home}: converting to {conversion}", file=sys.stderr, flush=True)
                     # Standard output is for the table.
@@ -147,7 +152,12 @@ class Files:
                 model = openvino.convert_model(module, example_input=inputs[0], input=list(inputs[0].shape))
         openvino.save_model(model, path, compress_to_fp16=False)
 
-    def to_int8(self, source, path):
+    def to_onnx_int8(self, source, path):
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(path.with_name("onnx.onnx"), path, weight_type=QuantType.QInt8, per_channel=True)
+
+    def to_openvino_int8(self, source, path):
         import nncf
         import openvino
 
@@ -155,6 +165,16 @@ class Files:
         samples = nncf.Dataset(calibration(source[0]))
         model = nncf.quantize(model, samples, subset_size=CALIBRATION, model_type=nncf.ModelType.TRANSFORMER)
         openvino.save_model(model, path, compress_to_fp16=False)
+
+    def to_gguf_q8_0(self, source, path):
+        import gguf_file
+
+        gguf_file.write(source[0], path, "Q8_0")
+
+    def to_gguf_q4_0(self, source, path):
+        import gguf_file
+
+        gguf_file.write(source[0], path, "Q4_0")
 
     @staticmethod
     def module(source, attention):

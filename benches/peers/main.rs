@@ -18,7 +18,7 @@ use std::io::{BufRead, Write};
 use std::time::Instant;
 
 use candle_attention::checkpoint::{Checkpoint, infer_config};
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, MultiHeadAttention};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Backend, ComputeType, MultiHeadAttention};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
@@ -49,19 +49,19 @@ fn main() -> Result<()> {
                 "ready".to_string()
             }
             ["layer", checkpoint, heads, input, dtype] => {
-                work = layer(&target, checkpoint, heads.parse()?, input, dtype_of(dtype)?)?;
+                work = layer(&target, checkpoint, heads.parse()?, input, dtype.parse()?)?;
                 "ready".to_string()
             }
             ["encoder", folder, input, dtype] => {
-                work = encoder(&target.device, folder, input, dtype_of(dtype)?)?;
+                work = encoder(&target.device, folder, input, dtype.parse()?)?;
                 "ready".to_string()
             }
             ["candle", folder, input, dtype] => {
-                work = candle_transformers(folder, input, dtype_of(dtype)?)?;
+                work = candle_transformers(folder, input, dtype.parse::<ComputeType>()?.dtype())?;
                 "ready".to_string()
             }
             ["sentences", folder, file, dtype] => {
-                work = sentences(folder, file, dtype_of(dtype)?)?;
+                work = sentences(folder, file, dtype.parse()?)?;
                 "ready".to_string()
             }
             ["run", times] => {
@@ -95,15 +95,6 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn dtype_of(name: &str) -> Result<DType> {
-    match name {
-        "f32" => Ok(DType::F32),
-        "bf16" => Ok(DType::BF16),
-        "f16" => Ok(DType::F16),
-        other => Err(format!("unknown dtype: {other}").into()),
-    }
-}
-
 /// The lengths of the sequences if the input is a ragged batch, one sequence stored after another.
 fn lengths_of(input: &Checkpoint) -> Result<Option<Vec<usize>>> {
     let lengths = input.contains("lengths").then(|| input.tensor("lengths", &CPU)).transpose()?;
@@ -111,13 +102,16 @@ fn lengths_of(input: &Checkpoint) -> Result<Option<Vec<usize>>> {
     Ok(lengths.map(|lengths| lengths.into_iter().map(|n| n as usize).collect()))
 }
 
-fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DType) -> Result<Work> {
+fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, compute: ComputeType) -> Result<Work> {
     let device = &target.device;
-    let source = Checkpoint::open(checkpoint)?.at("", dtype, device);
+    let source = Checkpoint::open(checkpoint)?.at("", compute, device);
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
-    let (xs, lengths, mask) =
-        (input.tensor("query", &CPU)?.to_dtype(dtype)?.to_device(device)?, lengths_of(&input)?, AttentionMask::full());
+    let (xs, lengths, mask) = (
+        input.tensor("query", &CPU)?.to_dtype(compute.dtype())?.to_device(device)?,
+        lengths_of(&input)?,
+        AttentionMask::full(),
+    );
     let mut options = AttentionOptions::default();
     options.backend = target.backend;
     Ok(Box::new(move || match &lengths {
@@ -126,9 +120,9 @@ fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, dtype: DT
     }))
 }
 
-fn encoder(device: &Device, folder: &str, input: &str, dtype: DType) -> Result<Work> {
+fn encoder(device: &Device, folder: &str, input: &str, compute: ComputeType) -> Result<Work> {
     let config = TextModelConfig::from_file(format!("{folder}/config.json"))?;
-    let model = TextModel::load(&config, Checkpoint::open(folder)?.at("", dtype, device))?;
+    let model = TextModel::load(&config, Checkpoint::open(folder)?.at("", compute, device))?;
     let input = Checkpoint::open(input)?;
     let ids = input.tensor("ids", &CPU)?.to_dtype(DType::U32)?;
     let (b, s) = ids.dims2()?;
@@ -147,8 +141,8 @@ fn candle_transformers(folder: &str, input: &str, dtype: DType) -> Result<Work> 
     Ok(Box::new(move || Ok(model.forward(&ids, &types, None)?)))
 }
 
-fn sentences(folder: &str, file: &str, dtype: DType) -> Result<Work> {
-    let encoder = SentenceEncoder::from_folder(folder, dtype, &CPU)?;
+fn sentences(folder: &str, file: &str, compute: ComputeType) -> Result<Work> {
+    let encoder = SentenceEncoder::from_folder(folder, compute, &CPU)?;
     let text = std::fs::read_to_string(file)?;
     Ok(Box::new(move || Ok(encoder.encode(&text.lines().collect::<Vec<_>>(), &EncodeOptions::default())?)))
 }

@@ -6,10 +6,12 @@ import time
 import numpy
 from safetensors.numpy import load_file
 
-from peers import INT8, OURS, REFERENCE, load, start
+from peers import OURS, OURS_F32, QUANTIZED, REFERENCE, load, start
 
 # Largest difference from PyTorch's f32 output allowed before anything is timed.
 AGREE = {"f32": 5e-5, "bf16": 2e-1}
+# The least mean cosine to it of our output from weights in few bits.
+AGREES_IN_FEW_BITS = 0.95
 # Seconds of rest before a turn, and of runs that are not counted in it.
 REST = 0.05
 WARM = 0.06
@@ -54,22 +56,28 @@ class Comparison:
         want = self.want(case)
         names = [OURS, *peers]
         work = self.files.work(case, dtype, self.threads, peers)
-        differences = {}
+        cosines = {}
         for name in names:
             load(self.side(name), name, work)
             got = self.output(case, self.side(name)).reshape(want.shape)
-            differences[name] = float(numpy.abs(got - want).max())
-            if name != INT8 and not differences[name] < AGREE[dtype]:
-                raise RuntimeError(f"{case.name}, {dtype}: {name} differs by {differences[name]}")
+            if dtype in QUANTIZED and name != OURS_F32:
+                cosines[name] = mean_cosine(got, want)
+                if name == OURS and not cosines[name] > AGREES_IN_FEW_BITS:
+                    raise RuntimeError(f"{case.name}, {dtype}: the mean cosine of {name} is {cosines[name]}")
+                continue
+            difference = float(numpy.abs(got - want).max())
+            if not difference < AGREE["f32" if name == OURS_F32 else dtype]:
+                raise RuntimeError(f"{case.name}, {dtype}: {name} differs by {difference}")
         times = self.turns(names, min(self.rounds, case.rounds or self.rounds))
         cells = {name: f"{statistics.median(seconds) * 1e3:.2f}" for name, seconds in times.items()}
-        exact = [name for name in peers if name != INT8]
-        if exact:
-            best = min(exact, key=lambda name: statistics.median(times[name]))
+        others = [name for name in peers if name != OURS_F32]
+        if others:
+            best = min(others, key=lambda name: statistics.median(times[name]))
             cells["ratio"] = ratio(times, best)
-        if INT8 in peers:
-            cells["to int8"] = ratio(times, INT8)
-            cells["int8 differs by"] = f"{differences[INT8]:.2g}"
+        if OURS_F32 in peers:
+            cells["to f32"] = ratio(times, OURS_F32)
+        if cosines:
+            cells["cosines"] = ", ".join(f"{cosine:.4f}" for cosine in cosines.values())
         return cells
 
     def turns(self, names, rounds):
@@ -86,6 +94,12 @@ class Comparison:
                 if turn:
                     times[name].append(seconds)
         return times
+
+
+def mean_cosine(got, want):
+    """Of the vectors along the last dimension."""
+    lengths = numpy.linalg.norm(got, axis=-1) * numpy.linalg.norm(want, axis=-1)
+    return float(((got * want).sum(-1) / lengths).mean())
 
 
 def ratio(times, peer):

@@ -7,7 +7,7 @@ from texts import Texts
 
 
 def load(work, peer):
-    model = openvino.Core().read_model(work["int8" if peer.endswith("int8") else "openvino"])
+    model = openvino.Core().read_model(work["openvino_int8" if peer.endswith("int8") else "openvino"])
     if work["kind"] == "sentences":
         texts = Texts(work)
         run = runner(work, model)
@@ -26,7 +26,8 @@ def load(work, peer):
 
 def runner(work, model):
     settings = {
-        "INFERENCE_PRECISION_HINT": work["dtype"],
+        # What is not quantized in an int8 model.
+        "INFERENCE_PRECISION_HINT": "f32" if work["dtype"] == "int8" else work["dtype"],
         "INFERENCE_NUM_THREADS": work["threads"],
         "NUM_STREAMS": "1",
         "PERFORMANCE_HINT": "LATENCY",

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from cases import all_cases
 from peers import PEERS, peers_of
+from table import DTYPES
 
 # What a run without them measures.
-DEFAULTS = {"only": None, "peers": None, "threads": [1, 2], "dtypes": ["f32", "bf16"], "rounds": 7}
+DEFAULTS = {"only": None, "peers": None, "threads": [1, 2], "dtypes": list(DTYPES), "rounds": 7}
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,18 +40,19 @@ def arguments(documentation):
     parser.add_argument("--only", type=pattern, metavar="REGEX", help="cases whose name it matches somewhere")
     parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="PEER", help=f"some of: {', '.join(PEERS)}")
     parser.add_argument("--threads", type=positive, nargs="+", help="default: 1 2")
-    parser.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], help="default: f32 bf16")
+    parser.add_argument("--dtypes", nargs="+", choices=DEFAULTS["dtypes"], help="default: all")
     parser.add_argument("--rounds", type=positive, help="turns per side (default: 7)")
     parser.add_argument("--rust-peers", action="store_true", help="also the peers of benches/rust-peers, built first")
+    parser.add_argument("--llama-cpp", action="store_true", help="also llama.cpp, built first by pip, which takes minutes")
     parser.add_argument("--memory", action="store_true", help="measure the peak of memory instead of time")
     parser.add_argument("--write", action="store_true", help="write a partial run too, merged row by row")
     options = parser.parse_args()
     if not (options.minilm / "model.safetensors").exists():
         parser.error(f"{options.minilm} holds no model.safetensors")
-    rust = [name for name, peer in PEERS.items() if peer.rust]
-    needing = [name for name in options.peers or [] if name in rust]
-    if needing and not options.rust_peers:
-        parser.error(f"{', '.join(needing)}: needs --rust-peers")
+    left_out = [name for name, peer in PEERS.items() if peer.option and not getattr(options, peer.option)]
+    for name in options.peers or []:
+        if name in left_out:
+            parser.error(f"{name}: needs --{PEERS[name].option.replace('_', '-')}")
     options.partial = any(getattr(options, name) is not None for name in DEFAULTS)
     for name, value in DEFAULTS.items():
         if getattr(options, name) is None:
@@ -60,7 +62,7 @@ def arguments(documentation):
     if not options.cases:
         examples = "'layer 1×128×768', 'BERT-base 1×32', 'texts'"
         parser.error(f"--only: no case's name matches {options.only.pattern!r}; these would: {examples}")
-    options.peers = options.peers or [name for name in PEERS if options.rust_peers or name not in rust]
+    options.peers = options.peers or [name for name in PEERS if name not in left_out]
     if not any(peers_of(case, dtype, options.peers) for case in options.cases for dtype in options.dtypes):
         parser.error("none of these peers runs any of these cases in these dtypes")
     return options

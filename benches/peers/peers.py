@@ -8,15 +8,18 @@ from sides import PROGRAM, RUST_PEERS, Side
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 OURS = "ours"
-INT8 = "OpenVINO int8"
+# Our side in f32, beside our side with weights in few bits.
+OURS_F32 = "ours f32"
+# Weights in few bits: outputs differ from those in f32, and are compared by a cosine.
+QUANTIZED = ("int8", "q8_0", "q4_0")
 
 
 @dataclass(frozen=True)
 class Peer:
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...] = ("f32",)
-    # Part of the program in ../rust-peers.
-    rust: bool = False
+    # The option of the command line that builds it from source, if it must be built.
+    option: str = ""
 
 
 BOTH = ("f32", "bf16")
@@ -27,11 +30,14 @@ PEERS = {
     "sentence-transformers": Peer(("sentences",), BOTH),
     "ONNX Runtime": Peer(("layer", "encoder", "sentences")),
     "OpenVINO": Peer(("layer", "encoder", "sentences"), BOTH),
-    INT8: Peer(("encoder", "sentences"), BOTH),
+    "OpenVINO int8": Peer(("encoder", "sentences"), ("int8",)),
+    "ONNX Runtime int8": Peer(("encoder", "sentences"), ("int8",)),
+    "llama.cpp": Peer(("sentences",), ("q8_0", "q4_0"), option="llama_cpp"),
+    OURS_F32: Peer(("encoder", "sentences"), QUANTIZED),
     "candle-transformers": Peer(("encoder",)),
-    "rten": Peer(("encoder",), rust=True),
-    "fastembed": Peer(("sentences",), rust=True),
-    "candding": Peer(("sentences",), rust=True),
+    "rten": Peer(("encoder",), option="rust_peers"),
+    "fastembed": Peer(("sentences",), option="rust_peers"),
+    "candding": Peer(("sentences",), option="rust_peers"),
 }
 # The peer of each kind whose f32 output is the expected one.
 REFERENCE = {"layer": "PyTorch", "encoder": "transformers", "sentences": "sentence-transformers"}
@@ -42,29 +48,29 @@ def peers_of(case, dtype, chosen):
     return [
         name
         for name, peer in PEERS.items()
-        if name in chosen and case.kind in peer.kinds and dtype in peer.dtypes and name not in case.without
+        if name in chosen and case.kind in peer.kinds and dtype in peer.dtypes and dtype in case.dtypes and name not in case.without
     ]
 
 
 def start(name, threads):
     """A process for a side, with as many threads as the others have, for the tokenizer too."""
     limits = {key: str(threads) for key in ("RAYON_NUM_THREADS", "CANDLE_NUM_THREADS")}
-    if name in (OURS, "candle-transformers"):
+    if name in (OURS, OURS_F32, "candle-transformers"):
         return Side(PROGRAM, **limits)
-    if PEERS[name].rust:
+    if PEERS[name].option == "rust_peers":
         return Side(RUST_PEERS, ORT_DYLIB_PATH=str(onnxruntime_library()), **limits)
     return Side(sys.executable, WORKER, name, **limits)
 
 
 def load(side, name, work):
     """Tells a side to load `work`, a description made by `Files.work`."""
-    if name == OURS:
+    if name in (OURS, OURS_F32):
         inputs = {
             "layer": ("weights", "heads", "input"),
             "encoder": ("folder", "input"),
             "sentences": ("folder", "texts"),
         }
-        words = (work["kind"], *(work[key] for key in inputs[work["kind"]]), work["dtype"])
+        words = (work["kind"], *(work[key] for key in inputs[work["kind"]]), "f32" if name == OURS_F32 else work["dtype"])
     elif name == "candle-transformers":
         words = ("candle", work["folder"], work["input"], work["dtype"])
     elif name == "rten":

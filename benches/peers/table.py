@@ -1,13 +1,16 @@
 """The tables of one processor: Markdown that is written, read again, and merged row by row."""
 
-from peers import OURS, PEERS
+from peers import OURS, PEERS, QUANTIZED
 
 KEYS = ("", "dtype", "threads")
-COLUMNS = [*KEYS, OURS, *PEERS, "ratio", "to int8", "int8 differs by"]
+DTYPES = ("f32", "bf16", *QUANTIZED)
+COLUMNS = [*KEYS, OURS, *PEERS, "ratio", "to f32", "cosines"]
 MEMORY = "## Peak resident memory"
-TIMES_LEGEND = """Median milliseconds of one run. Ratio: our time ÷ that of the best peer except int8, median over rounds.
-To int8: our time ÷ that of OpenVINO with int8 weights and activations (NNCF, {calibration} inputs; the rest in the row's dtype).
-Int8 differs by: the largest difference of its output from PyTorch's in f32. It is not held to a tolerance; the others are.
+TIMES_LEGEND = """Median milliseconds of one run. Ratio: our time ÷ that of the best peer in the row's dtype, median over rounds.
+Int8: weights and inputs of products are int8, all else f32. OpenVINO with ranges that NNCF measures on {calibration} inputs;
+ONNX Runtime's dynamic quantization, a scale per channel. q8_0 and q4_0: blocks of 32 of llama.cpp. To f32: our time ÷ our
+time in f32. Cosines: to PyTorch's output in f32, the mean over texts, or over tokens where there are no texts, of each side
+but ours in f32, in the order of the columns.
 The ragged layer: peers compute it padded. ModernBERT: two rounds, and only ours, transformers and OpenVINO, because a run on
 one thread takes tens of seconds or more."""
 MEMORY_LEGEND = """MiB. Each figure is of a process of its own: the model is loaded, the peak of resident memory is reset
@@ -70,7 +73,7 @@ def grid(rows, order):
 
     def place(key):
         name, dtype, threads = key
-        return (int(threads), dtype != "f32", order.index(name) if name in order else len(order))
+        return (int(threads), DTYPES.index(dtype), order.index(name) if name in order else len(order))
 
     for key in sorted(rows, key=place):
         cells = dict(zip(KEYS, key)) | rows[key]

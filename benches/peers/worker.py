@@ -17,10 +17,14 @@ def loader(peer):
         import openvino_peer
 
         return openvino_peer.load
-    if peer == "ONNX Runtime":
+    if peer.startswith("ONNX Runtime"):
         import onnx_peer
 
         return onnx_peer.load
+    if peer == "llama.cpp":
+        import llama_cpp_peer
+
+        return llama_cpp_peer.load
     import torch_peers
 
     return torch_peers.load

@@ -93,6 +93,19 @@ const PARTS: &[&str] = &[
     "bias",
     "masked_bias",
     "LayerNorm.weight",
+    // Beside the weights of quantized modules.
+    "scales",
+    "biases",
+    "qbiases",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "weight_packed",
+    "weight_shape",
+    "qweight",
+    "qzeros",
+    "g_idx",
+    "SCB",
 ];
 
 fn name(u: &mut Unstructured, known: &[Entry]) -> Result<String> {

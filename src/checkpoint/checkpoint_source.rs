@@ -90,7 +90,9 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        if let Some(format) = self.quantization(name).filter(|_| !self.device.is_cpu()) {
+        if !self.device.is_cpu()
+            && let Some(format) = self.quantization(name)
+        {
             let expected = "the CPU: other devices run f32, f16 or bf16";
             let found = format!("{:?}", self.device.location());
             return Err(Error::value(format!("the device of {format} weights"), found, expected));

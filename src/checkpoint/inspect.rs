@@ -104,10 +104,10 @@ impl Checkpoint {
                 Ok(Stored::Quantized(weight)) => Some(weight.describe()),
                 Err(_) => None,
             };
-            if let Some(dtype) = dtype {
-                if !dtypes.contains(&dtype) {
-                    dtypes.push(dtype);
-                }
+            if let Some(dtype) = dtype
+                && !dtypes.contains(&dtype)
+            {
+                dtypes.push(dtype);
             }
         }
         info.dtype = dtypes.join(", ");

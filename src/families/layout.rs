@@ -163,7 +163,7 @@ impl Layout {
     }
 
     /// The names of the weights of queries, keys, values and a gate, of those that a source holds.
-    pub(crate) fn input_weights(&self, holds: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    pub fn input_weights(&self, holds: impl Fn(&str) -> bool) -> Vec<&'static str> {
         let weights = match self.qkv {
             QkvNames::Split(qkv) => qkv.map(|linear| linear.weight).to_vec(),
             QkvNames::Fused(linear, _) => vec![linear.weight],

@@ -20,6 +20,8 @@ pub mod man;
 #[cfg(feature = "program")]
 pub mod prune;
 #[cfg(feature = "program")]
+pub mod quantize;
+#[cfg(feature = "program")]
 pub mod rerank;
 #[cfg(feature = "program")]
 pub mod search;

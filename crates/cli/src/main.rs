@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use candle_attention_cli::shared::Result;
 use candle_attention_cli::shared::program::{self, Command};
 use candle_attention_cli::{
-    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, rerank, search, train,
+    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search,
+    train,
 };
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -33,6 +34,7 @@ enum Commands {
     Attend(attend::Attend),
     AttentionMap(attention_map::AttentionMap),
     Prune(prune::Prune),
+    Quantize(quantize::Quantize),
     Train(train::Train),
     Completions(completions::Completions),
     Man(man::ManPages),
@@ -50,6 +52,7 @@ impl Command for Program {
             Commands::Attend(command) => command.run(),
             Commands::AttentionMap(command) => command.run(),
             Commands::Prune(command) => command.run(),
+            Commands::Quantize(command) => command.run(),
             Commands::Train(command) => command.run(),
             Commands::Completions(command) => command.run(Self::command()),
             Commands::Man(command) => command.run(Self::command()),

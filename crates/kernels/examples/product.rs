@@ -9,7 +9,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [rows, inputs, outputs] = SIZES;
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [format, times] = &arguments[..] else { return Err("expected a format and a number".into()) };
-    let formats = [WeightFormat::F32, WeightFormat::Bf16, WeightFormat::Int8, WeightFormat::Q8_0, WeightFormat::Q4_0];
+    let formats = {
+        use WeightFormat::*;
+        [F32, Bf16, F16, Int8, Q8_0, Q4_0]
+    };
     let format = formats.into_iter().find(|known| format!("{known:?}") == *format).ok_or("no such format")?;
 
     let values = |count: usize| -> Vec<f32> { (0..count).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect() };

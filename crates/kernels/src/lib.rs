@@ -36,11 +36,14 @@
 //! scores by one key block stays in the L1 cache. Blocks start at key 0 and have one size, so results do not depend on
 //! the batch.
 //!
+//! **Products with weights of 8 and 4 bits are exact sums of integers**, scaled once. So they have the same bits on all
+//! instruction sets: `int8` says how.
+//!
 //! **All kernels are compiled in this crate**, for each dtype and instruction set: [`Element`] is a closed set of
 //! types, and a function that is generic over it only selects one. So a caller compiles nothing of them again.
 //!
 //! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`,
-//! its `mask`, score tiles and `online_softmax`; and `packing` and `gemm` beside them.
+//! its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` and `int8` beside them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 

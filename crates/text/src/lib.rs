@@ -131,7 +131,7 @@ pub use {
     multi_vector::max_sim::max_sim,
     pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
     pruning::write::{PruneOptions, model_card, write_pruned, write_pruned_with},
-    quantized::{int8_weights, write_int8},
+    quantized::{int8_groups, int8_weights, load_int8, write_int8},
     sparse::SparseEncoder,
     sparse::vector::SparseVector,
     tasks::cross_encoder::{CrossEncoder, Ranked},

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{WrittenTensor, read_json, write_file, write_new_folder, write_tensors};
 use candle_attention::tensor::with_slices;
 use candle_attention::{Error, Quantization, Result};
@@ -19,8 +19,9 @@ use serde_json::{Value, json};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::model::config::TextModelConfig;
-use crate::model::text_model::TextModel;
+use crate::model::text_model::{TextModel, body};
 use crate::pruning::write::copy_others;
+use crate::sentence::SentenceEncoder;
 
 /// The full names of the weights of a model folder that [`write_int8`] can write in int8: those of the projections of
 /// blocks, and the word embeddings. They are in the order of the names.
@@ -46,6 +47,50 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     let asked = std::mem::take(&mut *asked.lock().unwrap_or_else(PoisonError::into_inner));
     let is_matrix = |name: &String| checkpoint.tensor_info(name).is_ok_and(|(_, shape)| shape.len() == 2);
     Ok(asked.into_iter().filter(|name| name.ends_with(WEIGHT) && is_matrix(name)).collect())
+}
+
+/// The [`int8_weights`] of a model folder in groups that are loaded as int8 only together: queries, keys, values and gate
+/// of a layer, and each other weight alone. They are in the order of the blocks, what is in none first.
+///
+/// # Errors
+/// Those of [`int8_weights`]; a model that has weights in few bits already.
+pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
+    let folder = folder.as_ref();
+    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    let stored = Checkpoint::open(&transformer)?.at("", DType::F32, &Device::Cpu);
+    let names = int8_weights(folder)?;
+    if let Some((name, format)) = names.iter().find_map(|name| Some((name, stored.quantization(name)?))) {
+        return Err(Error::file(folder, format!("weight `{name}` is in {format} already, expected a float dtype")));
+    }
+    let root = AnySource::new(&stored);
+    let body = body(&config, &root);
+    let source = body.as_ref().unwrap_or(&root);
+    let row = config.row_in(source);
+    let (mut blocks, mut together) = (Vec::new(), Vec::new());
+    for (index, place) in config.block_prefixes().iter().enumerate() {
+        let block = source.child(place);
+        blocks.push(block.full_name(""));
+        if !config.is_convolution(index) {
+            let layer = block.child(row.block.attention);
+            let inputs = detect(&layer)?.input_weights(|name| layer.contains(name));
+            together.push(inputs.into_iter().map(|name| layer.full_name(name)).collect::<Vec<String>>());
+        }
+    }
+    let block_of = |group: &Vec<String>| {
+        let is_in = |block: &String| group[0].strip_prefix(block).is_some_and(|rest| rest.starts_with('.'));
+        blocks.iter().position(is_in)
+    };
+    let mut groups: Vec<Vec<String>> = Vec::new();
+    for name in names {
+        if groups.iter().any(|group| group.contains(&name)) {
+            continue;
+        }
+        let group = together.iter().find(|group| group.contains(&name));
+        groups.push(group.cloned().unwrap_or_else(|| vec![name]));
+    }
+    groups.sort_by_key(block_of);
+    Ok(groups)
 }
 
 /// What the name of a weight ends with, after the name of its module.
@@ -75,6 +120,22 @@ pub fn write_int8(
     }
     write_new_folder(target.as_ref(), |new| write_into(folder, new, &chosen))?;
     Ok(chosen)
+}
+
+/// The sentence encoder that [`write_int8`] writes of a folder, without writing it.
+///
+/// # Errors
+/// The errors of [`SentenceEncoder::from_folder`]; a model with several transformers.
+pub fn load_int8(folder: impl AsRef<Path>, is_int8: impl Fn(&str) -> bool) -> Result<SentenceEncoder> {
+    let folder = folder.as_ref();
+    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let checkpoint = Checkpoint::open(&transformer)?;
+    let is_matrix = |name: &str| checkpoint.tensor_info(name).is_ok_and(|(_, shape)| shape.len() == 2);
+    let chosen = checkpoint.names().filter(|name| is_matrix(name) && is_int8(name)).map(str::to_string);
+    let chosen: BTreeSet<String> = chosen.collect();
+    let source = checkpoint.at("", DType::F32, &Device::Cpu);
+    let source = source.with_quantization(move |name| chosen.contains(name).then_some(Quantization::Int8));
+    SentenceEncoder::load(folder, source)
 }
 
 /// Writes the model into the folder `new`, which is empty.

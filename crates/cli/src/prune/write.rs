@@ -6,6 +6,7 @@ use std::path::Path;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::{PruneOptions, write_pruned_with};
 
+use super::super::shared::model::weight_bytes;
 use super::super::shared::output::folder_of;
 use super::super::shared::print::plain;
 use super::super::shared::{Result, about};
@@ -31,7 +32,7 @@ impl Written<'_> {
         std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
         write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&card))?;
         let (count, shown) = (heads.count(), plain(target.display()));
-        let [before, after] = [weights(folder)?, weights(target)?].map(|bytes| bytes as f64 / 1e6);
+        let [before, after] = [weight_bytes(folder)?, weight_bytes(target)?].map(|bytes| bytes as f64 / 1e6);
         match masked {
             true => writeln!(
                 out,
@@ -46,16 +47,4 @@ impl Written<'_> {
         }
         Ok(writeln!(out, "who can load it: {}", card::loaders(masked))?)
     }
-}
-
-/// The bytes of all weights of a model: of its transformer and of its other modules.
-fn weights(folder: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    // Deeper than a module there are copies of the model in other formats.
-    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
-        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
-            bytes += entry.metadata()?.len();
-        }
-    }
-    Ok(bytes)
 }

@@ -120,3 +120,16 @@ fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
         ));
     }
 }
+
+/// The bytes of all weights of a model: of its transformer and of its other modules.
+#[cfg(feature = "program")]
+pub fn weight_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    // Deeper than a module there are copies of the model in other formats.
+    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+            bytes += entry.metadata()?.len();
+        }
+    }
+    Ok(bytes)
+}

@@ -28,6 +28,16 @@ fn inspect_lists_the_attention_layers() {
     fails(program("inspect").arg("/no/such/folder"), "/no/such/folder: No such file");
 }
 
+/// Quantized layers are listed by their format, and checked by their stored numbers.
+#[test]
+fn inspect_names_quantized_formats() {
+    let said = succeeds(program("inspect").arg(fixture("quantized/awq.safetensors")).arg("--check"));
+    assert!(said.contains("layer  candle-attention  AWQ, 4 bits in groups of 16  8192 parameters"), "{said}");
+    // Its zero points are not known without a config.json.
+    let said = succeeds(program("inspect").arg(fixture("quantized/gptq.safetensors")));
+    assert!(said.contains("GPTQ") && said.contains("no config.json with a `quantization_config`"), "{said}");
+}
+
 /// Names of a file that would set the title of a terminal or turn the direction of writing.
 #[test]
 fn inspect_prints_names_as_text() {

@@ -14,6 +14,7 @@ mod inspect_program;
 mod models;
 mod programs;
 mod prune_program;
+mod quantize_program;
 mod retrieval_programs;
 mod search;
 mod train_arguments;

@@ -98,4 +98,25 @@ unsafe impl Int8Vectors for Avx2Int8 {
             nibbles.map(|nibbles| Weights { signed: nibbles, magnitudes: nibbles })
         }
     }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m256) {
+        // SAFETY: the caller's promise; `self` proves that the processor has AVX2.
+        unsafe { store_low_bytes(to, lanes) }
+    }
+}
+
+/// Stores the lowest byte of each lane.
+///
+/// # Safety
+/// 8 bytes can be written, and the processor has AVX2.
+#[inline(always)]
+pub(super) unsafe fn store_low_bytes(to: *mut i8, lanes: __m256) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // In each half of the register the four lowest bytes come first.
+        let first = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+        let bytes = _mm256_shuffle_epi8(_mm256_castps_si256(lanes), first);
+        let halves = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+        _mm_storel_epi64(to.cast(), halves);
+    }
 }

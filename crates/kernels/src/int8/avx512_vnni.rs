@@ -74,4 +74,9 @@ unsafe impl Int8Vectors for Avx512Vnni {
             [_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), low)]
         }
     }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m512) {
+        // SAFETY: the caller promises room for 16 bytes; `self` proves that the processor has AVX-512F.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes))) }
+    }
 }

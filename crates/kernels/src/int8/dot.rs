@@ -1,6 +1,6 @@
 //! Products of 8-bit integers: what an instruction set implements.
 
-use crate::isa::simd::Simd;
+use crate::isa::simd::{MAX_LANES, Simd};
 
 /// Rows of inputs that were rounded to int8.
 #[derive(Clone, Copy)]
@@ -47,6 +47,30 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
         a: InputRows,
         panel: *const u8,
     ) -> [[<Self::S as Simd>::V; VECTORS]; ROWS];
+
+    /// Stores the lowest byte of the bits of each lane.
+    ///
+    /// # Safety
+    /// `S::LANES` bytes can be written.
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <Self::S as Simd>::V) {
+        // SAFETY: the caller's promise.
+        unsafe { store_low_bytes(self.simd(), to, lanes) }
+    }
+}
+
+/// [`Int8Dot::store_low_bytes`] one by one.
+///
+/// # Safety
+/// `S::LANES` bytes can be written.
+#[inline(always)]
+unsafe fn store_low_bytes<S: Simd>(s: S, to: *mut i8, lanes: S::V) {
+    let mut values = [0.0; MAX_LANES];
+    s.store_slice(&mut values, lanes);
+    for (i, value) in values.into_iter().take(S::LANES).enumerate() {
+        // SAFETY: `i < S::LANES`.
+        unsafe { *to.add(i) = value.to_bits() as i8 };
+    }
 }
 
 /// Instructions that multiply four neighboring inputs with as many weights of each output of a vector.
@@ -80,6 +104,15 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     /// # Safety
     /// `4 · S::LANES` bytes can be read.
     unsafe fn load_nibbles(self, from: *const u8) -> [Self::Weights; 2];
+    /// [`Int8Dot::store_low_bytes`].
+    ///
+    /// # Safety
+    /// `S::LANES` bytes can be written.
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <Self::S as Simd>::V) {
+        // SAFETY: the caller's promise.
+        unsafe { store_low_bytes(self.simd(), to, lanes) }
+    }
 }
 
 /// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
@@ -96,6 +129,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     #[inline(always)]
     fn simd(self) -> D::S {
         Int8Vectors::simd(self)
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <D::S as Simd>::V) {
+        // SAFETY: the caller's promise.
+        unsafe { Int8Vectors::store_low_bytes(self, to, lanes) }
     }
 
     #[inline(always)]
@@ -143,7 +182,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
                     }
                 }
             }
-            sums.map(|sums| sums.map(|sum| self.to_f32(sum)))
+            // Loops, because `array::map` is not always inlined.
+            let mut results = [[Int8Vectors::simd(self).splat(0.0); VECTORS]; ROWS];
+            for (results, sums) in results.iter_mut().zip(sums) {
+                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = self.to_f32(sum));
+            }
+            results
         }
     }
 }

@@ -69,8 +69,8 @@ impl WeightFormat {
 
     /// Checks that rows can have `width` inputs.
     pub(crate) fn check_width(self, width: usize) -> Result<()> {
-        // Sums of so many products of 8-bit integers fit into i32.
-        const MAX_INPUTS: usize = i32::MAX as usize / (127 * 127);
+        // Sums of so many products of 8-bit integers fit into i32, and sums of so many inputs are exact in f32.
+        const MAX_INPUTS: usize = 1 << 17;
         match self {
             Self::Int8 if width > MAX_INPUTS => {
                 Err(Error::value("the number of input features", width, format!("at most {MAX_INPUTS} for int8")))
@@ -93,10 +93,7 @@ impl WeightFormat {
         }
         if self == Self::Int8 {
             scales[0] = int8_scale(largest(row));
-            values
-                .iter_mut()
-                .zip(row)
-                .for_each(|(value, weight)| *value = (weight / scales[0]).round_ties_even() as i8);
+            values.iter_mut().zip(row).for_each(|(value, weight)| *value = round_to_int8(weight / scales[0]));
             return Ok(());
         }
         let blocks = row.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
@@ -134,28 +131,41 @@ fn int8_scale(largest: f32) -> f32 {
     f32::from_bits(bits.next_multiple_of(1 << LOW_BITS))
 }
 
-/// `magnitude / divisor` if that is an f16.
-fn f16_quotient(magnitude: f32, divisor: f32) -> Option<f32> {
-    let scale = f16::from_f32(magnitude / divisor).to_f32();
-    (scale * divisor == magnitude && scale.is_finite()).then_some(scale)
+/// `value / divisor` if that is an f16, and so the scale of a block whose largest value is `divisor` times the scale.
+fn f16_quotient(value: f32, divisor: i8) -> Option<f32> {
+    // Most divisors are excluded by integers: `value` is an odd number times a power of two, and so is the divisor, whose
+    // odd number divides the other one.
+    let odd = |bits: u32| bits >> bits.trailing_zeros();
+    let (fraction, exponent) = (value.to_bits() & 0x007f_ffff, value.to_bits() >> 23 & 0xff);
+    let significand = odd(if exponent == 0 { fraction } else { fraction | 0x0080_0000 });
+    if !significand.is_multiple_of(odd(divisor.unsigned_abs().into())) {
+        return None;
+    }
+    let scale = f16::from_f32(value / f32::from(divisor)).to_f32();
+    (scale * f32::from(divisor) == value && scale.is_finite()).then_some(scale)
 }
 
-/// Writes `block / scale` to `values` if these are integers in the range.
-fn exact_values(block: &[f32; BLOCK], scale: f32, range: [f32; 2], values: &mut [i8; BLOCK]) -> Option<f32> {
+/// The nearest integer, ties to even, for magnitudes up to 128. `f32::round_ties_even` is a call where the processor
+/// may lack the instruction.
+fn round_to_int8(x: f32) -> i8 {
+    // Adding 1.5 · 2^23 leaves the integer in the low bits.
+    (x + 12_582_912.0).to_bits() as i8
+}
+
+/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128.
+fn exact_values(block: &[f32; BLOCK], scale: f32, range: [i8; 2], values: &mut [i8; BLOCK]) -> Option<f32> {
     for (value, weight) in values.iter_mut().zip(block) {
-        let quotient = (weight / scale).round_ties_even();
-        // An integer of 8 bits times an f16 is exact in f32.
-        if quotient * scale != *weight || !(range[0]..=range[1]).contains(&quotient) {
+        *value = round_to_int8(weight / scale);
+        // An integer of 8 bits times an f16 is exact in f32. 128 has become -128.
+        if f32::from(*value) * scale != *weight || !(range[0]..=range[1]).contains(value) {
             return None;
         }
-        *value = quotient as i8;
     }
     Some(scale)
 }
 
 /// The scale with which Q8_0 holds a block exactly.
 fn exact_q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
-    const RANGE: [f32; 2] = [-128.0, 127.0];
     // A product of an f16 and such an integer has at most 18 significant bits.
     const LOW_BITS: u32 = (1 << 6) - 1;
     let largest = largest(block);
@@ -166,22 +176,21 @@ fn exact_q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
         return None;
     }
     // 127 first: a block that was quantized has it. Only -128 can be the largest otherwise.
-    let scales = (1..=127u8).rev().filter_map(|divisor| f16_quotient(largest, f32::from(divisor)));
-    let scales = scales.chain(f16_quotient(signed_largest(block), -128.0));
-    scales.into_iter().find_map(|scale| exact_values(block, scale, RANGE, values))
+    let scales = (1..=127).rev().filter_map(|divisor| f16_quotient(largest, divisor));
+    let scales = scales.chain(f16_quotient(signed_largest(block), -128));
+    scales.into_iter().find_map(|scale| exact_values(block, scale, [-128, 127], values))
 }
 
 /// The scale with which Q4_0 holds a block exactly.
 fn exact_q4_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> Option<f32> {
-    const RANGE: [f32; 2] = [-8.0, 7.0];
     let largest = signed_largest(block);
     if largest == 0.0 {
         return Some(0.0);
     }
     // -8 first: a block that was quantized has it.
-    let divisors = [-8.0, 7.0, -7.0, 6.0, -6.0, 5.0, -5.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.0, -1.0];
+    let divisors = [-8, 7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1];
     let scales = divisors.into_iter().filter_map(|divisor| f16_quotient(largest, divisor));
-    scales.into_iter().find_map(|d| exact_values(block, d, RANGE, values))
+    scales.into_iter().find_map(|scale| exact_values(block, scale, [-8, 7], values))
 }
 
 /// The first value of the largest magnitude.
@@ -193,7 +202,13 @@ fn signed_largest(block: &[f32]) -> f32 {
 fn q8_0(block: &[f32; BLOCK], values: &mut [i8; BLOCK]) -> f32 {
     let scale = largest(block) / MAX_INT8;
     let inverse = inverse(scale);
-    values.iter_mut().zip(block).for_each(|(value, weight)| *value = (weight * inverse).round() as i8);
+    for (value, weight) in values.iter_mut().zip(block) {
+        // Ties away from zero.
+        let quotient = weight * inverse;
+        let whole = quotient as i32;
+        let fraction = quotient - whole as f32;
+        *value = (whole + i32::from(fraction >= 0.5) - i32::from(fraction <= -0.5)) as i8;
+    }
     f16::from_f32(scale).to_f32()
 }
 

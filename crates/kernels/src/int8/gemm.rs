@@ -113,7 +113,7 @@ struct QuantizeInputs<'a> {
 
 impl Int8Kernel for QuantizeInputs<'_> {
     #[inline(always)]
-    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, _: D) {
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
         let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
         let k = self.from.len() / self.rows;
         for row in 0..self.rows {
@@ -122,13 +122,13 @@ impl Int8Kernel for QuantizeInputs<'_> {
             // Sums wrap around, so what they start with may, too.
             let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
             if format == WeightFormat::Int8 {
-                let (scale, sum) = quantize(from, values);
+                let (scale, sum) = quantize(dot, from, values);
                 (scales[0], starts[0]) = (scale, start(sum));
                 continue;
             }
             let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
             for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
-                let (scale, sum) = quantize(from, values);
+                let (scale, sum) = quantize(dot, from, values);
                 (*to_scale, *to_start) = (scale, start(sum));
             }
         }

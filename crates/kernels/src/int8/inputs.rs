@@ -1,11 +1,11 @@
 //! Inputs of a product, rounded to int8.
 
+use super::dot::Int8Dot;
 use super::encode::MAX_INT8;
+use crate::isa::simd::{MAX_LANES, Simd};
 
-/// Values that are rounded together. The compiler makes vectors of them, for the instruction set of the kernel around.
-const CHUNK: usize = 16;
-
-/// Adding 1.5 · 2^23 leaves the nearest integer in the low bits, ties to even, for magnitudes below 2^22.
+/// Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, which is then in the low bits: for magnitudes below
+/// 2^22.
 const MAGIC: f32 = 12_582_912.0;
 
 /// Rounds inputs that share a scale to integers from -127 to 127, and fills the rest of `to` with zeros. Returns the
@@ -14,47 +14,61 @@ const MAGIC: f32 = 12_582_912.0;
 /// The scale is NaN if an input is not finite, so that everything that depends on it becomes NaN. It is at least the
 /// smallest normal number, so inputs far below that are 0; and 0 if all inputs are.
 #[inline(always)]
-pub(super) fn quantize(from: &[f32], to: &mut [i8]) -> (f32, i32) {
-    let largest = largest_magnitude(from);
+pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32, i32) {
+    let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
     padding.fill(0);
-    if !largest.is_finite() || largest == 0.0 {
+    let scale = match largest_magnitude(s, from) {
+        Some(0.0) => 0.0,
+        Some(largest) => (largest / MAX_INT8).max(f32::MIN_POSITIVE),
+        None => f32::NAN,
+    };
+    if !(scale > 0.0) {
         to.fill(0);
-        return (if largest == 0.0 { 0.0 } else { f32::NAN }, 0);
+        return (scale, 0);
     }
-    let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
-    let inverse = 1.0 / scale;
-    let round = |x: f32| (x * inverse + MAGIC).to_bits().cast_signed().wrapping_sub(MAGIC.to_bits().cast_signed());
-    let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<CHUNK>(), to.as_chunks_mut::<CHUNK>());
-    let mut sums = [0i32; CHUNK];
-    for (from, to) in from.iter().zip(to) {
-        for i in 0..CHUNK {
-            let rounded = round(from[i]);
-            to[i] = rounded as i8;
-            sums[i] += rounded;
-        }
+    let (inverse, magic) = (s.splat(1.0 / scale), s.splat(MAGIC));
+    // Not fused, so that all instruction sets give the same bits.
+    let round = |x: &[f32]| s.add(s.mul(s.load_slice(x), inverse), magic);
+    let (whole, rest) = from.split_at(from.len() / D::S::LANES * D::S::LANES);
+    let (to, to_rest) = to.split_at_mut(whole.len());
+    // Sums of integers below 2^24, which are exact in f32.
+    let mut sums = s.splat(0.0);
+    for (x, to) in whole.chunks_exact(D::S::LANES).zip(to.chunks_exact_mut(D::S::LANES)) {
+        let rounded = round(x);
+        sums = s.add(sums, s.sub(rounded, magic));
+        // SAFETY: the chunk has `LANES` bytes.
+        unsafe { dot.store_low_bytes(to.as_mut_ptr(), rounded) };
     }
-    let mut sum = sums.into_iter().sum();
-    for (x, to) in from_rest.iter().zip(to_rest) {
-        let rounded = round(*x);
-        *to = rounded as i8;
-        sum += rounded;
+    if !rest.is_empty() {
+        let (mut x, mut bytes) = ([0.0; MAX_LANES], [0; MAX_LANES]);
+        x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
+        let rounded = round(&x);
+        sums = s.add(sums, s.sub(rounded, magic));
+        // SAFETY: there are `MAX_LANES` bytes.
+        unsafe { dot.store_low_bytes(bytes.as_mut_ptr(), rounded) };
+        to_rest.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
     }
-    (scale, sum)
+    (scale, s.reduce_add(sums) as i32)
 }
 
-/// The largest magnitude; NaN if there is one. Without their sign, the bits of floating-point numbers are ordered as the
-/// numbers are, with infinity above them and NaN at the end.
+/// The largest magnitude; `None` if a value is not finite.
 #[inline(always)]
-fn largest_magnitude(values: &[f32]) -> f32 {
-    let magnitude = |x: f32| (x.to_bits() & 0x7fff_ffff).cast_signed();
-    let (chunks, rest) = values.as_chunks::<CHUNK>();
-    let mut largest = [0i32; CHUNK];
-    for chunk in chunks {
-        for i in 0..CHUNK {
-            largest[i] = largest[i].max(magnitude(chunk[i]));
-        }
+fn largest_magnitude<S: Simd>(s: S, values: &[f32]) -> Option<f32> {
+    let (zero, mut largest, mut zeros) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
+    let mut add = |x: &[f32]| {
+        let x = s.load_slice(x);
+        largest = s.max(s.max(x, s.sub(zero, x)), largest);
+        // NaN if `x` is not finite.
+        zeros = s.add(zeros, s.sub(x, x));
+    };
+    let chunks = values.chunks_exact(S::LANES);
+    let rest = chunks.remainder();
+    chunks.for_each(&mut add);
+    if !rest.is_empty() {
+        let mut x = [0.0; MAX_LANES];
+        x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
+        add(&x);
     }
-    let largest = largest.into_iter().chain(rest.iter().map(|x| magnitude(*x))).max();
-    f32::from_bits(largest.unwrap_or(0).cast_unsigned())
+    (s.reduce_add(zeros) == 0.0).then(|| s.reduce_max(largest))
 }

@@ -90,13 +90,14 @@ unsafe impl Int8Dot for NeonDotprod {
             };
             // The weights of two steps.
             let two = |row: usize| -> [[int8x16_t; VECTORS]; 2] {
-                match NIBBLES {
-                    true => {
-                        let nibbles = weights(row / 2).map(nibbles);
-                        [nibbles.map(|nibbles| nibbles[0]), nibbles.map(|nibbles| nibbles[1])]
-                    }
-                    false => [weights(row), weights(row + 1)],
+                if !NIBBLES {
+                    return [weights(row), weights(row + 1)];
                 }
+                let mut two = [weights(row / 2); 2];
+                for v in 0..VECTORS {
+                    [two[0][v], two[1][v]] = nibbles(two[0][v]);
+                }
+                two
             };
             let whole = steps / STEPS * STEPS;
             for step in (0..whole).step_by(STEPS) {
@@ -115,7 +116,12 @@ unsafe impl Int8Dot for NeonDotprod {
                 let weights = if NIBBLES { two(step)[step % 2] } else { weights(step) };
                 self.step::<ROWS, VECTORS, 0>(&mut sums, weights, x);
             }
-            sums.map(|sums| sums.map(|sum| vcvtq_f32_s32(sum)))
+            // Loops here and above, because `array::map` is not always inlined.
+            let mut results = [[vdupq_n_f32(0.0); VECTORS]; ROWS];
+            for (results, sums) in results.iter_mut().zip(sums) {
+                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = vcvtq_f32_s32(sum));
+            }
+            results
         }
     }
 }

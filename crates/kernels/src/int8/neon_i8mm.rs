@@ -86,22 +86,30 @@ unsafe impl Int8Dot for NeonBf16 {
             };
             if NIBBLES {
                 for row in 0..steps / 2 {
-                    let weights: [_; VECTORS] = std::array::from_fn(|v| from(row, v).map(nibbles));
-                    multiply(2 * row, weights.map(|weights| weights.map(|nibbles| nibbles[0])));
-                    multiply(2 * row + 1, weights.map(|weights| weights.map(|nibbles| nibbles[1])));
+                    let mut two = [[[vdupq_n_s8(0); 2]; VECTORS]; 2];
+                    for v in 0..VECTORS {
+                        let [left, right] = from(row, v);
+                        [two[0][v][0], two[1][v][0]] = nibbles(left);
+                        [two[0][v][1], two[1][v][1]] = nibbles(right);
+                    }
+                    multiply(2 * row, two[0]);
+                    multiply(2 * row + 1, two[1]);
                 }
             } else {
                 for step in 0..steps {
                     multiply(step, std::array::from_fn(|v| from(step, v)));
                 }
             }
-            std::array::from_fn(|r| {
-                sums[r / 2 * 2].map(|two| {
-                    let [left, right] = two.map(|sums| vreinterpretq_s64_s32(sums));
+            // Loops here and above, because `array::map` is not always inlined.
+            let mut results = [[vdupq_n_f32(0.0); VECTORS]; ROWS];
+            for (r, results) in results.iter_mut().enumerate() {
+                for (result, [left, right]) in results.iter_mut().zip(sums[r / 2 * 2]) {
+                    let (left, right) = (vreinterpretq_s64_s32(left), vreinterpretq_s64_s32(right));
                     let row = if r % 2 == 0 { vzip1q_s64(left, right) } else { vzip2q_s64(left, right) };
-                    vcvtq_f32_s32(vreinterpretq_s32_s64(row))
-                })
-            })
+                    *result = vcvtq_f32_s32(vreinterpretq_s32_s64(row));
+                }
+            }
+            results
         }
     }
 }

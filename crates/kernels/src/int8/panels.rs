@@ -57,26 +57,28 @@ impl PanelLayout {
         self.width * inputs / if self.is_nibbles() { 2 } else { 1 }
     }
 
-    /// The byte of a weight, and by how many bits it is shifted there.
+    /// The first byte of a step of an output feature, and by how many bits its weights are shifted there.
     #[inline(always)]
-    fn place(self, input: usize, column: usize) -> (usize, u32) {
-        let (step, within) = (input / self.step, input % self.step);
+    fn place(self, step: usize, column: usize) -> (usize, u32) {
         let (row, shift) = if self.is_nibbles() { (step / 2, 4 * (step as u32 % 2)) } else { (step, 0) };
-        ((row * self.width + column) * self.step + within, shift)
+        ((row * self.width + column) * self.step, shift)
     }
 
     /// Writes the integers of an output feature into its panel, which was all zeros there.
     pub fn write(self, panel: &mut [u8], column: usize, values: &[i8]) {
-        for (input, value) in values.iter().enumerate() {
-            let (at, shift) = self.place(input, column);
-            panel[at] |= value.cast_unsigned().wrapping_add(self.offset) << shift
-                & if self.is_nibbles() { 0xf << shift } else { 0xff };
+        let mask = if self.is_nibbles() { 0xf } else { 0xff };
+        for (step, values) in values.chunks(self.step).enumerate() {
+            let (at, shift) = self.place(step, column);
+            for (to, value) in panel[at..].iter_mut().zip(values) {
+                *to |= (value.cast_unsigned().wrapping_add(self.offset) & mask) << shift;
+            }
         }
     }
 
     /// The integer of one weight.
     pub fn read(self, panel: &[u8], column: usize, input: usize) -> i8 {
-        let (at, shift) = self.place(input, column);
+        let (at, shift) = self.place(input / self.step, column);
+        let at = at + input % self.step;
         let value = match self.is_nibbles() {
             // A signed nibble is extended by its sign.
             true if self.offset == 0 => return (panel[at] >> shift << 4).cast_signed() >> 4,

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2;
 use super::dot::Int8Vectors;
 use crate::isa::avx2::Avx2;
 use crate::isa::kernel::Int8Kernel;
@@ -91,5 +92,10 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
             let (bytes, low) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(0x0f));
             [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
         }
+    }
+    #[inline(always)]
+    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m256) {
+        // SAFETY: the caller's promise; `self` proves that the processor has AVX2.
+        unsafe { avx2::store_low_bytes(to, lanes) }
     }
 }

@@ -105,7 +105,7 @@ macro_rules! isas {
             }
 
             /// Whether there are instructions that multiply f16 pairs.
-            pub fn has_f16_dot(self) -> bool {
+            pub(crate) fn has_f16_dot(self) -> bool {
                 match self.0 {
                     $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_F16_DOT,)+
                 }

@@ -1,0 +1,123 @@
+//! Writes a sentence encoder in int8, but for the projections that lose too much by it on the user's texts.
+
+mod measure;
+mod report;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use candle_attention_text::{SentenceEncoder, int8_groups, write_int8};
+use candle_core::{DType, Device};
+use clap::Parser;
+use measure::Judge;
+use report::Report;
+
+use super::shared::model::{Batches, check_weights, locate, weight_bytes};
+use super::shared::output::{check_new_folder, folder_of, is_inside};
+use super::shared::program::Command;
+use super::shared::{Result, about, print, read};
+
+/// Measure on your texts what a sentence encoder loses in int8, and write it in int8.
+///
+/// Every second text measures the loss of each projection alone and chooses which are int8: all of them, or if that
+/// loses more than --max-loss, all but the fewest that lose most, which stay as they are stored. Queries, keys and
+/// values of a layer are one projection. The other texts measure the model that comes out. A loss is 1 minus the cosine
+/// between a text's embeddings in int8 and in f32, on average.
+///
+/// Every command loads the written folder as it is, in int8 on the CPU. vLLM and transformers read its format too:
+/// compressed-tensors.
+#[derive(Parser)]
+#[command(
+    name = "quantize",
+    after_help = "Examples:
+  candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --output int8
+  candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --max-loss 0.01 --json"
+)]
+pub struct Quantize {
+    /// A model folder as sentence-transformers or transformers saves it, or in a build with `--features hub` the id of a
+    /// model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
+    #[arg(value_name = "FOLDER|ID")]
+    model: String,
+    /// The branch, tag or commit of a hub model [default: main]
+    #[arg(long)]
+    revision: Option<String>,
+    /// A file of texts like those that you encode, one per line; `-` is standard input; blank lines are skipped
+    #[arg(long)]
+    file: PathBuf,
+    /// Write the model to this folder, which must not exist [default: no model is written]
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+    /// The most that the model may lose
+    #[arg(long, default_value_t = 0.005)]
+    max_loss: f64,
+    /// Read at most this many texts
+    #[arg(long, default_value_t = 400)]
+    limit: usize,
+    /// The name of the model's prompt to put before each text [default: the model's own default]
+    #[arg(long)]
+    prompt_name: Option<String>,
+    #[command(flatten)]
+    batches: Batches,
+    /// Print one JSON object [default: a table]
+    #[arg(long)]
+    json: bool,
+}
+
+impl Command for Quantize {
+    fn run(self) -> Result<()> {
+        // Not a number is refused too.
+        if !(0.0..=1.0).contains(&self.max_loss) {
+            return Err(format!("--max-loss is {}, expected 0 to 1", self.max_loss).into());
+        }
+        self.output.as_deref().map_or(Ok(()), check_new_folder)?;
+        let texts = self.texts()?;
+        let folder = locate(&self.model, self.revision.as_deref())?;
+        if let Some(output) = self.output.as_deref().filter(|output| is_inside(output, &folder)) {
+            let reason = format!("cannot be written into {}, the model that is quantized", folder.display());
+            return Err(about(output, &reason).into());
+        }
+        let whole = SentenceEncoder::from_folder(&folder, DType::F32, &Device::Cpu)?;
+        check_weights(&folder)?;
+        let groups = int8_groups(&folder)?;
+
+        let half = |first: usize| texts.iter().skip(first).step_by(2).map(String::as_str).collect::<Vec<_>>();
+        let (choosing, judging) = (half(0), half(1));
+        let options = self.batches.options(self.prompt_name.as_deref());
+        let judge = Judge::new(&folder, &whole, &choosing, options)?;
+        let mut projections = measure::alone(&judge, groups)?;
+        measure::keep(&judge, &mut projections, self.max_loss)?;
+        let judge = Judge::new(&folder, &whole, &judging, options)?;
+        let is_int8 = |name: &str| !projections.iter().any(|projection| projection.kept && projection.holds(name));
+        let cosines = judge.cosines(is_int8)?;
+
+        let mut report =
+            Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
+        if let Some(output) = &self.output {
+            let around = folder_of(output);
+            std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
+            write_int8(&folder, output, is_int8)?;
+            report.written(output, [weight_bytes(&folder)?, weight_bytes(output)?]);
+        }
+        let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
+        if self.json {
+            print::json(&mut out, &report)?
+        } else {
+            report.print(&mut out)?
+        }
+        Ok(out.flush()?)
+    }
+}
+
+impl Quantize {
+    fn texts(&self) -> Result<Vec<String>> {
+        if self.limit < 2 {
+            return Err(format!("--limit is {}, expected at least 2 texts", self.limit).into());
+        }
+        let mut texts = read::texts(&self.file, "text")?;
+        texts.truncate(self.limit);
+        match texts.len() {
+            1 => Err(about(&self.file, &"1 text, expected at least 2").into()),
+            _ => Ok(texts),
+        }
+    }
+}

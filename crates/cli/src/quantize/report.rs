@@ -1,0 +1,119 @@
+//! What was measured and written, as a table or as JSON.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::super::shared::Result;
+use super::super::shared::print::{count, plain};
+use super::measure::{Projection, mean};
+
+/// All figures. A loss is 1 minus a mean cosine.
+#[derive(Serialize)]
+pub struct Report<'a> {
+    model: &'a str,
+    max_loss: f64,
+    projections: Vec<Row<'a>>,
+    /// The number of texts that chose the projections.
+    choosing_texts: usize,
+    /// The number of texts that the cosines are of.
+    judging_texts: usize,
+    mean_cosine: f64,
+    least_cosine: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written: Option<Written>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    weights: &'a [String],
+    loss: f64,
+    kept: bool,
+}
+
+#[derive(Serialize)]
+struct Written {
+    folder: String,
+    bytes_before: u64,
+    bytes_after: u64,
+}
+
+impl<'a> Report<'a> {
+    /// `texts`: how many chose the projections, and how many `cosines` are of.
+    pub fn new(
+        model: &'a str,
+        max_loss: f64,
+        projections: &'a [Projection],
+        [choosing_texts, judging_texts]: [usize; 2],
+        cosines: &[f64],
+    ) -> Self {
+        let row = |projection: &'a Projection| {
+            let Projection { names, loss, kept } = projection;
+            Row { weights: names, loss: *loss, kept: *kept }
+        };
+        Self {
+            model,
+            max_loss,
+            projections: projections.iter().map(row).collect(),
+            choosing_texts,
+            judging_texts,
+            mean_cosine: mean(cosines),
+            least_cosine: cosines.iter().copied().fold(1.0, f64::min),
+            written: None,
+        }
+    }
+
+    /// Adds the folder that was written, and the bytes of weights before and after.
+    pub fn written(&mut self, folder: &Path, [bytes_before, bytes_after]: [u64; 2]) {
+        self.written = Some(Written { folder: folder.display().to_string(), bytes_before, bytes_after });
+    }
+
+    pub fn print(&self, out: &mut impl Write) -> Result<()> {
+        let names: Vec<String> = self.projections.iter().map(|row| plain(module(row.weights))).collect();
+        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        writeln!(out, "{:<width$} {:>9}", "projection, alone in int8", "loss")?;
+        for (name, row) in names.iter().zip(&self.projections) {
+            let kept = if row.kept { "  kept" } else { "" };
+            writeln!(out, "{name:<width$} {:>9.2e}{kept}", row.loss)?;
+        }
+        let (all, kept) = (self.projections.len(), self.projections.iter().filter(|row| row.kept).count());
+        let others = count(self.judging_texts, "other text");
+        writeln!(
+            out,
+            "\n{} of {all} projections in int8: cosine to f32 {:.5} on average, {:.5} at least, on {others}",
+            all - kept,
+            self.mean_cosine,
+            self.least_cosine
+        )?;
+        if let Some(Written { folder, bytes_before, bytes_after }) = &self.written {
+            let [before, after] = [*bytes_before, *bytes_after].map(|bytes| bytes as f64 / 1e6);
+            writeln!(out, "{}: written, {after:.1} MB of weights, {before:.1} MB before", plain(folder))?;
+        }
+        Ok(())
+    }
+}
+
+/// The modules of some weights as one name: what their names have in common, and in braces what they have not.
+fn module(weights: &[String]) -> String {
+    let modules: Vec<&str> = weights.iter().map(|name| name.strip_suffix(".weight").unwrap_or(name)).collect();
+    let Some((first, [_, ..])) = modules.split_first() else { return modules.concat() };
+    let common = |end: &usize| modules.iter().all(|module| module.starts_with(&first[..*end]));
+    let start = first.match_indices('.').map(|(dot, _)| dot + 1).filter(common).last().unwrap_or(0);
+    let rest: Vec<&str> = modules.iter().map(|module| &module[start..]).collect();
+    format!("{}{{{}}}", &first[..start], rest.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::module;
+
+    #[test]
+    fn modules_of_one_product_have_one_name() {
+        let named = |names: &[&str]| module(&names.iter().map(|name| format!("{name}.weight")).collect::<Vec<_>>());
+        assert_eq!(named(&["a.self.query", "a.self.key", "a.self.value"]), "a.self.{query,key,value}");
+        assert_eq!(named(&["layer.1.q", "layer.1.q_a.x"]), "layer.1.{q,q_a.x}");
+        assert_eq!(named(&["qkv"]), "qkv");
+        assert_eq!(named(&["q", "k"]), "{q,k}");
+    }
+}
