@@ -60,6 +60,8 @@ pub(super) enum Origin {
 pub(super) enum Expected {
     Flag(bool),
     Zero,
+    /// The size of a head: the width by the number of heads.
+    WidthByHeads,
     /// The size of a head: `attention.key_length`, or else the width by the number of heads.
     HeadSize,
 }
@@ -92,8 +94,12 @@ const THETA: (&str, Origin) = ("rope_theta", Optional("rope.freq_base"));
 const CAUSAL: (&str, Origin) = ("is_causal", Optional("attention.causal"));
 
 /// Encoders see both ways.
-const ENCODER: &[(&str, Expected)] =
-    &[("attention.causal", Expected::Flag(false)), ("rope.dimension_count", Expected::HeadSize)];
+const ENCODER: &[(&str, Expected)] = &[
+    ("attention.causal", Expected::Flag(false)),
+    ("attention.key_length", Expected::WidthByHeads),
+    ("attention.value_length", Expected::WidthByHeads),
+    ("rope.dimension_count", Expected::WidthByHeads),
+];
 
 const DECODER: &[(&str, Expected)] = &[
     ("attention.value_length", Expected::HeadSize),
@@ -238,7 +244,7 @@ const MODERN_BERT: Architecture = Architecture {
         LENGTH,
         ("norm_eps", Key("attention.layer_norm_epsilon")),
         ("hidden_activation", Text("gelu")),
-        ("hidden_activation", Optional("hidden_act")),
+        ("hidden_activation", Optional("hidden_activation")),
         ("local_attention", Key("attention.sliding_window")),
         ("global_attn_every_n_layers", Number(3.0)),
         ("global_attn_every_n_layers", Optional("attention.sliding_window_pattern")),
