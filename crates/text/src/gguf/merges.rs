@@ -10,8 +10,8 @@ const MAX_MERGES: usize = 1 << 22;
 const MAX_WORK: usize = 1 << 30;
 
 /// The pairs of pieces that make up a piece, those of the highest score first: BPE by these merges gives the pieces
-/// that SentencePiece gives by scores. GGUF has the scores alone, `tokenizer.json` the merges alone. `None` if there are
-/// more than 2^22, or pieces so long that looking for them would take minutes.
+/// that SentencePiece gives by scores. GGUF has the scores alone, `tokenizer.json` the merges alone. `None` if there
+/// are more than 2^22, or pieces so long that looking for them would take minutes.
 ///
 /// Pairs of one piece are in the order of their ids; pieces of one score, by the lengths of the parts, as transformers'
 /// converter has them.
