@@ -17,7 +17,7 @@ const NUMBERS: [u64; 10] = [0, 1, 31, 255, 1 << 16, 1 << 20, 1 << 31, 1 << 40, 1
 
 /// A file with a few of its bytes or numbers changed, taken out or repeated, most of them in its header, or cut.
 pub fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
-    let mut file = u.choose(&*FILES)?.clone();
+    let mut file = u.choose(&FILES)?.clone();
     for _ in 0..u.int_in_range(0..=6)? {
         let end = if u.ratio(3, 4)? { file.len().min(1 << 10) } else { file.len() };
         let at = u.int_in_range(0..=end.saturating_sub(8))?;

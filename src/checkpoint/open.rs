@@ -88,8 +88,8 @@ impl Checkpoint {
     /// 32 dimensions, and its metadata has at most 65,536 entries. Published models have far less.
     ///
     /// # Errors
-    /// If a file is missing, is not a regular file or not a valid safetensors or GGUF file, is beyond a limit, or an index
-    /// names a shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
+    /// If a file is missing, is not a regular file or not a valid safetensors or GGUF file, is beyond a limit, or an
+    /// index names a shard outside its own folder or a tensor that its shard does not hold. The error holds the path.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let metadata = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
@@ -319,7 +319,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If no tensor has this name, candle lacks its dtype, a block has a scale that is not finite, its file has changed
-    /// or cannot be read, or there is no memory for it. The error of a missing tensor names the file, unless the checkpoint is in memory.
+    /// or cannot be read, or there is no memory for it. The error of a missing tensor names the file, unless the
+    /// checkpoint is in memory.
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         match self.lookup(name)? {
             Stored::Plain(shard, entry) => read_tensor(&self.inner.shards[*shard], name, entry, device),

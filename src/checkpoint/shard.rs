@@ -188,7 +188,8 @@ pub(super) fn zeros<T: bytemuck::Zeroable + Clone>(path: &Path, count: u64, what
     Ok(zeros)
 }
 
-/// Reads the tensor `name` of a shard as it is stored, blocks of a GGUF file as f32; booleans, which candle lacks, as u8.
+/// Reads the tensor `name` of a shard as it is stored, blocks of a GGUF file as f32; booleans, which candle lacks, as
+/// u8.
 pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Device) -> Result<Tensor> {
     if let Some(stored) = &entry.gguf {
         return blocks::read(shard, name, entry, stored, device);

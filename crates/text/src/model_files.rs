@@ -47,8 +47,8 @@ impl ModelFiles {
     /// for those that are added after it.
     ///
     /// # Errors
-    /// A name that leads out of the folder; a `.safetensors` or `.gguf` file that is malformed; a part or an index of weights in
-    /// several files.
+    /// A name that leads out of the folder; a `.safetensors` or `.gguf` file that is malformed; a part or an index of
+    /// weights in several files.
     pub fn with<'a>(mut self, name: impl Into<Cow<'a, str>>, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let (name, bytes) = (name.into(), bytes.into());
         let Some(key) = inside(Path::new(&*name)).filter(|key| !key.is_empty()) else {

@@ -151,7 +151,8 @@ impl GgufTensor {
 /// What llama.cpp's converter did to a tensor, to be undone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Change {
-    /// The rows of each of so many heads stand in the order of llama.cpp's rotation, which turns neighbours, not halves.
+    /// The rows of each of so many heads stand in the order of llama.cpp's rotation, which turns neighbours, not
+    /// halves.
     HeadRows(usize),
     /// A norm has the 1 added that its model adds to its weight.
     PlusOne,

@@ -25,8 +25,8 @@ pub(super) fn architecture_of(
     Ok(ARCHITECTURES.iter().find(fits))
 }
 
-/// The same tensors with the names of Hugging Face. A name that the architecture does not list stays as it is, and so do
-/// all of an architecture that is not in the table.
+/// The same tensors with the names of Hugging Face. A name that the architecture does not list stays as it is, and so
+/// do all of an architecture that is not in the table.
 pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) -> Result<BTreeMap<String, Entry>> {
     let Some(row) = architecture_of(metadata, |name| tensors.contains_key(name))? else { return Ok(tensors) };
     let mut renamed = BTreeMap::new();

@@ -12,9 +12,9 @@ use super::{Result, checkpoint, device, print};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file, or in a build with `--features hub`
-    /// the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2 [default: the small
-    /// English model in this program]
+    /// A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file, or in a build with
+    /// `--features hub` the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
+    /// [default: the small English model in this program]
     #[arg(long, value_name = "FOLDER|FILE|ID")]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]

@@ -49,13 +49,13 @@ pub use options::HubOptions;
 
 /// The folder of a model that is named by a path or by a hub id, as programs take it on their command line.
 ///
-/// A folder or a `.gguf` file that exists is returned as it is. Anything else is a hub id: its files are downloaded at `revision` (a
-/// branch, tag or commit; `main` by default) into the hub's cache, with a progress bar on standard error if
-/// `show_progress`.
+/// A folder or a `.gguf` file that exists is returned as it is. Anything else is a hub id: its files are downloaded
+/// at `revision` (a branch, tag or commit; `main` by default) into the hub's cache, with a progress bar on standard
+/// error if `show_progress`.
 ///
 /// # Errors
-/// Another file; a name that is neither a folder nor a hub id; [`Error::Hub`] if the download fails, or if the crate was
-/// built without its feature `hub`.
+/// Another file; a name that is neither a folder nor a hub id; [`Error::Hub`] if the download fails, or if the crate
+/// was built without its feature `hub`.
 pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) -> Result<PathBuf> {
     let path = Path::new(model);
     if path.is_dir() || gguf::is_alone(path)? {

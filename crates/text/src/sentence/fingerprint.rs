@@ -11,8 +11,8 @@ use crate::hash::{Fingerprint, hash_file};
 use crate::router::routes;
 
 /// SHA-256, as 64 hexadecimal digits, of the files that determine a model's embeddings: weights, tokenizer and
-/// configurations (`*.safetensors`, `*.gguf`, `*.json`) in its folder and in the folders of its modules. The location of
-/// the folder and its other files have no influence. Of a model that is a file, that file.
+/// configurations (`*.safetensors`, `*.gguf`, `*.json`) in its folder and in the folders of its modules. The location
+/// of the folder and its other files have no influence. Of a model that is a file, that file.
 ///
 /// # Errors
 /// A folder or file that cannot be read; an invalid `modules.json`.
