@@ -262,10 +262,13 @@ def main_models():
     nomic = randomise(tf.NomicBertModel(tf.NomicBertConfig(
         vocab_size=len(lower), rope_parameters={"rope_type": "default", "rope_theta": 50.0},
         **BERT | dict(hidden_size=16, intermediate_size=24))))
-    # The keys of Nomic's own code, which the converter reads.
+    # The keys of Nomic's own code, which the converter reads, and those of transformers, whose defaults it would take.
     out["nomic-bert"] = case("nomic-bert", nomic, lower, "mean", "bert-bge", config=dict(
-        architectures=["NomicBertModel"], model_type="nomic_bert", vocab_size=len(lower), n_embd=16, n_layer=2,
-        n_head=4, n_inner=24, n_positions=8192, max_trained_positions=2048, layer_norm_epsilon=1e-4, type_vocab_size=2,
+        architectures=["NomicBertModel"], model_type="nomic_bert", head_dim=4,
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, max_position_embeddings=64,
+        layer_norm_eps=1e-4, rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        vocab_size=len(lower), n_embd=16, n_layer=2, n_head=4, n_inner=24, n_positions=8192,
+        max_trained_positions=2048, layer_norm_epsilon=1e-4, type_vocab_size=2,
         activation_function="swiglu", causal=False, qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False,
         prenorm=False, rotary_emb_fraction=1.0, rotary_emb_interleaved=False, rotary_emb_scale_base=None,
         rotary_emb_base=50.0))
@@ -329,6 +332,12 @@ def main_models():
             copied_config["sliding_window"] = 8
             (to / "config.json").write_text(json.dumps(copied_config))
             shutil.copy(folder / "tokenizer.model", to / "tokenizer.model")
+            # As published, where the converter finds the symbols that users defined.
+            settings = json.loads((to / "tokenizer_config.json").read_text())
+            settings["added_tokens_decoder"] = {
+                str(i): dict(content=words.convert_ids_to_tokens(i), special=False, normalized=True, single_word=False,
+                             lstrip=False, rstrip=False) for i in (4, 5)}
+            (to / "tokenizer_config.json").write_text(json.dumps(settings))
         dense = [torch.randn(24, 16) * 0.2, torch.randn(16, 24) * 0.2]
         out["gemma-embedding"] = case("gemma-embedding", gemma, words, "mean", extra=prepare, dense=dense,
                                       options=["--sentence-transformers-dense-modules"])
