@@ -23,6 +23,8 @@ pub struct CheckpointSource {
     quantize: Quantize,
 }
 
+type FormatByName = Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>;
+
 /// Which weights loaders quantize.
 #[derive(Clone)]
 enum Quantize {
@@ -31,7 +33,7 @@ enum Quantize {
     /// All of them.
     All(Quantization),
     /// Those for whose full names the function has a format.
-    ByName(Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>),
+    ByName(FormatByName),
 }
 
 impl fmt::Debug for Quantize {

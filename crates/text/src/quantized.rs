@@ -2,9 +2,9 @@
 //!
 //! The format is that of [compressed-tensors](https://github.com/vllm-project/compressed-tensors), `int-quantized`: 8
 //! bits with a scale for each output, and activations that are rounded for each token when they are multiplied.
-//! transformers 5.23 with compressed-tensors 0.20 was seen to load it, and this crate loads it as int8, bit for bit what
-//! [`Quantization::Int8`] makes of the whole model. Which weights are int8 is the choice of the caller, because some
-//! models lose much by a few of them.
+//! transformers 5.23 with compressed-tensors 0.20 was seen to load it. This crate loads it as int8, bit for bit what
+//! [`Quantization::Int8`] makes of the model. Which weights are int8 is the choice of the caller, because some models
+//! lose much by a few of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -109,8 +109,8 @@ const WEIGHT: &str = ".weight";
 /// whole model or none.
 ///
 /// # Errors
-/// A target that exists, which is never replaced, or whose parent does not; the errors of [`int8_weights`]; a model none
-/// of whose weights is to be int8; a weight that is not finite; a file that cannot be read or written.
+/// A target that exists, which is never replaced, or whose parent does not; the errors of [`int8_weights`]; a model
+/// none of whose weights is to be int8; a weight that is not finite; a file that cannot be read or written.
 pub fn write_int8(
     folder: impl AsRef<Path>,
     target: impl AsRef<Path>,
