@@ -51,8 +51,8 @@ impl MultiHeadAttention {
     /// The copy takes and gives f32, whatever the dtype of this layer. A projection that the format cannot take
     /// ([`Quantization::fits`]) stays in f32, and a module of the caller is what it is; Debug of the copy and
     /// [`plan`](Self::plan) show the format. [`weights`](Self::weights) of the copy are the rounded values, exactly;
-    /// quantizing these again gives the same bits. Where a call asks for a gradient of its inputs, it multiplies with the rounded weights in f32, without
-    /// rounding the inputs.
+    /// quantizing these again gives the same bits. Where a call asks for a gradient of its inputs, it multiplies with
+    /// the rounded weights in f32, without rounding the inputs.
     ///
     /// ```
     /// use candle_attention::{AttentionConfig, MultiHeadAttention, Quantization};

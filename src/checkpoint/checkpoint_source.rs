@@ -23,6 +23,8 @@ pub struct CheckpointSource {
     quantize: Quantize,
 }
 
+type FormatByName = Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>;
+
 /// Which weights loaders quantize.
 #[derive(Clone)]
 enum Quantize {
@@ -31,7 +33,7 @@ enum Quantize {
     /// All of them.
     All(Quantization),
     /// Those for whose full names the function has a format.
-    ByName(Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>),
+    ByName(FormatByName),
 }
 
 impl fmt::Debug for Quantize {
@@ -162,9 +164,9 @@ impl Checkpoint {
     /// The weights below `prefix`, which may be empty, to be read onto `device` in a dtype, or in a
     /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
     ///
-    /// What the checkpoint holds in few bits itself is read in f32 on the CPU as it is, without a further rounding, and
-    /// dequantized in any other dtype and on any other device. If its format is the one that is asked for, what it
-    /// holds in a float dtype stays so.
+    /// What the checkpoint holds in few bits itself stays so in f32 on the CPU, with scales of at most 16 significant
+    /// bits for int8, and is dequantized in any other dtype and on any other device. If its format is the one that is
+    /// asked for, what it holds in a float dtype stays so.
     pub fn at(&self, prefix: &str, compute_type: impl Into<ComputeType>, device: &Device) -> CheckpointSource {
         let compute_type = compute_type.into();
         let quantize = match compute_type.quantization() {

@@ -22,7 +22,8 @@ impl MultiHeadAttention {
     /// the key-value heads evenly, some key-value heads are duplicated, and the layer may become larger; to avoid that,
     /// prune whole groups of query heads, or the same number of heads from each group.
     ///
-    /// The new weights are copies and no variables. To train the pruned layer, write it and load it as variables.
+    /// The new weights are copies and no variables; of a quantized layer they are what its weights stand for, in f32.
+    /// To train the pruned layer, write it and load it as variables.
     ///
     /// # Errors
     /// [`Error::Value`] for a head that does not exist, for a layer with a norm over all heads together, whose mean

@@ -1,8 +1,8 @@
 //! The constructors that all models have.
 
 /// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a
-/// model that are named. They call its `open(ModelFolder, ComputeType, &Device)` and `with_source(ModelFolder, &AnySource)`,
-/// of which `open` is made from the other if it is named too.
+/// model that are named. They call its `open(ModelFolder, ComputeType, &Device)` and
+/// `with_source(ModelFolder, &AnySource)`, of which `open` is made from the other if it is named too.
 macro_rules! constructors {
     ($(#[$documentation:meta])* from_folder $(, $more:ident)*;) => {
         $(#[$documentation])*

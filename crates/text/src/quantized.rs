@@ -1,9 +1,10 @@
 //! Writes a model with its projections and word embeddings in int8.
 //!
 //! The format is that of [compressed-tensors](https://github.com/vllm-project/compressed-tensors), `int-quantized`: 8
-//! bits with a scale for each output, and activations that are rounded for each token when they are multiplied. vLLM and
-//! transformers read it, and this crate loads it as int8, bit for bit what [`Quantization::Int8`] makes of the whole
-//! model. Which weights are int8 is the choice of the caller, because some models lose much by a few of them.
+//! bits with a scale for each output, and activations that are rounded for each token when they are multiplied.
+//! transformers 5.23 with compressed-tensors 0.20 was seen to load it. This crate loads it as int8, bit for bit what
+//! [`Quantization::Int8`] makes of the model. Which weights are int8 is the choice of the caller, because some models
+//! lose much by a few of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -93,6 +94,9 @@ pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
     Ok(groups)
 }
 
+/// The name of the format of compressed-tensors: a byte for each number.
+const FORMAT: &str = "int-quantized";
+
 /// What the name of a weight ends with, after the name of its module.
 const WEIGHT: &str = ".weight";
 
@@ -105,8 +109,8 @@ const WEIGHT: &str = ".weight";
 /// whole model or none.
 ///
 /// # Errors
-/// A target that exists, which is never replaced, or whose parent does not; the errors of [`int8_weights`]; a model none
-/// of whose weights is to be int8; a weight that is not finite; a file that cannot be read or written.
+/// A target that exists, which is never replaced, or whose parent does not; the errors of [`int8_weights`]; a model
+/// none of whose weights is to be int8; a weight that is not finite; a file that cannot be read or written.
 pub fn write_int8(
     folder: impl AsRef<Path>,
     target: impl AsRef<Path>,
@@ -197,14 +201,21 @@ fn quantization_config(kept: &[String], tables: &[String]) -> Value {
     let scheme = |strategy: &str, dynamic: bool| json!({ "num_bits": 8, "type": "int", "symmetric": true, "strategy": strategy, "dynamic": dynamic });
     let weights = scheme("channel", false);
     let mut groups = json!({
-        "group_0": { "targets": ["Linear"], "weights": weights, "input_activations": scheme("token", true) },
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": weights,
+            "input_activations": scheme("token", true),
+            "format": FORMAT,
+        },
     });
     if !tables.is_empty() {
-        groups["group_1"] = json!({ "targets": tables, "weights": weights, "input_activations": null });
+        // The library would pack weights without rounded inputs in words unless the group states its format.
+        groups["group_1"] =
+            json!({ "targets": tables, "weights": weights, "input_activations": null, "format": FORMAT });
     }
     json!({
         "quant_method": "compressed-tensors",
-        "format": "int-quantized",
+        "format": FORMAT,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": kept,

@@ -48,3 +48,23 @@ fn encode_prints_embeddings_in_input_order() {
     fails(tiny().args(["--device", "tpu", "a"]), "expected cpu, cuda[:N] or metal[:N]");
     fails(program("encode").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
 }
+
+/// Weights in few bits: other numbers, near those of f32.
+#[test]
+fn a_compute_type_is_a_dtype_or_a_format_of_few_bits() {
+    let embedding = |name: &str| {
+        let said = succeeds(program("encode").args(["--json", "--dtype", name, "a cat sleeps"]));
+        let line: serde_json::Value = serde_json::from_str(&said).unwrap();
+        line["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    let exact = embedding("f32");
+    for (name, least) in [("bf16", 0.999), ("int8", 0.99), ("q8_0", 0.99), ("q4_0", 0.8)] {
+        let rounded = embedding(name);
+        let cosine: f64 = rounded.iter().zip(&exact).map(|(a, b)| a * b).sum();
+        assert!(rounded != exact && cosine > least, "{name}: {cosine}");
+    }
+    fails(program("encode").args(["--dtype", "int4", "a"]), "f32, f64, f16, bf16, int8, q8_0, q4_0");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(succeeds(program("completions").arg(shell)).contains("q8_0"), "{shell}");
+    }
+}
