@@ -107,8 +107,11 @@ fn layer(target: &Target, checkpoint: &str, heads: usize, input: &str, compute: 
     let source = Checkpoint::open(checkpoint)?.at("", compute, device);
     let layer = MultiHeadAttention::load(&infer_config(&source, heads)?, source)?;
     let input = Checkpoint::open(input)?;
-    let (xs, lengths, mask) =
-        (input.tensor("query", &CPU)?.to_dtype(compute.dtype())?.to_device(device)?, lengths_of(&input)?, AttentionMask::full());
+    let (xs, lengths, mask) = (
+        input.tensor("query", &CPU)?.to_dtype(compute.dtype())?.to_device(device)?,
+        lengths_of(&input)?,
+        AttentionMask::full(),
+    );
     let mut options = AttentionOptions::default();
     options.backend = target.backend;
     Ok(Box::new(move || match &lengths {

@@ -124,7 +124,8 @@ fn few_bits_are_near_f32(open: impl Fn(ComputeType) -> SentenceEncoder) {
         let cosines = (&want * &got).unwrap().sum(D::Minus1).unwrap().to_vec1::<f64>().unwrap();
         let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
         let least = cosines.iter().copied().fold(1.0, f64::min);
-        let shared = nearest(&got).iter().zip(&nearest_want).map(|(got, want)| got.intersection(want).count());
+        let nearest_got = nearest(&got);
+        let shared = nearest_got.iter().zip(&nearest_want).map(|(got, want)| got.intersection(want).count());
         let top = shared.sum::<usize>() as f64 / (10 * texts.len()) as f64;
         rows.push(format!("| {format} | {found:.4} | {mean:.5} | {least:.5} | {top:.3} |"));
         println!("{}", rows[rows.len() - 1]);

@@ -36,9 +36,9 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn a_quantized_encoder_is_near_the_exact_one_and_batches_change_no_bit() {
-    let exact = embeddings(&tiny(), DType::F32);
-    for (format, least) in [(Quantization::Int8, 0.998), (Quantization::Q8_0, 0.998), (Quantization::Q4_0, 0.9)] {
-        let encoder = SentenceEncoder::from_folder(tiny(), format, &CPU).unwrap();
+    let exact = encode(&SentenceEncoder::embedded(DType::F32, &CPU).unwrap(), &TEXTS);
+    for (format, least) in [(Quantization::Int8, 0.99), (Quantization::Q8_0, 0.99), (Quantization::Q4_0, 0.8)] {
+        let encoder = SentenceEncoder::embedded(format, &CPU).unwrap();
         assert!(format!("{encoder:?}").contains(&format!("quantization: {format}")), "{encoder:?}");
         let together = encode(&encoder, &TEXTS);
         for (i, text) in TEXTS.iter().enumerate() {
@@ -47,6 +47,8 @@ fn a_quantized_encoder_is_near_the_exact_one_and_batches_change_no_bit() {
         }
         assert_ne!(together, exact);
     }
+    // Its width is no multiple of 32: nothing is quantized.
+    assert_eq!(embeddings(&tiny(), Quantization::Q8_0), embeddings(&tiny(), DType::F32));
 }
 
 /// Every family of encoders: layers that are shared, gated, mixed or convolved; tables of other widths.
@@ -112,7 +114,8 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     let want = embeddings(&tiny(), Quantization::Int8);
     assert_eq!(embeddings(&all, DType::F32), want);
     assert_eq!(embeddings(&all, Quantization::Int8), want);
-    assert!(cosine(&embeddings(&all, DType::F64)[0], &want[0]) > 0.999);
+    // In another dtype it is dequantized.
+    assert!(cosine(&embeddings(&all, DType::BF16)[0], &want[0]) > 0.99);
     // Written once more, it has the same bits.
     let again = parent.path().join("again");
     write_int8(&all, &again, |_| true).unwrap();
@@ -174,7 +177,7 @@ fn weights_that_are_not_finite_are_refused() {
     }
 }
 
-/// The mean cosine of the embeddings of a published model to the exact ones, and what it takes in memory.
+/// The mean cosine of the embeddings of a published model to the exact ones.
 #[test]
 #[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
 fn minilm_in_few_bits_is_near_the_exact_one() {
@@ -188,7 +191,8 @@ fn minilm_in_few_bits_is_near_the_exact_one() {
         encode(&encoder, &texts)
     };
     let exact = run(DType::F32.into());
-    for (format, least) in [(Quantization::Int8, 0.995), (Quantization::Q8_0, 0.995), (Quantization::Q4_0, 0.95)] {
+    // Short texts, which lose the most.
+    for (format, least) in [(Quantization::Int8, 0.99), (Quantization::Q8_0, 0.998), (Quantization::Q4_0, 0.94)] {
         let cosines: Vec<f32> = run(format.into()).iter().zip(&exact).map(|(got, want)| cosine(got, want)).collect();
         let mean = cosines.iter().sum::<f32>() / cosines.len() as f32;
         let worst = cosines.iter().copied().fold(1.0, f32::min);
