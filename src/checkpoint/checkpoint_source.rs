@@ -189,10 +189,10 @@ impl Checkpoint {
         }
     }
 
-    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name, quantized weights
-    /// dequantized; integers and booleans are left out. What is loaded from a [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or
-    /// from `VarBuilder::from_varmap(&map, dtype, device)`, is trainable, and `map.save` writes it under the same
-    /// names.
+    /// Every f16, bf16, f32 or f64 tensor below `prefix` as a trainable variable, under its full name, quantized
+    /// weights dequantized; integers and booleans are left out. What is loaded from a
+    /// [`VarMapSource`](crate::checkpoint::VarMapSource) of the map, or from `VarBuilder::from_varmap(&map, dtype,
+    /// device)`, is trainable, and `map.save` writes it under the same names.
     ///
     /// # Errors
     /// If nothing that can learn is below `prefix`, or a tensor cannot be read.

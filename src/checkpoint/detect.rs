@@ -44,8 +44,8 @@ const NOT_APPLIED: &[(&str, &str)] = &[
     ("v_bias", "it is a separate value bias"),
 ];
 
-/// Names beside `weight` of quantized modules. A checkpoint reads these modules as plain tensors; other sources, such as
-/// a `VarBuilder` of candle, have them as they are stored.
+/// Names beside `weight` of quantized modules. A checkpoint reads these modules as plain tensors; other sources, such
+/// as a `VarBuilder` of candle, have them as they are stored.
 const QUANTIZED: [&str; 5] = ["weight_scale", "weight_scale_inv", "scales", "SCB", "weight.absmax"];
 
 impl Layout {

@@ -77,10 +77,10 @@ impl Checkpoint {
     ///
     /// # Quantized weights
     /// A quantized module `X`, with tensors such as `X.qweight` and `X.scales`, is one tensor `X.weight` of shape
-    /// `(out, in)` and dtype f32, which is dequantized whenever it is read; its other tensors are not listed. The formats
-    /// are MLX's affine one, `metal` of transformers, FP8 in blocks, compressed-tensors (int8, int4 and FP8), GPTQ and
-    /// AWQ. What tensors do not show is read from the `config.json` in the folder of the file. A module that cannot be
-    /// read has its weight listed, and reading it is an error that says why.
+    /// `(out, in)` and dtype f32, which is dequantized whenever it is read; its other tensors are not listed. The
+    /// formats are MLX's affine one, `metal` of transformers, FP8 in blocks, compressed-tensors (int8, int4 and FP8),
+    /// GPTQ and AWQ. What tensors do not show is read from the `config.json` in the folder of the file. A module that
+    /// cannot be read has its weight listed, and reading it is an error that says why.
     ///
     /// # Limits
     /// A header has at most 100,000,000 bytes (as in safetensors), and so have the headers of all shards together and

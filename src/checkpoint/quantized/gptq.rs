@@ -2,8 +2,8 @@
 //!
 //! `qweight (in · bits / 32, out)`, each word with following inputs from the lowest bits up; `scales (groups, out)`;
 //! `qzeros (groups, out · bits / 32)`; `g_idx (in)`, the group of each input. `weight = scales · (q - zero)`, where
-//! format `gptq` stores zero points less one and `gptq_v2` as they are; `checkpoint_format` of `config.json` says which,
-//! `gptq` if it is absent.
+//! format `gptq` stores zero points less one and `gptq_v2` as they are; `checkpoint_format` of `config.json` says
+//! which, `gptq` if it is absent.
 
 use safetensors::Dtype;
 

@@ -1,8 +1,8 @@
 //! MLX's affine quantization, of linear layers and embeddings: `mlx.nn.quantize`.
 //!
 //! `weight (out, in · bits / 32)` u32, `scales` and `biases` `(out, in / group_size)`: `weight = scales · q + biases`.
-//! Integers follow one another from the lowest bits up and may cross words. Bits and group size are in `quantization` of
-//! `config.json`, for a module of its own ones under its name.
+//! Integers follow one another from the lowest bits up and may cross words. Bits and group size are in `quantization`
+//! of `config.json`; a module may have its own ones there, under its name.
 
 use safetensors::Dtype;
 

@@ -37,7 +37,8 @@ impl fmt::Display for Plan {
     }
 }
 
-/// The numbers of a quantized weight, in the rows and columns of the weight. It is `(values - zeros) · scales + biases`.
+/// The numbers of a quantized weight, in the rows and columns of the weight, which is
+/// `(values - zeros) · scales + biases`.
 pub(crate) struct Codes {
     /// `(out, in)`. Integers, or numbers of 8 bits.
     pub values: Vec<f32>,

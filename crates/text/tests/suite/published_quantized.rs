@@ -14,6 +14,9 @@ use crate::common::fixture;
 
 const CPU: Device = Device::Cpu;
 
+/// Numbers of a row that share a scale.
+const GROUP: usize = 8;
+
 /// A tensor as it is stored.
 type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
 
@@ -29,8 +32,8 @@ fn save(folder: &Path, tensors: &[Stored]) {
     std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// The tiny BERT twice: every matrix, embeddings too, in int8 with a scale per row, as vLLM and this crate write
-/// `int-quantized`; and the numbers that this stands for in f32.
+/// The tiny BERT twice: every matrix, embeddings too, in int8 with a scale for eight numbers, in the format
+/// `int-quantized`; and the numbers that this stands for in f32. (With a scale per row it would run in int8.)
 fn quantized_and_plain() -> [tempfile::TempDir; 2] {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let source = fixture("tiny-bert");
@@ -54,8 +57,7 @@ fn quantized_and_plain() -> [tempfile::TempDir; 2] {
         "format": "int-quantized",
         "config_groups": {"group_0": {
             "targets": ["Linear", "Embedding"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel"},
-            "input_activations": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "token", "dynamic": true},
+            "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "group", "group_size": GROUP},
         }},
     });
     std::fs::write(config, keys.to_string()).unwrap();
@@ -71,16 +73,12 @@ fn quantized_and_plain() -> [tempfile::TempDir; 2] {
             continue;
         };
         let scale = |row: &[f32]| row.iter().fold(0f32, |most, number| most.max(number.abs())) / 127.0;
-        let scales: Vec<f32> = numbers.chunks(columns).map(scale).collect();
+        let scales: Vec<f32> = numbers.chunks(GROUP).map(scale).collect();
         let codes: Vec<i8> =
-            numbers.iter().enumerate().map(|(i, number)| (number / scales[i / columns]).round() as i8).collect();
-        plain.push(stored(
-            name,
-            shape,
-            codes.iter().enumerate().map(|(i, code)| f32::from(*code) * scales[i / columns]),
-        ));
+            numbers.iter().enumerate().map(|(i, number)| (number / scales[i / GROUP]).round() as i8).collect();
+        plain.push(stored(name, shape, codes.iter().enumerate().map(|(i, code)| f32::from(*code) * scales[i / GROUP])));
         quantized.push((name.to_string(), Dtype::I8, shape.to_vec(), codes.iter().map(|code| *code as u8).collect()));
-        quantized.push(stored(&format!("{name}_scale"), &[rows, 1], scales));
+        quantized.push(stored(&format!("{name}_scale"), &[rows, columns / GROUP], scales));
     }
     save(folders[0].path(), &quantized);
     save(folders[1].path(), &plain);
