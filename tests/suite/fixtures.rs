@@ -18,6 +18,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("sparse", &["bge_m3", "sparse"]),
     ("token_classifier", &["token_classifier"]),
     ("sentence-modules", &["sentence_modules"]),
+    ("gguf", &["gguf", "gguf_models"]),
     (
         "",
         &[
@@ -27,6 +28,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "encoders",
             "explicit_positions",
             "families",
+            "gguf",
             "jina",
             "layouts",
             "lora",

@@ -79,10 +79,13 @@ fn check_keys(row: &Architecture, metadata: &GgufMetadata) -> Result<()> {
         let (fits, allowed) = match expected {
             Expected::Flag(flag) => (*value == GgufValue::Bool(*flag), flag.to_string()),
             Expected::Zero => (*value == GgufValue::Integer(0), "0: experts are not supported".to_string()),
-            Expected::Same(other) => match metadata.get(&format!("{start}{other}")) {
-                Some(other) => (value == other, other.to_string()),
-                None => continue,
-            },
+            Expected::HeadSize => {
+                let count = |key: &str| metadata.count(&format!("{start}{key}"));
+                let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
+                let by_width = width.zip(heads).and_then(|(width, heads)| width.checked_div(heads));
+                let size = count("attention.key_length")?.or(by_width).unwrap_or(0);
+                (*value == GgufValue::Integer(size as i64), format!("{size}, the size of a head"))
+            }
         };
         if !fits {
             return Err(Error::value(format!("metadata `{key}`"), cut(&value.to_string()), allowed));

@@ -60,8 +60,8 @@ pub(super) enum Origin {
 pub(super) enum Expected {
     Flag(bool),
     Zero,
-    /// The same number as another key, if both are there.
-    Same(&'static str),
+    /// The size of a head: `attention.key_length`, or else the width by the number of heads.
+    HeadSize,
 }
 
 use Changed::{KeyRows, No, PlusOne, QueryRows};
@@ -75,7 +75,6 @@ pub(super) const IGNORED: &[&str] = &[
     "pooling_type",
     "vocab_size",
     "tensor_data_layout",
-    "rope.dimension_count",
 ];
 
 const WORDS: (&str, Origin) = ("vocab_size", Rows("token_embd.weight"));
@@ -93,11 +92,12 @@ const THETA: (&str, Origin) = ("rope_theta", Optional("rope.freq_base"));
 const CAUSAL: (&str, Origin) = ("is_causal", Optional("attention.causal"));
 
 /// Encoders see both ways.
-const ENCODER: &[(&str, Expected)] = &[("attention.causal", Expected::Flag(false))];
+const ENCODER: &[(&str, Expected)] =
+    &[("attention.causal", Expected::Flag(false)), ("rope.dimension_count", Expected::HeadSize)];
 
 const DECODER: &[(&str, Expected)] = &[
-    ("attention.value_length", Expected::Same("attention.key_length")),
-    ("rope.dimension_count", Expected::Same("attention.key_length")),
+    ("attention.value_length", Expected::HeadSize),
+    ("rope.dimension_count", Expected::HeadSize),
     ("expert_count", Expected::Zero),
     ("expert_used_count", Expected::Zero),
 ];
@@ -350,8 +350,8 @@ const GEMMA_EMBEDDING: Architecture = Architecture {
     ignored: &["dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"],
     expected: &[
         ("attention.causal", Expected::Flag(false)),
-        ("attention.value_length", Expected::Same("attention.key_length")),
-        ("rope.dimension_count", Expected::Same("attention.key_length")),
+        ("attention.value_length", Expected::HeadSize),
+        ("rope.dimension_count", Expected::HeadSize),
     ],
 };
 

@@ -5,13 +5,21 @@ use std::collections::HashMap;
 /// The most merges. Gemma's vocabulary of 262,144 pieces has some 515,000.
 const MAX_MERGES: usize = 1 << 22;
 
+/// The largest sum of the squares of the pieces' lengths in bytes: each cut of a piece compares both parts. Gemma's is
+/// some 2^25.
+const MAX_WORK: usize = 1 << 30;
+
 /// The pairs of pieces that make up a piece, those of the highest score first: BPE by these merges gives the pieces
 /// that SentencePiece gives by scores. GGUF has the scores alone, `tokenizer.json` the merges alone. `None` if there are
-/// more than 2^22.
+/// more than 2^22, or pieces so long that looking for them would take minutes.
 ///
 /// Pairs of one piece are in the order of their ids; pieces of one score, by the lengths of the parts, as transformers'
 /// converter has them.
 pub(super) fn merges(pieces: &[(String, f64)]) -> Option<Vec<[&str; 2]>> {
+    let work = pieces.iter().map(|(piece, _)| piece.len().saturating_mul(piece.len()));
+    if work.fold(0, usize::saturating_add) > MAX_WORK {
+        return None;
+    }
     let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, (piece, _))| (piece.as_str(), id)).collect();
     let mut all = Vec::new();
     for (piece, score) in pieces {

@@ -13,7 +13,7 @@ mod embedded;
 mod encoder;
 mod encoders;
 mod frozen;
-mod gguf;
+mod gguf_models;
 mod heads;
 mod hostile_folders;
 mod hostile_tokenizers;

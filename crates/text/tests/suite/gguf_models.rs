@@ -1,8 +1,8 @@
 //! Models in GGUF files, made by llama.cpp's converter, against transformers (`tests/golden/gguf_files.py`).
 
-use candle_attention::Quantization;
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
 use candle_attention::weights::QkvWeights;
+use candle_attention::{AttentionMask, Quantization};
 use candle_attention_text::{
     EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TextModel, TextModelConfig, fingerprint, locate_model,
 };
@@ -109,7 +109,7 @@ fn jina_bert_v2() {
     let forward = |path: &str, config: &TextModelConfig| {
         let weights = Checkpoint::open(fixture(path)).unwrap();
         let model = TextModel::load(config, weights.at("", DType::F32, &CPU)).unwrap();
-        model.forward(&ids, &Default::default()).unwrap()
+        model.forward(&ids, None, &AttentionMask::full()).unwrap()
     };
     let file = Checkpoint::open(fixture("gguf/jina-bert-v2.gguf")).unwrap();
     let config: TextModelConfig = serde_json::from_value(file.config().unwrap().unwrap()).unwrap();
