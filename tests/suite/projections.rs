@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_attention::ops::Linear;
 use candle_attention::position::Rotary;
+use candle_attention::tensor::ShareWeights;
 use candle_attention::weights::{AttentionWeights, LinearWeights, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, Error, GateActivation, GateOver,
@@ -289,4 +290,23 @@ fn gradients_over_weights_of_few_bits_are_those_of_dequantized_ones() {
         let coarse = if format == Quantization::Q4_0 { 0.2 } else { 0.05 };
         assert_close("frozen", &attend(&frozen, &xs.detach(), &mask), &output, coarse);
     }
+}
+
+/// Adapters beside one quantized layer hold its packed weights once.
+#[test]
+fn layers_with_changes_beside_equal_weights_share_them() {
+    let mut random = Random::new(427);
+    let layer = random_layer(&config(), 0.3, &mut random);
+    let [base, again] = [(); 2].map(|()| layer.quantized(Quantization::Int8).unwrap());
+    let (a, b) = (random.tensor(&[2, 64], DType::F32), random.tensor(&[64, 2], DType::F32));
+    let query = again.projection(ProjectionKind::Query).unwrap().with_low_rank(&a, &b, 1.0).unwrap();
+    let mut adapted = again.with_projection(ProjectionKind::Query, query).unwrap();
+    let xs = random.tensor(&[1, 5, 64], DType::F32);
+    let before = attend(&adapted, &xs, &AttentionMask::full());
+    let [own, of_base] = [&adapted, &base].map(|layer| layer.projection(ProjectionKind::Key).unwrap());
+    assert!(!std::ptr::eq(own.packed().unwrap(), of_base.packed().unwrap()));
+    adapted.share_weights(&base).unwrap();
+    let own = adapted.projection(ProjectionKind::Key).unwrap();
+    assert!(std::ptr::eq(own.packed().unwrap(), of_base.packed().unwrap()));
+    assert_close("shared", &attend(&adapted, &xs, &AttentionMask::full()), &before, 0.0);
 }
