@@ -109,7 +109,7 @@ fn jina_bert_v2() {
     let forward = |path: &str, config: &TextModelConfig| {
         let weights = Checkpoint::open(fixture(path)).unwrap();
         let model = TextModel::load(config, weights.at("", DType::F32, &CPU)).unwrap();
-        model.forward(&ids, &Default::default()).unwrap()
+        model.forward(&ids, None, &Default::default()).unwrap()
     };
     let file = Checkpoint::open(fixture("gguf/jina-bert-v2.gguf")).unwrap();
     let config: TextModelConfig = serde_json::from_value(file.config().unwrap().unwrap()).unwrap();
