@@ -31,7 +31,7 @@ const LAYER: [&str; 19] = [
 ];
 
 /// The rooms of the text encoders from the ground up.
-const TEXT: [&str; 24] = [
+const TEXT: [&str; 25] = [
     "default_dtype",
     "families",
     "model",

@@ -11,6 +11,7 @@ mod common;
 mod config;
 mod file;
 mod folder;
+mod gguf;
 mod json;
 mod masks;
 mod model_folder;

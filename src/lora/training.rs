@@ -71,7 +71,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
 
     /// Trains the tensors of an adapter, on the device of the base.
     fn of(adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
-        let device = adapter.apply(base.clone())?.device().cloned().unwrap_or(Device::Cpu);
+        let device = adapter.apply(base.base.clone())?.device().cloned().unwrap_or(Device::Cpu);
         let (adapter, variables) = with_variables(adapter, &device)?;
         Ok(Self { base, adapter, variables })
     }

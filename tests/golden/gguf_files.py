@@ -14,7 +14,7 @@ Writes to ../fixtures/gguf
 LLAMA_CPP is a folder with llama.cpp's `convert_hf_to_gguf.py`, `conversion` and `gguf-py`, such as `vendor/llama.cpp`
 in the source package of llama-cpp-python 0.3.36.
 
-Made with that, torch 2.15.0, transformers 5.23.0, sentencepiece 0.2.1 (stored in the metadata).
+Made with that, torch 2.15.0, transformers 5.23.0, sentencepiece 0.2.3 (stored in the metadata).
 Re-run:  python tests/golden/gguf_files.py LLAMA_CPP
 A model in the folder MODEL, as f32, f16, q8_0 and q4_0:  python tests/golden/gguf_files.py LLAMA_CPP MODEL TARGET
 """

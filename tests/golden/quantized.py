@@ -4,7 +4,7 @@ Writes ../fixtures/quantized/NAME.safetensors for each format:
     layer.{q,k,v,o}_proj.*   the stored tensors of a Llama layer: width 64, one head of 32, one key-value head
     extra.*                  modules of other sizes and kinds, where the format has such
     golden.MODULE            what the owner's code makes of it, f32 (out, in)
-and as metadata `config`, the config.json, and `made`, the versions.
+and as metadata `config`, the config.json, and `versions`.
 
 Owners: mlx (`mx.quantize`, `mx.dequantize`); transformers (metal, fp8); compressed-tensors; auto-gptq, whose linear
 layer gets the identity as its input; autoawq (`dequantize_gemm`). Stored integers of GPTQ and AWQ are random words.
@@ -21,7 +21,6 @@ import importlib.metadata
 import importlib.util
 import json
 import types
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -30,10 +29,10 @@ from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizatio
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils.helpers import calculate_qparams
-from safetensors.torch import save_file
 from transformers.integrations import finegrained_fp8, metal_quantization
 
-OUT = Path(__file__).parent.parent / "fixtures" / "quantized"
+from common import save
+
 PACKAGES = ["torch", "transformers", "mlx", "compressed-tensors", "auto-gptq", "autoawq"]
 LLAMA = {
     "model_type": "llama",
@@ -66,11 +65,11 @@ def words(generator, shape):
     return torch.randint(-(2**31), 2**31, shape, generator=generator, dtype=torch.int64).to(torch.int32)
 
 
-def save(name, tensors, config):
-    made = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
-    metadata = {"config": json.dumps({**LLAMA, **config}), "made": made}
+def write(name, tensors, config):
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, OUT / f"{name}.safetensors", metadata=metadata)
+    config = json.dumps({**LLAMA, **config})
+    note = "quantized layers, dequantized by the formats' owners"
+    save(f"quantized/{name}.safetensors", tensors, PACKAGES, note, "torch", config=config)
 
 
 def to_mlx(tensor):
@@ -111,7 +110,7 @@ def mlx():
         tensors[f"{module}.biases"] = to_torch(biases)
         wide = [array.astype(mx.float32) for array in (scales, biases)]
         tensors[f"golden.{module}"] = to_torch(mx.dequantize(weight, *wide, group_size=group, bits=bits))
-    save("mlx", tensors, {"quantization": settings, "quantization_config": settings})
+    write("mlx", tensors, {"quantization": settings, "quantization_config": settings})
 
 
 def metal():
@@ -124,7 +123,7 @@ def metal():
             golden = metal_quantization._affine_dequantize_tensor(packed, scales, biases, 32, bits)
             tensors[f"golden.{module}"] = golden
         settings = {"quant_method": "metal", "bits": bits, "group_size": 32}
-        save(f"metal{bits}", tensors, {"quantization_config": settings})
+        write(f"metal{bits}", tensors, {"quantization_config": settings})
 
 
 def fp8():
@@ -152,7 +151,7 @@ def fp8():
         tensors |= {f"{module}.weight": values, f"{module}.weight_scale_inv": scale, f"golden.{module}": golden}
     tensors["layer.q_proj.activation_scale"] = torch.tensor(0.5)
     settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
-    save("fp8", tensors, {"quantization_config": settings})
+    write("fp8", tensors, {"quantization_config": settings})
 
 
 def compressed(name, compressor, format, modules):
@@ -186,7 +185,7 @@ def compressed(name, compressor, format, modules):
         groups[f"group_{len(groups)}"] = {"targets": [f"re:.*{module}"], "weights": json.loads(args.model_dump_json())}
     tensors["layer.q_proj.input_scale"] = torch.tensor([0.25])
     config = {"quant_method": "compressed-tensors", "format": format, "config_groups": groups, "ignore": ["lm_head"]}
-    save(name, tensors, {"quantization_config": config})
+    write(name, tensors, {"quantization_config": config})
 
 
 def compressed_tensors():
@@ -241,8 +240,8 @@ def gptq():
         stored["qzeros"] = pack(zeros + 1)
         v2 |= {f"{module}.{part}": tensor for part, tensor in stored.items()} | golden
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True, "sym": False}
-    save("gptq", v1, {"quantization_config": settings})
-    save("gptq_v2", v2, {"quantization_config": {**settings, "checkpoint_format": "gptq_v2"}})
+    write("gptq", v1, {"quantization_config": settings})
+    write("gptq_v2", v2, {"quantization_config": {**settings, "checkpoint_format": "gptq_v2"}})
 
 
 def awq():
@@ -256,10 +255,9 @@ def awq():
         golden = packing.dequantize_gemm(qweight, qzeros, scales.float(), 4, 16)
         tensors[f"golden.{module}"] = golden.t()
     settings = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
-    save("awq", tensors, {"quantization_config": settings})
+    write("awq", tensors, {"quantization_config": settings})
 
 
 if __name__ == "__main__":
-    OUT.mkdir(exist_ok=True)
-    for write in (mlx, metal, fp8, compressed_tensors, gptq, awq):
-        write()
+    for make in (mlx, metal, fp8, compressed_tensors, gptq, awq):
+        make()

@@ -1,4 +1,4 @@
-//! Arbitrary bytes, inconsistent headers, shards and indexes: opens the file and reads every tensor, or gets an error.
+//! Arbitrary bytes, inconsistent headers, shards, indexes and GGUF files: opens the file and reads every tensor, or gets an error.
 
 use std::collections::BTreeSet;
 
@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::file::{entries, header, safetensors};
 use crate::folder::Folder;
+use crate::gguf;
 use crate::message_of;
 use crate::templates::template;
 
@@ -54,6 +55,13 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
             let unique: BTreeSet<&String> = map.iter().map(|(name, _)| name).collect();
             let names = (unique.len() == map.len()).then(|| unique.into_iter().cloned().collect());
             read(Checkpoint::open(path), ".safetensors", names);
+        }
+        4 => {
+            let opened = Checkpoint::from_bytes(gguf::file(u)?);
+            if let Ok(checkpoint) = &opened {
+                checkpoint.config().err().map(|error| assert!(message_of(error).contains("<bytes>")));
+            }
+            read(opened, "<bytes>", None);
         }
         _ => {
             let (file, names) = file(u)?;

@@ -66,11 +66,12 @@ pub(crate) fn read(shard: &Shard, length: u64) -> Result<GgufHeader> {
             return Err(reader.invalid(&format!("metadata `{}` is listed twice", cut(&key))));
         }
     }
-    let parts = metadata.count("split.count")?.unwrap_or(1);
+    let count = |key: &str| metadata.count(key).map_err(|e| reader.invalid(&e.to_string()));
+    let parts = count("split.count")?.unwrap_or(1);
     if parts > 1 {
         return Err(reader.invalid(&format!("it is one of {parts} parts of a model, which llama-gguf-split merges")));
     }
-    let alignment = match metadata.count("general.alignment")? {
+    let alignment = match count("general.alignment")? {
         None => DEFAULT_ALIGNMENT,
         Some(stated) if stated.is_power_of_two() && stated <= 1 << 20 => stated as u64,
         Some(stated) => return Err(reader.invalid(&format!("its alignment is {stated}, expected a power of two"))),

@@ -84,7 +84,9 @@ fn change(
         },
     };
     match shape.first() {
-        Some(rows) if heads > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => Ok(Some(Change::HeadRows(heads))),
+        Some(rows) if heads > 0 && *rows > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => {
+            Ok(Some(Change::HeadRows(heads)))
+        }
         _ => Err(Error::Tensor {
             name: name.to_string(),
             found: format!("has shape {shape:?}"),

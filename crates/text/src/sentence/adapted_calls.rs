@@ -17,9 +17,9 @@ impl SentenceEncoder {
     /// stay as they are, bit for bit. An adapter that has the name already is replaced.
     ///
     /// Of an encoder in few bits, the adapter stays beside its weights ([`LoraAdapter::beside`]), which both then share.
-    /// Of any other, a call with an adapter costs what one without costs. The memory of an adapter is that of the projections that it
-    /// changes: all others are shared with the base model (one of queries, keys or values means all three). Of BERT, an
-    /// adapter for queries and values takes a quarter of the layers' weights.
+    /// Of any other, a call with an adapter costs what one without costs. The memory of an adapter is that of the
+    /// projections that it changes: all others are shared with the base model (one of queries, keys or values means all
+    /// three). Of BERT, an adapter for queries and values takes a quarter of the layers' weights.
     ///
     /// ```no_run
     /// use candle_attention_text::{EncodeOptions, SentenceEncoder};
