@@ -99,7 +99,7 @@ fn module(weights: &[String]) -> String {
     let modules: Vec<&str> = weights.iter().map(|name| name.strip_suffix(".weight").unwrap_or(name)).collect();
     let Some((first, [_, ..])) = modules.split_first() else { return modules.concat() };
     let common = |end: &usize| modules.iter().all(|module| module.starts_with(&first[..*end]));
-    let start = first.match_indices('.').map(|(dot, _)| dot + 1).filter(common).next_back().unwrap_or(0);
+    let start = first.match_indices('.').map(|(dot, _)| dot + 1).rfind(common).unwrap_or(0);
     let rest: Vec<&str> = modules.iter().map(|module| &module[start..]).collect();
     format!("{}{{{}}}", &first[..start], rest.join(","))
 }
