@@ -393,7 +393,8 @@ fn other_formats_are_named() {
         file
     };
     use Dtype::{BF16, F8_E4M3, F32, I8, U8, U32};
-    let cases: [(&str, &[(&str, Dtype, &[usize])]); 9] = [
+    type Part = (&'static str, Dtype, &'static [usize]);
+    let cases: [(&str, &[Part]); 9] = [
         (
             "bitsandbytes in 4 bits",
             &[
