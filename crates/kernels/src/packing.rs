@@ -3,9 +3,9 @@
 //! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
 //! converted before: beside the panels, packing takes the memory of one row.
 //!
-//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs of f16 or bf16 those of their dtype. So where weights are
-//! packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN
-//! stays a NaN but may become a quiet one.)
+//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs of f16 or bf16 those of their dtype. So where weights
+//! are packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A
+//! NaN stays a NaN but may become a quiet one.)
 
 use std::fmt;
 use std::ops::{Deref, Range};

@@ -50,8 +50,8 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     Ok(asked.into_iter().filter(|name| name.ends_with(WEIGHT) && is_matrix(name)).collect())
 }
 
-/// The [`int8_weights`] of a model folder in groups that are loaded as int8 only together: queries, keys, values and gate
-/// of a layer, and each other weight alone. They are in the order of the blocks, what is in none first.
+/// The [`int8_weights`] of a model folder in groups that are loaded as int8 only together: queries, keys, values and
+/// gate of a layer, and each other weight alone. They are in the order of the blocks, what is in none first.
 ///
 /// # Errors
 /// Those of [`int8_weights`]; a model that has weights in few bits already.

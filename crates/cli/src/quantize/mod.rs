@@ -34,8 +34,8 @@ use super::shared::{Result, about, print, read};
   candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --max-loss 0.01 --json"
 )]
 pub struct Quantize {
-    /// A model folder as sentence-transformers or transformers saves it, or in a build with `--features hub` the id of a
-    /// model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
+    /// A model folder as sentence-transformers or transformers saves it, or in a build with `--features hub` the id of
+    /// a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
     #[arg(value_name = "FOLDER|ID")]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]

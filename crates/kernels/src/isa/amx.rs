@@ -12,7 +12,8 @@ use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout
 use crate::int8;
 use crate::int8::tiles::Int8TileKernel;
 
-/// AMX-BF16 and AMX-INT8, with the operating system's permission to use it, and AVX-512 for everything but the products.
+/// AMX-BF16 and AMX-INT8, with the operating system's permission to use it, and AVX-512 for everything but the
+/// products.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(Avx512Bf16);
 

@@ -15,7 +15,8 @@ pub(crate) trait Kernel {
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S);
 }
 
-/// A kernel that multiplies pairs of 16-bit numbers. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
+/// A kernel that multiplies pairs of 16-bit numbers. `run` must be `#[inline(always)]`, for the reason given at
+/// [`Kernel`].
 pub(crate) trait PairKernel {
     fn run<S: Simd, D: PairDot>(self, s: S, dot: D);
 }

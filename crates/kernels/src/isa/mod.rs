@@ -2,9 +2,9 @@
 //!
 //! An instruction set is one file in this folder and one line in the table below. Its file has a type that implements
 //! [`InstructionSet`](kernel::InstructionSet) and [`Simd`](simd::Simd), with the size of its register tile and the
-//! reason for it; if it multiplies pairs of 16-bit numbers, also [`PairDot`](pair_dot::PairDot). Nothing else has to change:
-//! detection, the environment variable, dispatch and the tests that compare all instruction sets with the references
-//! read the table.
+//! reason for it; if it multiplies pairs of 16-bit numbers, also [`PairDot`](pair_dot::PairDot). Nothing else has to
+//! change: detection, the environment variable, dispatch and the tests that compare all instruction sets with the
+//! references read the table.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;

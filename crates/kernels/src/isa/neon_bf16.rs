@@ -1,5 +1,5 @@
-//! BFMMLA: two rows by two columns of four terms each, with four sums in a register. And SMMLA, of eight terms in 8 bits:
-//! see [`crate::int8::neon_i8mm`].
+//! BFMMLA: two rows by two columns of four terms each, with four sums in a register. And SMMLA, of eight terms in 8
+//! bits: see [`crate::int8::neon_i8mm`].
 //!
 //! Rust has no stable intrinsics for it, hence the inline assembly. See `BFMatMulAdd` in the Arm Architecture Reference
 //! Manual: the two pairs of an instruction are added to a sum one after the other, as by two BFDOT. So an element has
@@ -196,8 +196,8 @@ unsafe impl PairDot for NeonBf16 {
         assert!(to.len() >= from.len().div_ceil(2));
         let whole = from.len() / 4 * 4;
         for at in (0..whole).step_by(4) {
-            // SAFETY: 4 values from `at` are 2 pairs from `at / 2`, inside both slices; `self` proves that the processor
-            // has the instruction.
+            // SAFETY: 4 values from `at` are 2 pairs from `at / 2`, inside both slices; `self` proves that the
+            // processor has the instruction.
             unsafe {
                 let rounded: uint32x2_t;
                 let from = vld1q_f32(from.as_ptr().add(at));

@@ -62,8 +62,8 @@ impl NeonFhm {
     #[inline(always)]
     fn multiply_add<const LANE: usize>(self, sums: [float32x4_t; 2], columns: Halves, x: Halves) -> [float32x4_t; 2] {
         let [mut left, mut right] = sums;
-        // SAFETY: the instructions change one register each; `self` proves that the processor has them. They take `x` in
-        // one of the lower 16 registers.
+        // SAFETY: the instructions change one register each; `self` proves that the processor has them. They take `x`
+        // in one of the lower 16 registers.
         unsafe {
             asm!(
                 ".arch_extension fp16fml",

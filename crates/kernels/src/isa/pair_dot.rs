@@ -121,7 +121,8 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     const MAX_VECTORS: usize;
     /// The number of pairs of a product must be a multiple of this.
     const PAIR_STEP: usize;
-    /// The order in which A and B may be [`TileLayout::Packed`], and are faster so. [`PairOrder::Rows`] if there is none.
+    /// The order in which A and B may be [`TileLayout::Packed`], and are faster so. [`PairOrder::Rows`] if there is
+    /// none.
     const ORDER: PairOrder;
 
     /// Rounds to nearest, ties to even, and fills the rest of `to` with zeros.
@@ -134,7 +135,8 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     ///   of the tile, which is one that these instructions take. C can be written (and read, to accumulate) for
     ///   `MAX_ROWS` rows of `16 · vectors` values. A packed tile has all vectors.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
-    /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16) or `run_f16`, as the format is.
+    /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16) or
+    /// `run_f16`, as the format is.
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32);
 }
 
