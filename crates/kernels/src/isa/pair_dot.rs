@@ -136,7 +136,7 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     ///   `MAX_ROWS` rows of `16 · vectors` values. A packed tile has all vectors.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
     /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16) or
-    /// `run_f16`, as the format is.
+    ///   `run_f16`, as the format is.
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32);
 }
 
