@@ -92,6 +92,19 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let full_name = self.check_all(name, shape)?;
+        self.of_source(self.checkpoint.tensor(&full_name, &Device::Cpu)?)
+    }
+
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        let full_name = self.check_all(name, &shape)?;
+        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.of_source(rows)?))
+    }
+}
+
+impl CheckpointSource {
+    /// Checks that a tensor of this shape can be read as the source is to, and returns its full name.
+    fn check_all(&self, name: &str, shape: &[usize]) -> Result<String> {
         if !self.device.is_cpu()
             && let Some(format) = self.quantization(name)
         {
@@ -103,14 +116,15 @@ impl WeightSource for CheckpointSource {
             let what = format!("what tensor `{}` is read as", self.full_name(name));
             return Err(Error::dtype(what, self.dtype, "f16, bf16, f32 or f64"));
         }
-        // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
-        let full_name = self.check(name, shape)?;
-        let tensor = self.checkpoint.tensor(&full_name, &Device::Cpu)?.to_dtype(self.dtype)?;
-        Ok(tensor.to_device(&self.device)?)
+        self.check(name, shape)
     }
-}
 
-impl CheckpointSource {
+    /// A tensor in the dtype and on the device of the source.
+    fn of_source(&self, tensor: Tensor) -> Result<Tensor> {
+        // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
+        Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
+    }
+
     /// The same source, of which loaders quantize the weights for whose full names `format` returns a format, such as
     /// `encoder.layer.0.attention.self.query.weight`, and no others: projections and tables of embeddings; those of
     /// queries, keys and values of a layer only together. It is read in f32.
