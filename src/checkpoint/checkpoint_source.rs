@@ -28,6 +28,7 @@ type FormatByName = Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>;
 /// Which weights loaders quantize.
 #[derive(Clone)]
 enum Quantize {
+    Nothing,
     /// Those that the checkpoint holds in few bits, in their own format.
     AsStored,
     /// All of them.
@@ -39,6 +40,7 @@ enum Quantize {
 impl fmt::Debug for Quantize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Nothing => f.write_str("Nothing"),
             Self::AsStored => f.write_str("AsStored"),
             Self::All(format) => write!(f, "All({format})"),
             Self::ByName(_) => f.write_str("ByName"),
@@ -84,7 +86,7 @@ impl WeightSource for CheckpointSource {
     fn quantization(&self, name: &str) -> Option<Quantization> {
         let name = self.full_name(name);
         match &self.quantize {
-            Quantize::AsStored if self.dtype != DType::F32 || !self.device.is_cpu() => None,
+            Quantize::Nothing => None,
             Quantize::AsStored => self.checkpoint.stored_quantization(&name),
             Quantize::All(format) => Some(*format),
             Quantize::ByName(format) => format(&name),
@@ -178,20 +180,24 @@ impl Checkpoint {
     /// The weights below `prefix`, which may be empty, to be read onto `device` in a dtype, or in a
     /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
     ///
-    /// What the checkpoint holds in few bits itself stays so in f32 on the CPU, with scales of at most 16 significant
-    /// bits for int8, and is dequantized in any other dtype and on any other device. If its format is the one that is
-    /// asked for, what it holds in a float dtype stays so.
+    /// What the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
+    /// `ComputeType::default()` and if its format is the one that is asked for; what it holds in a float dtype stays so
+    /// then.
     pub fn at(&self, prefix: &str, compute_type: impl Into<ComputeType>, device: &Device) -> CheckpointSource {
         let compute_type = compute_type.into();
         let quantize = match compute_type.quantization() {
-            Some(format) if !self.names().any(|name| self.stored_quantization(name) == Some(format)) => {
-                Quantize::All(format)
-            }
-            _ => Quantize::AsStored,
+            Some(format) if !device.is_cpu() || !self.stores(format) => Quantize::All(format),
+            _ if compute_type.keeps_stored() && device.is_cpu() => Quantize::AsStored,
+            _ => Quantize::Nothing,
         };
         let prefix = prefix.trim_end_matches('.').to_string();
         let dtype = compute_type.dtype();
         CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize }
+    }
+
+    /// Whether it holds a weight in the format.
+    fn stores(&self, format: Quantization) -> bool {
+        self.names().any(|name| self.stored_quantization(name) == Some(format))
     }
 
     /// The format of a stored weight of few bits that is packed as it is.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{WrittenTensor, read_json, write_file, write_new_folder, write_tensors};
 use candle_attention::tensor::with_slices;
-use candle_attention::{Error, Quantization, Result};
+use candle_attention::{ComputeType, Error, Quantization, Result};
 use candle_attention_kernels::QuantizedRows;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
     let folder = folder.as_ref();
     let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
     let config = TextModelConfig::from_file(transformer.join("config.json"))?;
-    let stored = Checkpoint::open(&transformer)?.at("", DType::F32, &Device::Cpu);
+    let stored = Checkpoint::open(&transformer)?.at("", ComputeType::default(), &Device::Cpu);
     let names = int8_weights(folder)?;
     if let Some((name, format)) = names.iter().find_map(|name| Some((name, stored.quantization(name)?))) {
         return Err(Error::file(folder, format!("weight `{name}` is in {format} already, expected a float dtype")));

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, int8_weights, load_int8};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
@@ -44,7 +45,7 @@ fn embeddings(encoder: &SentenceEncoder) -> Tensor {
 }
 
 fn open(folder: &Path) -> SentenceEncoder {
-    SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu).unwrap()
+    SentenceEncoder::from_folder(folder, ComputeType::default(), &Device::Cpu).unwrap()
 }
 
 #[test]
