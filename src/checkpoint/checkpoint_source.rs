@@ -203,7 +203,7 @@ impl Checkpoint {
     /// The format of a stored weight of few bits that is packed as it is.
     fn stored_quantization(&self, name: &str) -> Option<Quantization> {
         match self.lookup(name) {
-            Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            Ok(Stored::Quantized(weight)) => weight.packed_format(self.shards()),
             Ok(Stored::Plain(_, entry)) => entry.gguf.as_ref().and_then(|gguf| gguf.packed_format()),
             _ => None,
         }

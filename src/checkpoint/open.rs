@@ -407,6 +407,10 @@ impl Checkpoint {
         self.inner.tensors.get(name).ok_or_else(|| self.missing(name))
     }
 
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.inner.shards
+    }
+
     /// The shard that holds a tensor, and what its header states.
     fn stored(&self, name: &str) -> Result<(&Shard, &Entry)> {
         match self.lookup(name)? {

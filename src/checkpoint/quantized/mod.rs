@@ -144,10 +144,15 @@ impl QuantizedWeight {
         }
     }
 
-    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, and
-    /// nothing else.
-    pub fn packed_format(&self) -> Option<Quantization> {
-        self.is_int8_by_rows().then_some(Quantization::Int8)
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, of at
+    /// most 16 significant bits.
+    pub fn packed_format(&self, shards: &[Shard]) -> Option<Quantization> {
+        const LOW_BITS: u32 = 24 - 16;
+        let is_short = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS;
+        // Scales that cannot be read are an error of the weight.
+        let scales = || Module::new(&self.module, &self.parts, shards).floats(compressed_tensors::SCALE);
+        let fits = self.is_int8_by_rows() && scales().map_or(true, |scales| scales.iter().all(is_short));
+        fits.then_some(Quantization::Int8)
     }
 
     /// Whether the weight is int8 with a scale for each row, and nothing else.
@@ -162,7 +167,7 @@ impl QuantizedWeight {
     pub fn rows(&self, rows: &Range<usize>) -> Option<Self> {
         let (plan, entry) = self.plan.as_ref().ok().filter(|_| self.is_int8_by_rows())?;
         let mut own = self.clone();
-        for part in ["weight", "weight_scale"] {
+        for part in ["weight", compressed_tensors::SCALE] {
             let (_, entry) = own.parts.get_mut(part)?;
             *entry = entry.rows(rows)?;
         }
