@@ -14,16 +14,26 @@ use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
 
 /// A prefix of a [`Checkpoint`], with the compute type and device to read in.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CheckpointSource {
     checkpoint: Checkpoint,
     prefix: String,
     dtype: DType,
     device: Device,
     quantize: Quantize,
+    round: Option<ByName<DType>>,
 }
 
-type FormatByName = Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>;
+type ByName<T> = Arc<dyn Fn(&str) -> Option<T> + Send + Sync>;
+
+impl fmt::Debug for CheckpointSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { checkpoint, prefix, dtype, device, quantize, .. } = self;
+        let mut shown = f.debug_struct("CheckpointSource");
+        shown.field("checkpoint", checkpoint).field("prefix", prefix).field("dtype", dtype);
+        shown.field("device", device).field("quantize", quantize).finish_non_exhaustive()
+    }
+}
 
 /// Which weights loaders quantize.
 #[derive(Clone)]
@@ -34,7 +44,7 @@ enum Quantize {
     /// All of them.
     All(Quantization),
     /// Those for whose full names the function has a format.
-    ByName(FormatByName),
+    ByName(ByName<Quantization>),
 }
 
 impl fmt::Debug for Quantize {
@@ -95,12 +105,12 @@ impl WeightSource for CheckpointSource {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.check_all(name, shape)?;
-        self.of_source(self.checkpoint.tensor(&full_name, &Device::Cpu)?)
+        self.of_source(&full_name, self.checkpoint.tensor(&full_name, &Device::Cpu)?)
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let full_name = self.check_all(name, &shape)?;
-        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.of_source(rows)?))
+        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.of_source(&full_name, rows)?))
     }
 }
 
@@ -121,8 +131,12 @@ impl CheckpointSource {
         self.check(name, shape)
     }
 
-    /// A tensor in the dtype and on the device of the source.
-    fn of_source(&self, tensor: Tensor) -> Result<Tensor> {
+    /// A tensor, or rows of it, in the dtype and on the device of the source.
+    fn of_source(&self, full_name: &str, tensor: Tensor) -> Result<Tensor> {
+        let tensor = match self.round.as_ref().and_then(|round| round(full_name)) {
+            Some(dtype) => tensor.to_dtype(dtype)?,
+            None => tensor,
+        };
         // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
         Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
     }
@@ -144,6 +158,13 @@ impl CheckpointSource {
     #[must_use]
     pub fn with_quantization(self, format: impl Fn(&str) -> Option<Quantization> + Send + Sync + 'static) -> Self {
         Self { quantize: Quantize::ByName(Arc::new(format)), dtype: DType::F32, ..self }
+    }
+
+    /// The same source, of which tensors for whose full names `dtype` returns a dtype are rounded to it when they are
+    /// read, as if they were stored in it.
+    #[must_use]
+    pub fn with_rounding(self, dtype: impl Fn(&str) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Self { round: Some(Arc::new(dtype)), ..self }
     }
 
     /// Checks that there is a floating-point tensor of this shape, and returns its full name.
@@ -192,7 +213,7 @@ impl Checkpoint {
         };
         let prefix = prefix.trim_end_matches('.').to_string();
         let dtype = compute_type.dtype();
-        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize }
+        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize, round: None }
     }
 
     /// Whether it holds a weight in the format.

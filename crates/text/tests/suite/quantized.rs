@@ -1,5 +1,6 @@
 //! Models with weights in few bits: quantized when they are loaded, and written in int8.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
@@ -131,11 +132,17 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     let keeps = |name: &str| name.starts_with("encoder.layer.0.") || name.contains("intermediate");
     let int8 = write_int8(tiny(), &some, |name| !keeps(name)).unwrap();
     assert!(!int8.is_empty() && int8.len() < names.len());
+    let names: HashSet<String> = names.into_iter().collect();
     let source = Checkpoint::open(tiny()).unwrap().at("", DType::F32, &CPU);
     let source = source.with_quantization(move |name| (!keeps(name)).then_some(Quantization::Int8));
+    let source = source.with_rounding(move |name| (keeps(name) && names.contains(name)).then_some(DType::BF16));
     let want = encode(&SentenceEncoder::load(tiny(), source).unwrap(), &TEXTS);
     assert_eq!(embeddings(&some, ComputeType::default()), want);
     assert_eq!(embeddings(&some, Quantization::Int8), want, "what the folder keeps is not quantized");
+    let written = Checkpoint::open(&some).unwrap();
+    let stored = |name: &str| written.tensor(name, &CPU).unwrap().dtype();
+    assert_eq!(stored("encoder.layer.0.output.dense.weight"), DType::BF16);
+    assert_eq!(stored("encoder.layer.0.output.dense.bias"), DType::F32);
     let config: serde_json::Value = read_json(&some.join("config.json")).unwrap();
     let stated = &config["quantization_config"];
     assert_eq!([&stated["quant_method"], &stated["format"]], ["compressed-tensors", "int-quantized"]);
