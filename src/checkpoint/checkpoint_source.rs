@@ -14,31 +14,43 @@ use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
 
 /// A prefix of a [`Checkpoint`], with the compute type and device to read in.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CheckpointSource {
     checkpoint: Checkpoint,
     prefix: String,
     dtype: DType,
     device: Device,
     quantize: Quantize,
+    round: Option<ByName<DType>>,
 }
 
-type FormatByName = Arc<dyn Fn(&str) -> Option<Quantization> + Send + Sync>;
+type ByName<T> = Arc<dyn Fn(&str) -> Option<T> + Send + Sync>;
+
+impl fmt::Debug for CheckpointSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { checkpoint, prefix, dtype, device, quantize, .. } = self;
+        let mut shown = f.debug_struct("CheckpointSource");
+        shown.field("checkpoint", checkpoint).field("prefix", prefix).field("dtype", dtype);
+        shown.field("device", device).field("quantize", quantize).finish_non_exhaustive()
+    }
+}
 
 /// Which weights loaders quantize.
 #[derive(Clone)]
 enum Quantize {
+    Nothing,
     /// Those that the checkpoint holds in few bits, in their own format.
     AsStored,
     /// All of them.
     All(Quantization),
     /// Those for whose full names the function has a format.
-    ByName(FormatByName),
+    ByName(ByName<Quantization>),
 }
 
 impl fmt::Debug for Quantize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Nothing => f.write_str("Nothing"),
             Self::AsStored => f.write_str("AsStored"),
             Self::All(format) => write!(f, "All({format})"),
             Self::ByName(_) => f.write_str("ByName"),
@@ -84,7 +96,7 @@ impl WeightSource for CheckpointSource {
     fn quantization(&self, name: &str) -> Option<Quantization> {
         let name = self.full_name(name);
         match &self.quantize {
-            Quantize::AsStored if self.dtype != DType::F32 || !self.device.is_cpu() => None,
+            Quantize::Nothing => None,
             Quantize::AsStored => self.checkpoint.stored_quantization(&name),
             Quantize::All(format) => Some(*format),
             Quantize::ByName(format) => format(&name),
@@ -92,6 +104,19 @@ impl WeightSource for CheckpointSource {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let full_name = self.check_all(name, shape)?;
+        self.of_source(&full_name, self.checkpoint.tensor(&full_name, &Device::Cpu)?)
+    }
+
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        let full_name = self.check_all(name, &shape)?;
+        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.of_source(&full_name, rows)?))
+    }
+}
+
+impl CheckpointSource {
+    /// Checks that a tensor of this shape can be read as the source is to, and returns its full name.
+    fn check_all(&self, name: &str, shape: &[usize]) -> Result<String> {
         if !self.device.is_cpu()
             && let Some(format) = self.quantization(name)
         {
@@ -103,14 +128,19 @@ impl WeightSource for CheckpointSource {
             let what = format!("what tensor `{}` is read as", self.full_name(name));
             return Err(Error::dtype(what, self.dtype, "f16, bf16, f32 or f64"));
         }
-        // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
-        let full_name = self.check(name, shape)?;
-        let tensor = self.checkpoint.tensor(&full_name, &Device::Cpu)?.to_dtype(self.dtype)?;
-        Ok(tensor.to_device(&self.device)?)
+        self.check(name, shape)
     }
-}
 
-impl CheckpointSource {
+    /// A tensor, or rows of it, in the dtype and on the device of the source.
+    fn of_source(&self, full_name: &str, tensor: Tensor) -> Result<Tensor> {
+        let tensor = match self.round.as_ref().and_then(|round| round(full_name)) {
+            Some(dtype) => tensor.to_dtype(dtype)?,
+            None => tensor,
+        };
+        // Cast on the CPU first: the device may lack the stored dtype (f64 on Metal).
+        Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
+    }
+
     /// The same source, of which loaders quantize the weights for whose full names `format` returns a format, such as
     /// `encoder.layer.0.attention.self.query.weight`, and no others: projections and tables of embeddings; those of
     /// queries, keys and values of a layer only together. It is read in f32.
@@ -128,6 +158,13 @@ impl CheckpointSource {
     #[must_use]
     pub fn with_quantization(self, format: impl Fn(&str) -> Option<Quantization> + Send + Sync + 'static) -> Self {
         Self { quantize: Quantize::ByName(Arc::new(format)), dtype: DType::F32, ..self }
+    }
+
+    /// The same source, of which tensors for whose full names `dtype` returns a dtype are rounded to it when they are
+    /// read, as if they were stored in it.
+    #[must_use]
+    pub fn with_rounding(self, dtype: impl Fn(&str) -> Option<DType> + Send + Sync + 'static) -> Self {
+        Self { round: Some(Arc::new(dtype)), ..self }
     }
 
     /// Checks that there is a floating-point tensor of this shape, and returns its full name.
@@ -164,26 +201,30 @@ impl Checkpoint {
     /// The weights below `prefix`, which may be empty, to be read onto `device` in a dtype, or in a
     /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
     ///
-    /// What the checkpoint holds in few bits itself stays so in f32 on the CPU, with scales of at most 16 significant
-    /// bits for int8, and is dequantized in any other dtype and on any other device. If its format is the one that is
-    /// asked for, what it holds in a float dtype stays so.
+    /// What the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
+    /// `ComputeType::default()` and if its format is the one that is asked for; what it holds in a float dtype stays so
+    /// then.
     pub fn at(&self, prefix: &str, compute_type: impl Into<ComputeType>, device: &Device) -> CheckpointSource {
         let compute_type = compute_type.into();
         let quantize = match compute_type.quantization() {
-            Some(format) if !self.names().any(|name| self.stored_quantization(name) == Some(format)) => {
-                Quantize::All(format)
-            }
-            _ => Quantize::AsStored,
+            Some(format) if !device.is_cpu() || !self.stores(format) => Quantize::All(format),
+            _ if compute_type.keeps_stored() && device.is_cpu() => Quantize::AsStored,
+            _ => Quantize::Nothing,
         };
         let prefix = prefix.trim_end_matches('.').to_string();
         let dtype = compute_type.dtype();
-        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize }
+        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize, round: None }
+    }
+
+    /// Whether it holds a weight in the format.
+    fn stores(&self, format: Quantization) -> bool {
+        self.names().any(|name| self.stored_quantization(name) == Some(format))
     }
 
     /// The format of a stored weight of few bits that is packed as it is.
     fn stored_quantization(&self, name: &str) -> Option<Quantization> {
         match self.lookup(name) {
-            Ok(Stored::Quantized(weight)) => weight.packed_format(),
+            Ok(Stored::Quantized(weight)) => weight.packed_format(self.shards()),
             Ok(Stored::Plain(_, entry)) => entry.gguf.as_ref().and_then(|gguf| gguf.packed_format()),
             _ => None,
         }

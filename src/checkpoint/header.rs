@@ -5,12 +5,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 
 use safetensors::Dtype;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::checkpoint::gguf::blocks::GgufTensor;
+use crate::checkpoint::gguf::blocks::{Change, GgufTensor};
 use crate::error::{Error, Result, cut, cut_to};
 
 /// The longest header or index that is read, in bytes; also the limit of the headers of all shards together.
@@ -54,6 +55,21 @@ impl Entry {
     /// The length of its data in bytes.
     pub fn bytes(&self) -> u64 {
         self.offsets[1] - self.offsets[0]
+    }
+
+    /// Some of its rows as a tensor of their own; `None` if the file has its rows in another order.
+    pub fn rows(&self, rows: &Range<usize>) -> Option<Self> {
+        let all = self.shape.first().copied().filter(|all| rows.end <= *all && !rows.is_empty())?;
+        let cut = |shape: &[usize]| [&[rows.len()], &shape[1..]].concat().into_boxed_slice();
+        let gguf = match self.gguf.as_deref() {
+            Some(GgufTensor { change: Some(Change::HeadRows(_)), .. }) => return None,
+            Some(stored) if stored.shape != self.shape => return None,
+            Some(stored) => Some(Box::new(GgufTensor { shape: cut(&stored.shape), ..stored.clone() })),
+            None => None,
+        };
+        // All rows have as many bytes.
+        let at = |row: usize| self.offsets[0] + self.bytes() / all as u64 * row as u64;
+        Some(Self { dtype: self.dtype, shape: cut(&self.shape), offsets: [at(rows.start), at(rows.end)], gguf })
     }
 }
 

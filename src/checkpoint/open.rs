@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -324,10 +324,39 @@ impl Checkpoint {
     pub fn tensor(&self, name: &str, device: &Device) -> Result<Tensor> {
         match self.lookup(name)? {
             Stored::Plain(shard, entry) => read_tensor(&self.inner.shards[*shard], name, entry, device),
-            Stored::Quantized(weight) => {
-                let shape = &*weight.entry()?.shape;
-                Ok(Tensor::from_vec(weight.read(&self.inner.shards)?, shape, device)?)
+            Stored::Quantized(weight) => Ok(weight.tensor(&self.inner.shards)?.to_device(device)?),
+        }
+    }
+
+    /// Calls `see` with all rows of a [`tensor`](Self::tensor) in order, some at a time: what they take in memory does
+    /// not grow with the tensor, unless its format can be read as a whole only.
+    pub(crate) fn each_rows(&self, name: &str, see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        /// The most numbers that are held at a time, if that is a row.
+        const NUMBERS: usize = 1 << 18;
+        let shape = &*self.entry(name)?.shape;
+        let (all, row) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
+        let step = (NUMBERS / row.max(1)).max(1);
+        if all <= step || self.rows(name, &(0..step))?.is_none() {
+            return see(self.tensor(name, &Device::Cpu)?);
+        }
+        for start in (0..all).step_by(step) {
+            match self.rows(name, &(start..all.min(start + step))) {
+                Ok(rows) => rows.map_or(Ok(()), &mut *see)?,
+                // The place that an error states is to be that in the whole tensor.
+                Err(part) => return Err(self.tensor(name, &Device::Cpu).err().unwrap_or(part)),
             }
+        }
+        Ok(())
+    }
+
+    /// Some rows of a tensor, which it has; `None` if they cannot be read alone.
+    fn rows(&self, name: &str, rows: &Range<usize>) -> Result<Option<Tensor>> {
+        let shards = &self.inner.shards;
+        match self.lookup(name)? {
+            Stored::Plain(shard, entry) => {
+                entry.rows(rows).map(|rows| read_tensor(&shards[*shard], name, &rows, &Device::Cpu)).transpose()
+            }
+            Stored::Quantized(weight) => weight.rows(rows).map(|rows| rows.tensor(shards)).transpose(),
         }
     }
 
@@ -376,6 +405,10 @@ impl Checkpoint {
     /// How a tensor is stored.
     pub(crate) fn lookup(&self, name: &str) -> Result<&Stored> {
         self.inner.tensors.get(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.inner.shards
     }
 
     /// The shard that holds a tensor, and what its header states.

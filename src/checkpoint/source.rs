@@ -50,6 +50,17 @@ pub trait WeightSource {
     /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
+    /// [`get`](Self::get) for a matrix that is held in few bits: `see` gets all of its rows in order, `(any number,
+    /// columns)`, so that it is never whole in memory where the source can read some rows alone.
+    ///
+    /// The default reads all at once, which is right for every source.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get) and of `see`.
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        see(self.get(name, &shape)?)
+    }
+
     /// [`get`](Self::get) without the [`low_rank`](Self::low_rank) changes of the weight.
     ///
     /// # Errors
@@ -202,6 +213,13 @@ impl WeightSource for AnySource<'_> {
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let name = self.full_name(name);
         if self.is_base { self.root.get_base(&name, shape) } else { self.root.get(&name, shape) }
+    }
+
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        match self.is_base && self.root.has_low_rank() {
+            true => see(self.get(name, &shape)?),
+            false => self.root.get_rows(&self.full_name(name), shape, see),
+        }
     }
 
     fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {

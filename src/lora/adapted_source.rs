@@ -259,6 +259,13 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
         })
     }
 
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        match self.changes(name).is_empty() && !self.merged.whole.contains_key(&self.full_name(name)) {
+            true => self.base.get_rows(name, shape, see),
+            false => see(self.get(name, &shape)?),
+        }
+    }
+
     fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         if self.are_beside(name) { self.without_changes(name, shape) } else { self.get(name, shape) }
     }

@@ -118,6 +118,14 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
         }
     }
 
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        let stored = self.stored(name);
+        match self.task.is_none() || stored == name {
+            true => self.base.get_rows(&stored, shape, see),
+            false => see(self.get(name, &shape)?),
+        }
+    }
+
     fn gives_own_tensors(&self) -> bool {
         self.base.gives_own_tensors()
     }

@@ -86,7 +86,11 @@ impl fmt::Display for Quantization {
 
 /// What a model computes in: a float dtype, or f32 with projections and tables of embeddings in few bits.
 ///
-/// Loaders take `impl Into<ComputeType>`: a [`DType`] or a [`Quantization`].
+/// Loaders take `impl Into<ComputeType>`:
+///
+/// - a [`DType`]: weights that a checkpoint holds in few bits are dequantized;
+/// - a [`Quantization`]: all projections and tables are in it; of a checkpoint that holds some in it, these;
+/// - `ComputeType::default()`: f32, and on the CPU what a checkpoint holds in few bits stays so.
 ///
 /// ```
 /// use candle_attention::{ComputeType, Quantization};
@@ -96,46 +100,64 @@ impl fmt::Display for Quantization {
 /// assert_eq!((int8.dtype(), int8.quantization()), (DType::F32, Some(Quantization::Int8)));
 /// assert_eq!("int8".parse::<ComputeType>()?, int8);
 /// assert_eq!(ComputeType::from(DType::BF16).to_string(), "bf16");
+/// assert_eq!("auto".parse::<ComputeType>()?, ComputeType::default());
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComputeType {
     dtype: DType,
     quantization: Option<Quantization>,
+    keeps_stored: bool,
 }
 
 impl ComputeType {
     /// The names, for messages.
-    pub const NAMES: &str = "f32, f64, f16, bf16, int8, q8_0 or q4_0";
+    pub const NAMES: &str = "auto, f32, f64, f16, bf16, int8, q8_0 or q4_0";
 
     /// The dtype of hidden states, and of the weights that are not quantized: f32 where others are.
     pub fn dtype(self) -> DType {
         self.dtype
     }
 
-    /// The format of projections and tables of embeddings, if it has few bits.
+    /// The format of projections and tables of embeddings that is asked for, if it has few bits.
     pub fn quantization(self) -> Option<Quantization> {
         self.quantization
+    }
+
+    /// Whether weights that a checkpoint holds in few bits stay so, on the CPU.
+    pub fn keeps_stored(self) -> bool {
+        self.keeps_stored
+    }
+}
+
+/// f32, and on the CPU what a checkpoint holds in few bits stays so.
+impl Default for ComputeType {
+    fn default() -> Self {
+        Self { dtype: DType::F32, quantization: None, keeps_stored: true }
     }
 }
 
 impl From<DType> for ComputeType {
     fn from(dtype: DType) -> Self {
-        Self { dtype, quantization: None }
+        Self { dtype, quantization: None, keeps_stored: false }
     }
 }
 
 impl From<Quantization> for ComputeType {
     fn from(quantization: Quantization) -> Self {
-        Self { dtype: DType::F32, quantization: Some(quantization) }
+        Self { dtype: DType::F32, quantization: Some(quantization), keeps_stored: true }
     }
 }
+
+/// The name of the default.
+const AUTO: &str = "auto";
 
 /// The name that [`FromStr`] takes.
 impl fmt::Display for ComputeType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.quantization {
             Some(quantization) => write!(f, "{quantization}"),
+            None if self.keeps_stored => f.write_str(AUTO),
             None => f.write_str(self.dtype.as_str()),
         }
     }
@@ -147,7 +169,8 @@ impl FromStr for ComputeType {
     fn from_str(name: &str) -> Result<Self> {
         let dtype = [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().find(|dtype| dtype.as_str() == name);
         let quantization = Quantization::ALL.into_iter().find(|quantization| quantization.to_string() == name);
-        let found = dtype.map(Self::from).or(quantization.map(Self::from));
+        let default = (name == AUTO).then(Self::default);
+        let found = dtype.map(Self::from).or(quantization.map(Self::from)).or(default);
         found.ok_or_else(|| Error::value("the compute type", format!("`{name}`"), Self::NAMES))
     }
 }

@@ -55,6 +55,7 @@ mod quantized;
 mod ragged;
 mod relative_tables;
 mod right_or_refused;
+mod rows;
 mod seeds;
 mod sizes;
 mod steps;

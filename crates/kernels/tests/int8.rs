@@ -135,9 +135,9 @@ fn sums_do_not_overflow() {
         let signs = [(-1.0, -1.0), (1.0, -1.0), (-1.0, 1.0), (1.0, 1.0)];
         for (x, w) in signs.into_iter().take(if k > 4096 { 2 } else { 4 }) {
             for format in FORMATS {
-                // Q8_0 can have -128, of a scale of 1 / 128, where another weight keeps the scale.
+                // 8 bits can have -128, of a scale of 1 / 128, where another weight keeps the scale.
                 let mut weights = vec![w; n * k];
-                let low = format == WeightFormat::Q8_0 && w < 0.0;
+                let low = format != WeightFormat::Q4_0 && w < 0.0;
                 if low {
                     weights.iter_mut().skip(31).step_by(32).for_each(|weight| *weight = 1.0 / 128.0);
                 }
@@ -246,13 +246,17 @@ fn packing_again_loses_nothing() {
 #[test]
 fn blocks_of_any_encoder_are_held_exactly() {
     let mut random = Random(35);
-    for format in [WeightFormat::Q8_0, WeightFormat::Q4_0] {
-        let (low, high) = if format == WeightFormat::Q8_0 { (-128.0, 127.0) } else { (-8.0, 7.0) };
+    for format in FORMATS {
+        let (low, high) = if format == WeightFormat::Q4_0 { (-8.0, 7.0) } else { (-128.0, 127.0) };
+        let (group, is_int8) = if format == WeightFormat::Int8 { (128, true) } else { (32, false) };
         let mut w = Vec::<f32>::new();
-        for block in 0..400 {
-            let scale = f16::from_f32(random.values::<f32>(1)[0] * [1.0, 0.01, 1e-5, 300.0][block % 4]).to_f32();
+        for block in 0..100 * 128 / group {
+            let scale = random.values::<f32>(1)[0] * [1.0, 0.01, 1e-5, 300.0][block % 4];
+            // 16 significant bits, or f16.
+            let cut = f32::from_bits(scale.abs().to_bits() & !0xff);
+            let scale = if is_int8 { cut } else { f16::from_f32(scale).to_f32() };
             let reach = [1.0f32, 0.9, 0.5, 0.1, 0.02][block % 5];
-            let xs = random.values::<f32>(32);
+            let xs = random.values::<f32>(group);
             let most = xs.iter().fold(0f32, |most, x| most.max(x.abs()));
             let integer = |x: &f32| (x / most * reach * -low).round().clamp(low, high);
             w.extend(xs.iter().map(|x| integer(x) * scale));

@@ -1,8 +1,10 @@
-//! The dtype of an encoder where nobody asks for one.
+//! What an encoder computes in where nobody asks for a dtype.
 
+use candle_attention::ComputeType;
 use candle_core::{DType, Device};
 
-/// The dtype that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere.
+/// What suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere; on the CPU with the weights that a model's
+/// files hold in few bits as they are (`ComputeType::default()`).
 ///
 /// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more
 /// bits of precision than bf16. Sums, norms and softmaxes are computed in f32 all the same. Weights that are stored in
@@ -13,12 +15,13 @@ use candle_core::{DType, Device};
 ///
 /// ```
 /// use candle_attention_text::{SentenceEncoder, default_dtype};
-/// use candle_core::{DType, Device};
+/// use candle_attention::ComputeType;
+/// use candle_core::Device;
 /// let device = Device::Cpu;
-/// assert_eq!(default_dtype(&device), DType::F32);
+/// assert_eq!(default_dtype(&device), ComputeType::default());
 /// let encoder = SentenceEncoder::embedded(default_dtype(&device), &device)?;
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
-pub fn default_dtype(device: &Device) -> DType {
-    if device.is_metal() { DType::F16 } else { DType::F32 }
+pub fn default_dtype(device: &Device) -> ComputeType {
+    if device.is_metal() { DType::F16.into() } else { ComputeType::default() }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
 use candle_attention::io::{WrittenTensor, read_json, write_file, write_new_folder, write_tensors};
 use candle_attention::tensor::with_slices;
-use candle_attention::{Error, Quantization, Result};
+use candle_attention::{ComputeType, Error, Quantization, Result};
 use candle_attention_kernels::QuantizedRows;
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
     let folder = folder.as_ref();
     let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
     let config = TextModelConfig::from_file(transformer.join("config.json"))?;
-    let stored = Checkpoint::open(&transformer)?.at("", DType::F32, &Device::Cpu);
+    let stored = Checkpoint::open(&transformer)?.at("", ComputeType::default(), &Device::Cpu);
     let names = int8_weights(folder)?;
     if let Some((name, format)) = names.iter().find_map(|name| Some((name, stored.quantization(name)?))) {
         return Err(Error::file(folder, format!("weight `{name}` is in {format} already, expected a float dtype")));
@@ -101,9 +101,11 @@ const FORMAT: &str = "int-quantized";
 const WEIGHT: &str = ".weight";
 
 /// Writes the model of a folder to another folder, with those of its [`int8_weights`] in int8 for whose names `is_int8`
-/// returns true, and all other tensors as they are stored; with the folder's model card, other modules, and files of
-/// settings and tokenizers. It is what [`from_folder`](crate::SentenceEncoder::from_folder) reads, which keeps these
-/// weights in int8 on the CPU. Returns the names of the weights in int8.
+/// returns true, the others of them in bf16, and all other tensors as they are stored; with the folder's model card, other
+/// modules, and files of settings and tokenizers. Returns the names of the weights in int8.
+///
+/// In [`ComputeType::default`] loaders keep these weights in int8 on the CPU. They compute in f32 with those in bf16: a
+/// product in bf16 would round the inputs of just the projections that lose much by rounding.
 ///
 /// The folder is made beside the target, synced and renamed, so that a kill, a full disk or a power failure leaves a
 /// whole model or none.
@@ -117,41 +119,53 @@ pub fn write_int8(
     is_int8: impl Fn(&str) -> bool,
 ) -> Result<Vec<String>> {
     let folder = folder.as_ref();
-    let mut chosen = int8_weights(folder)?;
-    chosen.retain(|name| is_int8(name));
+    let (chosen, others): (Vec<String>, Vec<String>) =
+        int8_weights(folder)?.into_iter().partition(|name| is_int8(name));
     if chosen.is_empty() {
         return Err(Error::value("the weights to write in int8", "none", "at least one projection of the model"));
     }
-    write_new_folder(target.as_ref(), |new| write_into(folder, new, &chosen))?;
+    write_new_folder(target.as_ref(), |new| write_into(folder, new, &chosen, &others))?;
     Ok(chosen)
 }
 
-/// The sentence encoder that [`write_int8`] writes of a folder, without writing it.
+/// The sentence encoder of a folder with those weights in int8 for whose names `is_int8` returns true, and those rounded
+/// to bf16 for whose `is_bf16` does: what [`write_int8`] writes, without writing it, if these are the other
+/// [`int8_weights`].
 ///
 /// # Errors
 /// The errors of [`SentenceEncoder::from_folder`]; a model with several transformers.
-pub fn load_int8(folder: impl AsRef<Path>, is_int8: impl Fn(&str) -> bool) -> Result<SentenceEncoder> {
+pub fn load_int8(
+    folder: impl AsRef<Path>,
+    is_int8: impl Fn(&str) -> bool,
+    is_bf16: impl Fn(&str) -> bool,
+) -> Result<SentenceEncoder> {
     let folder = folder.as_ref();
     let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
     let checkpoint = Checkpoint::open(&transformer)?;
     let is_matrix = |name: &str| checkpoint.tensor_info(name).is_ok_and(|(_, shape)| shape.len() == 2);
-    let chosen = checkpoint.names().filter(|name| is_matrix(name) && is_int8(name)).map(str::to_string);
-    let chosen: BTreeSet<String> = chosen.collect();
-    let source = checkpoint.at("", DType::F32, &Device::Cpu);
-    let source = source.with_quantization(move |name| chosen.contains(name).then_some(Quantization::Int8));
+    let those = |wanted: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
+        checkpoint.names().filter(|name| is_matrix(name) && wanted(name)).map(str::to_string).collect()
+    };
+    let (int8, bf16) = (those(&is_int8), those(&is_bf16));
+    let source = checkpoint
+        .at("", DType::F32, &Device::Cpu)
+        .with_quantization(move |name| int8.contains(name).then_some(Quantization::Int8))
+        .with_rounding(move |name| bf16.contains(name).then_some(DType::BF16));
     SentenceEncoder::load(folder, source)
 }
 
-/// Writes the model into the folder `new`, which is empty.
-fn write_into(folder: &Path, new: &Path, chosen: &[String]) -> Result<()> {
+/// Writes the model into the folder `new`, which is empty: `chosen` in int8, `others` in bf16.
+fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -> Result<()> {
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let checkpoint = Checkpoint::open(folder.join(inside))?;
     let (mut tensors, mut kept) = (BTreeMap::<String, WrittenTensor>::new(), Vec::new());
     for name in checkpoint.names() {
         let tensor = checkpoint.tensor(name, &Device::Cpu)?;
-        if !chosen.iter().any(|chosen| chosen == name) {
+        let is_in = |list: &[String]| list.iter().any(|other| other == name);
+        if !is_in(chosen) {
             kept.extend(name.strip_suffix(WEIGHT).filter(|_| tensor.rank() == 2).map(str::to_string));
+            let tensor = if is_in(others) { tensor.to_dtype(DType::BF16)? } else { tensor };
             tensors.insert(name.to_string(), tensor.into());
             continue;
         }

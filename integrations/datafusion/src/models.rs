@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_attention::ComputeType;
-use candle_attention::candle_core::{DType, Device};
+use candle_attention::candle_core::Device;
 use candle_attention_text::{CrossEncoder, QuantizationRanges, SentenceEncoder};
 use datafusion::logical_expr::ScalarUDF;
 use datafusion::prelude::SessionContext;
@@ -59,13 +59,13 @@ impl Default for Models {
 impl Models {
     /// No models.
     pub fn new() -> Self {
-        let (node, compute_type) = ("this process".to_string(), DType::F32.into());
+        let (node, compute_type) = ("this process".to_string(), ComputeType::default());
         Self { node, compute_type, encoders: Vec::new(), rerankers: Vec::new() }
     }
 
     /// Sets what models compute in that are added after this: a dtype, or a format of weights in few bits
-    /// ([`Quantization`](candle_attention::Quantization)). The fingerprint of a model in another compute type than f32 is
-    /// another one.
+    /// ([`Quantization`](candle_attention::Quantization)). Before, it is `ComputeType::default()`; the fingerprint of a
+    /// model in another one is another one.
     pub fn with_compute_type(mut self, compute_type: impl Into<ComputeType>) -> Self {
         self.compute_type = compute_type.into();
         self
@@ -204,7 +204,7 @@ fn load<T>(
     let loaded = || {
         let folder: Option<PathBuf> = source.folder()?;
         let mut fingerprint = Source::fingerprint(folder.as_ref())?;
-        if compute_type != DType::F32.into() {
+        if compute_type != ComputeType::default() {
             fingerprint = format!("{fingerprint}-{compute_type}");
         }
         let model = match models.iter().find(|model| model.fingerprint() == fingerprint) {

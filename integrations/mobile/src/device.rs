@@ -1,5 +1,6 @@
 //! Where a model runs, and in which numbers.
 
+use candle_attention::ComputeType;
 use candle_core::{DType, Device};
 
 use crate::error::{EncoderError, Result};
@@ -48,7 +49,7 @@ fn metal() -> Result<Device> {
 /// In which numbers weights are kept. Embeddings are always 32-bit numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, uniffi::Enum)]
 pub enum NumberFormat {
-    /// 32 bits.
+    /// 32 bits. On the CPU, weights that the model's files hold in fewer bits stay so.
     F32,
     /// 16 bits: half the memory. Meant for GPUs.
     F16,
@@ -57,11 +58,11 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
-    pub(crate) fn dtype(self) -> DType {
+    pub(crate) fn compute_type(self) -> ComputeType {
         match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
+            Self::F32 => ComputeType::default(),
+            Self::F16 => DType::F16.into(),
+            Self::Bf16 => DType::BF16.into(),
         }
     }
 }

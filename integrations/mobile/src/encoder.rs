@@ -25,7 +25,7 @@ impl SentenceEncoder {
     /// The small English model that is part of the library (3 MB).
     #[uniffi::constructor]
     pub fn embedded(device: ComputeDevice, format: NumberFormat) -> Result<Arc<Self>> {
-        let load = |device: &Device| encoder::SentenceEncoder::embedded(format.dtype(), device);
+        let load = |device: &Device| encoder::SentenceEncoder::embedded(format.compute_type(), device);
         Self::load(device, load)
     }
 
@@ -37,7 +37,7 @@ impl SentenceEncoder {
         if folder.is_empty() {
             return Err(EncoderError::argument("the path of the folder", "empty", "that of a folder with a model"));
         }
-        let load = |device: &Device| encoder::SentenceEncoder::from_folder(&folder, format.dtype(), device);
+        let load = |device: &Device| encoder::SentenceEncoder::from_folder(&folder, format.compute_type(), device);
         Self::load(device, load)
     }
 
@@ -52,7 +52,7 @@ impl SentenceEncoder {
         let load = |device: &Device| {
             let add = |model: ModelFiles, (path, bytes): (String, Vec<u8>)| model.with(path, bytes);
             let model = files.into_iter().try_fold(ModelFiles::new(), add)?;
-            encoder::SentenceEncoder::from_files(&model, format.dtype(), device)
+            encoder::SentenceEncoder::from_files(&model, format.compute_type(), device)
         };
         Self::load(device, load)
     }

@@ -44,6 +44,7 @@ fn text(item: &Bound<PyAny>, name: impl Fn() -> String) -> PyResult<PyBackedStr>
 /// What a model computes in, by the name of a dtype or of a format of weights in few bits.
 pub fn compute_type(name: &str) -> PyResult<ComputeType> {
     Ok(match name {
+        "auto" => ComputeType::default(),
         "float32" => DType::F32.into(),
         "bfloat16" => DType::BF16.into(),
         "float16" => DType::F16.into(),
@@ -51,7 +52,7 @@ pub fn compute_type(name: &str) -> PyResult<ComputeType> {
         "q8_0" => Quantization::Q8_0.into(),
         "q4_0" => Quantization::Q4_0.into(),
         _ => {
-            let expected = "expected float32, bfloat16, float16, int8, q8_0 or q4_0";
+            let expected = "expected auto, float32, bfloat16, float16, int8, q8_0 or q4_0";
             return Err(PyValueError::new_err(format!("the dtype is {name:?}, {expected}")));
         }
     })

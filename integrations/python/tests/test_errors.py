@@ -74,7 +74,7 @@ def test_arguments(
         ({"device": "cuda"}, ValueError, "this wheel was built for CPUs alone"),
         ({"device": "tpu"}, ValueError, "the device is \"tpu\", expected cpu"),
         ({"model_kwargs": {"attn_implementation": "sdpa"}}, NotImplementedError, "attn_implementation"),
-        ({"model_kwargs": {"dtype": "int4"}}, ValueError, "the dtype is 'int4', expected float32"),
+        ({"model_kwargs": {"dtype": "int4"}}, ValueError, "the dtype is 'int4', expected auto, float32"),
         ({"config_kwargs": {"num_hidden_layers": 1}}, NotImplementedError, "config_kwargs is"),
         ({"processor_kwargs": {"padding_side": "left"}}, NotImplementedError, "processor_kwargs is"),
         ({"token": False}, NotImplementedError, "HF_HUB_DISABLE_IMPLICIT_TOKEN"),

@@ -1,5 +1,6 @@
 //! The sentence encoder.
 
+use candle_attention::ComputeType;
 use candle_attention::candle_core::{DType, Device, Tensor};
 use candle_attention_text::{MapOptions, SentenceEncoder};
 use wasm_bindgen::prelude::*;
@@ -9,7 +10,7 @@ use crate::error::{Result, value};
 use crate::files::Files;
 use crate::options::Options;
 
-/// A `SentenceEncoder` in f32.
+/// A `SentenceEncoder` in f32, with weights that are stored in few bits as they are.
 #[wasm_bindgen]
 pub struct Encoder(pub(crate) SentenceEncoder);
 
@@ -29,7 +30,7 @@ impl Encoder {
     /// Those of `SentenceEncoder::from_files`.
     #[wasm_bindgen(js_name = fromFiles)]
     pub fn from_files(files: &Files) -> Result<Self> {
-        Ok(Self(SentenceEncoder::from_files(files.model(), DType::F32, &Device::Cpu)?))
+        Ok(Self(SentenceEncoder::from_files(files.model(), ComputeType::default(), &Device::Cpu)?))
     }
 
     /// The number of features of an embedding.

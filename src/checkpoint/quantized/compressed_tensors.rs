@@ -18,7 +18,7 @@ use crate::error::Result;
 /// The bits of packed numbers that are read.
 const BITS: [usize; 2] = [4, 8];
 
-const SCALE: &str = "weight_scale";
+pub(super) const SCALE: &str = "weight_scale";
 const ZERO: &str = "weight_zero_point";
 const ORDER: &str = "weight_g_idx";
 

@@ -22,7 +22,9 @@ mod unpack;
 mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
+use candle_core::{Device, Tensor};
 use safetensors::Dtype;
 
 use crate::checkpoint::header::Entry;
@@ -123,13 +125,14 @@ impl QuantizedWeight {
         }
     }
 
-    /// The weight `(out, in)` in f32.
-    pub fn read(&self, shards: &[Shard]) -> Result<Vec<f32>> {
-        let (Kind::Read(format), Ok((plan, _))) = (self.format, &self.plan) else {
+    /// The weight `(out, in)` in f32, on the CPU.
+    pub fn tensor(&self, shards: &[Shard]) -> Result<Tensor> {
+        let (Kind::Read(format), Ok((plan, entry))) = (self.format, &self.plan) else {
             return Err(self.entry().err().unwrap_or_else(|| self.not_plain()));
         };
         let module = Module::new(&self.module, &self.parts, shards);
-        dequantize::weight(&module, plan, (format.read)(&module, plan)?)
+        let weight = dequantize::weight(&module, plan, (format.read)(&module, plan)?)?;
+        Ok(Tensor::from_vec(weight, &*entry.shape, &Device::Cpu)?)
     }
 
     /// The format with its sizes, for people: `GPTQ, 4 bits in groups of 128`.
@@ -141,13 +144,36 @@ impl QuantizedWeight {
         }
     }
 
-    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, and
-    /// nothing else.
-    pub fn packed_format(&self) -> Option<Quantization> {
-        let Ok((plan, _)) = &self.plan else { return None };
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, of at
+    /// most 16 significant bits.
+    pub fn packed_format(&self, shards: &[Shard]) -> Option<Quantization> {
+        const LOW_BITS: u32 = 24 - 16;
+        let is_short = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS;
+        // Scales that cannot be read are an error of the weight.
+        let scales = || Module::new(&self.module, &self.parts, shards).floats(compressed_tensors::SCALE);
+        let fits = self.is_int8_by_rows() && scales().map_or(true, |scales| scales.iter().all(is_short));
+        fits.then_some(Quantization::Int8)
+    }
+
+    /// Whether the weight is int8 with a scale for each row, and nothing else.
+    fn is_int8_by_rows(&self) -> bool {
+        let Ok((plan, _)) = &self.plan else { return false };
         let is_int8 = self.parts.get("weight").is_some_and(|(_, entry)| entry.dtype == Dtype::I8);
         let plain = !["weight_zero_point", "weight_g_idx"].iter().any(|part| self.parts.contains_key(part));
-        (is_int8 && plain && plan.block == [1, plan.shape[1]]).then_some(Quantization::Int8)
+        is_int8 && plain && plan.block == [1, plan.shape[1]]
+    }
+
+    /// Some rows as a weight of their own, if they can be read alone: those of int8 by rows.
+    pub fn rows(&self, rows: &Range<usize>) -> Option<Self> {
+        let (plan, entry) = self.plan.as_ref().ok().filter(|_| self.is_int8_by_rows())?;
+        let mut own = self.clone();
+        for part in ["weight", compressed_tensors::SCALE] {
+            let (_, entry) = own.parts.get_mut(part)?;
+            *entry = entry.rows(rows)?;
+        }
+        let entry = Entry { shape: [rows.len(), plan.shape[1]].into(), ..entry.clone() };
+        own.plan = Ok((Plan { shape: [rows.len(), plan.shape[1]], ..plan.clone() }, entry));
+        Some(own)
     }
 
     /// The stored tensors with their full names.

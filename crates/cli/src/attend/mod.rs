@@ -77,9 +77,10 @@ pub struct Attend {
     /// Also write the attention weights [default: the output alone]
     #[arg(long)]
     weights: bool,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0
-    #[arg(long, default_value = "f32", hide_possible_values = true, value_parser = device::compute_type())]
-    dtype: ComputeType,
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
+    /// with weights that are stored in few bits as they are]
+    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
     #[arg(long, default_value = "cpu", value_parser = device::device)]
     device: Device,
@@ -159,7 +160,7 @@ fn load(
     config: Option<&Path>,
     checkpoint: &Checkpoint,
 ) -> Result<(MultiHeadAttention, &'static str)> {
-    let (compute_type, device) = (arguments.dtype, &arguments.device);
+    let (compute_type, device) = (arguments.dtype.unwrap_or_default(), &arguments.device);
     let Some(path) = config else {
         let source = checkpoint.at(&arguments.prefix, compute_type, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;

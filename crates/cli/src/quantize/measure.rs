@@ -14,7 +14,7 @@ pub struct Projection {
     pub names: Vec<String>,
     /// The mean loss of the model with nothing but this in int8.
     pub loss: f64,
-    /// Whether it stays as it is stored.
+    /// Whether it is in bf16 instead.
     pub kept: bool,
 }
 
@@ -44,17 +44,17 @@ impl<'a> Judge<'a> {
         Ok(Self { folder, texts, options, embeddings: whole.encode(texts, &options)? })
     }
 
-    /// The cosine between the embeddings of each text in f32 and with those weights in int8 for whose names `is_int8`
-    /// returns true.
-    pub fn cosines(&self, is_int8: impl Fn(&str) -> bool) -> Result<Vec<f64>> {
-        let int8 = load_int8(self.folder, is_int8)?.encode(self.texts, &self.options)?;
+    /// The cosine between the embeddings of each text in f32 and with those weights in int8 and in bf16 for whose names
+    /// the functions return true.
+    pub fn cosines(&self, is_int8: impl Fn(&str) -> bool, is_bf16: impl Fn(&str) -> bool) -> Result<Vec<f64>> {
+        let int8 = load_int8(self.folder, is_int8, is_bf16)?.encode(self.texts, &self.options)?;
         let cosines = SimilarityFunction::Cosine.similarity_pairwise(&self.embeddings, &int8)?;
         Ok(cosines.to_dtype(DType::F64)?.to_vec1()?)
     }
 
-    fn loss(&self, is_int8: impl Fn(&str) -> bool) -> Result<f64> {
+    fn loss(&self, is_int8: impl Fn(&str) -> bool, is_bf16: impl Fn(&str) -> bool) -> Result<f64> {
         // Rounding can give a cosine above 1.
-        Ok((1.0 - mean(&self.cosines(is_int8)?)).max(0.0))
+        Ok((1.0 - mean(&self.cosines(is_int8, is_bf16)?)).max(0.0))
     }
 }
 
@@ -69,7 +69,7 @@ pub fn alone(judge: &Judge, groups: Vec<Vec<String>>) -> Result<Vec<Projection>>
     for names in groups {
         bar.tick();
         let mut projection = Projection { names, loss: 0.0, kept: false };
-        projection.loss = judge.loss(|name| projection.holds(name))?;
+        projection.loss = judge.loss(|name| projection.holds(name), |_| false)?;
         projections.push(projection);
         bar.inc(1);
     }
@@ -82,8 +82,10 @@ pub fn keep(judge: &Judge, projections: &mut [Projection], max_loss: f64) -> Res
     let mut order: Vec<usize> = (0..projections.len()).collect();
     order.sort_by(|&i, &j| projections[j].loss.total_cmp(&projections[i].loss));
     let loss = |kept: usize| {
-        let names: HashSet<&String> = order[kept..].iter().flat_map(|&i| &projections[i].names).collect();
-        judge.loss(|name| names.contains(&name.to_string()))
+        let [bf16, int8] = [&order[..kept], &order[kept..]].map(|some| {
+            some.iter().flat_map(|&i| &projections[i].names).map(String::as_str).collect::<HashSet<&str>>()
+        });
+        judge.loss(|name| int8.contains(name), |name| bf16.contains(name))
     };
     // Enough are kept at `enough`, too few below `fewest`. Mostly none has to be, so that is tried first.
     let (mut fewest, mut enough, mut tried) = (0, projections.len(), 0);

@@ -20,8 +20,8 @@ use super::shared::{Result, about, print, read};
 /// Measure on your texts what a sentence encoder loses in int8, and write it in int8.
 ///
 /// Every second text measures the loss of each projection alone and chooses which are int8: all of them, or if that
-/// loses more than --max-loss, all but the fewest that lose most, which stay as they are stored. Queries, keys and
-/// values of a layer are one projection. The other texts measure the model that comes out. A loss is 1 minus the cosine
+/// loses more than --max-loss, all but the fewest that lose most, which are in bf16. Queries, keys and values of a
+/// layer are one projection. The other texts measure the model that comes out. A loss is 1 minus the cosine
 /// between a text's embeddings in int8 and in f32, on average.
 ///
 /// Every command loads the written folder as it is, in int8 on the CPU. vLLM and transformers read its format too:
@@ -87,8 +87,9 @@ impl Command for Quantize {
         let mut projections = measure::alone(&judge, groups)?;
         measure::keep(&judge, &mut projections, self.max_loss)?;
         let judge = Judge::new(&folder, &whole, &judging, options)?;
-        let is_int8 = |name: &str| !projections.iter().any(|projection| projection.kept && projection.holds(name));
-        let cosines = judge.cosines(is_int8)?;
+        let is_bf16 = |name: &str| projections.iter().any(|projection| projection.kept && projection.holds(name));
+        let is_int8 = |name: &str| !is_bf16(name);
+        let cosines = judge.cosines(is_int8, is_bf16)?;
 
         let mut report =
             Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);

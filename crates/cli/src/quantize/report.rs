@@ -74,7 +74,7 @@ impl<'a> Report<'a> {
         let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         writeln!(out, "{:<width$} {:>9}", "projection, alone in int8", "loss")?;
         for (name, row) in names.iter().zip(&self.projections) {
-            let kept = if row.kept { "  kept" } else { "" };
+            let kept = if row.kept { "  bf16" } else { "" };
             writeln!(out, "{name:<width$} {:>9.2e}{kept}", row.loss)?;
         }
         let (all, kept) = (self.projections.len(), self.projections.iter().filter(|row| row.kept).count());

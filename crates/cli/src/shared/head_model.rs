@@ -20,8 +20,8 @@ pub struct HeadModel {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long)]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32;
-    /// f16 on metal]
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
+    /// with weights that are stored in few bits as they are; f16 on metal]
     #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
     dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
@@ -44,7 +44,7 @@ impl HeadModel {
         load: impl FnOnce(&Path, ComputeType, &Device) -> candle_attention::Result<M>,
     ) -> Result<Opened<'_, M>> {
         let folder = locate(&self.model, self.revision.as_deref())?;
-        let compute_type = self.dtype.unwrap_or_else(|| default_dtype(&self.device).into());
+        let compute_type = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
         let model = load(&folder, compute_type, &self.device).map_err(|error| match error.to_string() {
             message if message.contains(&self.model) => message,
             message => format!("{}: {message}", self.model),

@@ -20,8 +20,8 @@ pub struct Model {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model")]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32;
-    /// f16 on metal, but f32 to prune]
+    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
+    /// with weights that are stored in few bits as they are; f16 on metal, but f32 to prune]
     #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
     pub dtype: Option<ComputeType>,
     /// Run on cpu, cuda[:N] or metal[:N]
@@ -56,7 +56,7 @@ impl Model {
 
     /// What to compute in.
     pub fn compute_type(&self) -> ComputeType {
-        self.dtype.unwrap_or_else(|| default_dtype(&self.device).into())
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
     }
 
     /// Loads the model of [`folder`](Self::folder) in a compute type.

@@ -43,8 +43,9 @@ pub struct Train {
     #[arg(long, requires = "teacher")]
     revision: Option<String>,
     /// What the teacher encodes the training texts in: f32, f64, f16, bf16, int8, q8_0 or q4_0; measurements are in f32
-    #[arg(long, default_value = "f32", hide_possible_values = true, value_parser = device::compute_type())]
-    teacher_dtype: ComputeType,
+    /// [default: f32, with weights that are stored in few bits as they are]
+    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    teacher_dtype: Option<ComputeType>,
     /// A file of texts to measure on, one per line; these texts are not trained on. It needs --teacher [default:
     /// none]
     #[arg(long, value_name = "FILE", requires = "teacher")]
@@ -189,7 +190,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     Record::open(&run_folder, config.steps, config.steps)?;
     let held_back = arguments.eval.as_deref().map(measure::read).transpose()?.unwrap_or_default();
     let texts = arguments.texts(text, &held_back)?;
-    let open = |folder| Teacher::open(folder, arguments.teacher_dtype);
+    let open = |folder| Teacher::open(folder, arguments.teacher_dtype.unwrap_or_default());
     let teacher = teacher_folder.map(open).transpose()?;
     teacher_folder.map(model::check_weights).transpose()?;
     let output = (!arguments.static_vectors).then_some(arguments.output.as_path());

@@ -1,9 +1,9 @@
 //! Weights in few bits: which integers and scales stand for a row of f32 weights.
 //!
 //! Packed weights and tables of rows take them from here, so both hold the same numbers. Weights that were read from a
-//! quantized checkpoint come as the f32 values that it stands for, and must not lose anything again. So a block of
-//! [`Q8_0`](WeightFormat::Q8_0) or [`Q4_0`](WeightFormat::Q4_0) gets a scale that represents its values exactly, if
-//! there is one. Only other blocks are rounded, as llama.cpp rounds them.
+//! quantized checkpoint come as the f32 values that it stands for, and must not lose anything again. So a row of
+//! [`Int8`](WeightFormat::Int8) and a block of [`Q8_0`](WeightFormat::Q8_0) or [`Q4_0`](WeightFormat::Q4_0) gets a
+//! scale that represents its values exactly, if there is one. Only others are rounded, blocks as llama.cpp rounds them.
 
 use half::f16;
 
@@ -23,8 +23,8 @@ pub enum WeightFormat {
     /// weights in
     /// this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they are NaN.
     F16,
-    /// 8 bits from -127 to 127, with one f32 scale per output feature. Each row of inputs is rounded to as many
-    /// integers with a scale of its own.
+    /// 8 bits from -127 to 127, with one f32 scale per output feature; -128 is held too where a row has it exactly,
+    /// as others quantize. Each row of inputs is rounded to integers from -127 to 127 with a scale of its own.
     ///
     /// Scales have at most 16 significant bits, so that a weight times its scale is exact in f32: weights that are
     /// unpacked and packed again are the same.
@@ -40,7 +40,7 @@ pub enum WeightFormat {
 /// Inputs of a block of [`WeightFormat::Q8_0`] and [`WeightFormat::Q4_0`].
 pub(crate) const BLOCK: usize = 32;
 
-/// The largest magnitude of 8-bit integers, except that a Q8_0 weight may be -128.
+/// The largest magnitude of 8-bit integers that are rounded, and of those that are held exactly but for -128.
 pub(crate) const MAX_INT8: f32 = 127.0;
 
 impl WeightFormat {
@@ -93,8 +93,11 @@ impl WeightFormat {
             return Err(Error::value(what, weight, format!("a finite number, to be held in {self:?}")));
         }
         if self == Self::Int8 {
-            scales[0] = int8_scale(largest(row));
-            values.iter_mut().zip(row).for_each(|(value, weight)| *value = round_to_int8(weight / scales[0]));
+            scales[0] = exact_int8(row, values).unwrap_or_else(|| {
+                let scale = int8_scale(largest(row));
+                values.iter_mut().zip(row).for_each(|(value, weight)| *value = round_to_int8(weight / scale));
+                scale
+            });
             return Ok(());
         }
         let blocks = row.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
@@ -120,10 +123,21 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| value.abs().max(largest))
 }
 
+/// The bits of an f32 that the scale of int8 weights does not have.
+const LOW_BITS: u32 = 24 - 16;
+
+/// The scale with which int8 holds a row exactly.
+fn exact_int8(row: &[f32], values: &mut [i8]) -> Option<f32> {
+    let largest = signed_largest(row);
+    // 127 first: a row that was rounded here has it.
+    let scales = (1..=127).rev().map(|divisor| largest.abs() / divisor as f32).chain([largest / -128.0]);
+    let is_scale = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS && *scale >= f32::MIN_POSITIVE;
+    scales.filter(is_scale).find_map(|scale| exact_values(row, scale, [-128, 127], values))
+}
+
 /// The scale of int8 weights up to `largest`: `largest / 127`, rounded up to 16 significant bits. It is at least the
 /// smallest normal number, so weights below that are as good as 0.
 fn int8_scale(largest: f32) -> f32 {
-    const LOW_BITS: u32 = 24 - 16;
     let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
     // The division may have rounded down, to a number with 16 bits.
     let too_small = f64::from(scale) * f64::from(MAX_INT8) < f64::from(largest);
@@ -153,11 +167,12 @@ fn round_to_int8(x: f32) -> i8 {
     (x + 12_582_912.0).to_bits() as i8
 }
 
-/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128.
-fn exact_values(block: &[f32; BLOCK], scale: f32, range: [i8; 2], values: &mut [i8; BLOCK]) -> Option<f32> {
+/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128, or may be
+/// rounded to it.
+fn exact_values(block: &[f32], scale: f32, range: [i8; 2], values: &mut [i8]) -> Option<f32> {
     for (value, weight) in values.iter_mut().zip(block) {
         *value = round_to_int8(weight / scale);
-        // An integer of 8 bits times an f16 is exact in f32. 128 has become -128.
+        // An integer of 8 bits times a scale is exact in f32. 128 has become -128.
         if f32::from(*value) * scale != *weight || !(range[0]..=range[1]).contains(value) {
             return None;
         }

@@ -19,19 +19,14 @@ pub(crate) enum Table {
 impl Table {
     /// Reads the table `name`, in few bits if the source has a format for it that takes its width.
     pub fn load(source: &AnySource, name: &str, [rows, width]: [usize; 2]) -> Result<Self> {
-        let table = source.get(name, &[rows, width])?;
-        match source.quantization(name).filter(|format| format.fits(width)) {
-            Some(format) => Self::quantized(&table, format),
-            None => Ok(Self::Tensor(table)),
-        }
-    }
-
-    /// An f32 table on the CPU in few bits.
-    fn quantized(table: &Tensor, format: Quantization) -> Result<Self> {
-        let (rows, width) = table.dims2()?;
-        let mut quantized = QuantizedRows::new(format.weight_format(), rows, width)?;
-        with_slices([table], |[table]: [&[f32]; 1]| quantized.push(table))??;
-        Ok(Self::Quantized(Arc::new(quantized), format))
+        let Some(format) = source.quantization(name).filter(|format| format.fits(width)) else {
+            return Ok(Self::Tensor(source.get(name, &[rows, width])?));
+        };
+        let mut table = QuantizedRows::new(format.weight_format(), rows, width)?;
+        source.get_rows(name, [rows, width], &mut |rows| {
+            Ok(with_slices([&rows], |[rows]: [&[f32]; 1]| table.push(rows))??)
+        })?;
+        Ok(Self::Quantized(Arc::new(table), format))
     }
 
     pub fn rows(&self) -> usize {

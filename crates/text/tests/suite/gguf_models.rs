@@ -2,7 +2,7 @@
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
 use candle_attention::weights::QkvWeights;
-use candle_attention::{AttentionMask, Quantization};
+use candle_attention::{AttentionMask, ComputeType, Quantization};
 use candle_attention_text::{
     EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TextModel, TextModelConfig, fingerprint, locate_model,
 };
@@ -36,21 +36,24 @@ fn bert() {
     model("bert");
 }
 
-/// In f32 the blocks are packed as they are, and inputs are rounded to 8 bits; in f64 they are dequantized.
+/// Where no dtype is asked for, the blocks are packed as they are, and inputs are rounded to 8 bits; in a dtype they are
+/// dequantized.
 #[test]
 fn bert_of_blocks() {
     for (name, format) in [("bert-q8_0", Quantization::Q8_0), ("bert-q4_0", Quantization::Q4_0)] {
         let path = fixture(&format!("gguf/{name}.gguf"));
         let golden = Golden::open("gguf/models.safetensors").get(name);
-        let wide = encode(&SentenceEncoder::from_folder(&path, DType::F64, &CPU).unwrap());
-        assert_close(name, &wide.to_dtype(DType::F32).unwrap(), &golden, 1e-5);
-        let packed = encode(&SentenceEncoder::from_folder(&path, DType::F32, &CPU).unwrap());
+        for dtype in [DType::F32, DType::F64] {
+            let wide = encode(&SentenceEncoder::from_folder(&path, dtype, &CPU).unwrap());
+            assert_close(name, &wide.to_dtype(DType::F32).unwrap(), &golden, 1e-5);
+        }
+        let packed = encode(&SentenceEncoder::from_folder(&path, ComputeType::default(), &CPU).unwrap());
         let difference = max_diff(&packed, &golden);
         assert!(difference > 0.0 && difference < 0.02, "{name}: {difference}");
 
         // One copy, whose values are those of the file.
         let weights = Checkpoint::open(&path).unwrap();
-        let source = weights.at("encoder.layer.0.attention", DType::F32, &CPU);
+        let source = weights.at("encoder.layer.0.attention", ComputeType::default(), &CPU);
         let value = "self.value.weight";
         assert_eq!(source.quantization(value), Some(format), "{name}");
         assert_eq!(source.quantization("self.value.bias"), None, "{name}");

@@ -186,6 +186,7 @@ mod resident {
     use std::process::Command;
 
     use candle_attention::io::write_tensors;
+    use candle_attention::{ComputeType, Quantization};
     use candle_nn::VarBuilder;
 
     use super::*;
@@ -196,17 +197,23 @@ mod resident {
     const HIDDEN: usize = 512;
     const INNER: usize = 2048;
     const LAYERS: usize = 6;
-    /// Elements of the weights of all projections.
-    const ELEMENTS: usize = LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER);
+    /// Rows of a small table of words, and of a large one.
+    const FEW_WORDS: usize = 11;
+    const MANY_WORDS: usize = 40_000;
 
-    /// A BERT of which almost all is projections.
-    fn write_model(folder: &Path, dtype: DType) {
+    /// Elements of the weights of all projections, and of the table of words.
+    fn elements(words: usize) -> usize {
+        LAYERS * (4 * HIDDEN * HIDDEN + 2 * HIDDEN * INNER) + words * HIDDEN
+    }
+
+    /// A BERT of which almost all is projections and the table of words.
+    fn write_model(folder: &Path, dtype: DType, words: usize) {
         let mut tensors = BTreeMap::new();
         let mut add = |name: &str, dims: &[usize], value: f64| {
             let tensor = Tensor::full(value as f32, dims, &CPU).unwrap().to_dtype(dtype).unwrap();
             tensors.insert(name.to_string(), tensor.contiguous().unwrap());
         };
-        for (name, rows) in [("word", 11), ("position", 8), ("token_type", 2)] {
+        for (name, rows) in [("word", words), ("position", 8), ("token_type", 2)] {
             add(&format!("embeddings.{name}_embeddings.weight"), &[rows, HIDDEN], 0.1);
         }
         let mut norms = vec!["embeddings".to_string()];
@@ -227,7 +234,7 @@ mod resident {
         }
         write_tensors(&folder.join("model.safetensors"), tensors, Default::default()).unwrap();
         let config = serde_json::json!({
-            "model_type": "bert", "vocab_size": 11, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+            "model_type": "bert", "vocab_size": words, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
             "hidden_act": "gelu", "num_attention_heads": 8, "intermediate_size": INNER, "max_position_embeddings": 8,
             "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         });
@@ -248,8 +255,8 @@ mod resident {
         let Ok(folder) = std::env::var(FOLDER) else { return };
         let config = TextModelConfig::from_file(Path::new(&folder).join("config.json")).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let dtype = std::env::var(DTYPE).unwrap();
-        let dtype = *DTYPES.iter().find(|known| known.as_str() == dtype).unwrap();
+        let compute_type: ComputeType = std::env::var(DTYPE).unwrap().parse().unwrap();
+        let dtype = compute_type.dtype();
         let before = status("VmRSS");
         let model = match std::env::var(HOW).as_deref() {
             Ok("frozen") => {
@@ -260,7 +267,7 @@ mod resident {
                 model.frozen().unwrap()
             }
             Ok("tensors") => TextModel::load(&config, checkpoint.var_builder(dtype, &CPU)).unwrap(),
-            _ => TextModel::load(&config, checkpoint.at("", dtype, &CPU)).unwrap(),
+            _ => TextModel::load(&config, checkpoint.at("", compute_type, &CPU)).unwrap(),
         };
         let hidden = model.forward_ragged(&[1, 2, 3, 4, 5], &[0; 5], &[2, 3]).unwrap();
         model.forward(&Tensor::new(&[[1u32, 2, 3]], &CPU).unwrap(), None, &AttentionMask::full()).unwrap();
@@ -268,11 +275,19 @@ mod resident {
         println!("resident {} peak {}", status("VmRSS") - before, status("VmHWM").saturating_sub(before));
     }
 
-    /// What a process holds after loading and using the model, and the most it ever held, in copies of the checkpoint.
-    fn copies(folder: &Path, dtype: DType, how: &str, isa: Option<&str>) -> [f64; 2] {
+    /// What a process holds after loading and using the model, and the most it ever held, in copies of the checkpoint,
+    /// which has the dtype of the compute type and so many words.
+    fn copies(
+        folder: &Path,
+        compute_type: impl Into<ComputeType>,
+        how: &str,
+        isa: Option<&str>,
+        words: usize,
+    ) -> [f64; 2] {
+        let compute_type = compute_type.into();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "memory::resident::measured", "--ignored", "--nocapture"]);
-        command.env(FOLDER, folder).env(DTYPE, dtype.as_str()).env(HOW, how).env("RAYON_NUM_THREADS", "1");
+        command.env(FOLDER, folder).env(DTYPE, compute_type.to_string()).env(HOW, how).env("RAYON_NUM_THREADS", "1");
         // glibc then returns every tensor and every packed matrix to the system when it is freed.
         command.env("MALLOC_MMAP_THRESHOLD_", "65536");
         if let Some(isa) = isa {
@@ -286,9 +301,9 @@ mod resident {
             let number = at.and_then(|at| words.get(at + 1)?.parse::<f64>().ok());
             number.unwrap_or_else(|| panic!("no `{key}` in {text}"))
         };
-        let copy = (ELEMENTS * dtype.size_in_bytes()) as f64;
+        let copy = (elements(words) * compute_type.dtype().size_in_bytes()) as f64;
         let copies = [after("resident") / copy, after("peak") / copy];
-        println!("{dtype:?} {how} {isa:?}: {:.2} copies resident, {:.2} at the peak", copies[0], copies[1]);
+        println!("{compute_type} {how} {isa:?}: {:.2} copies resident, {:.2} at the peak", copies[0], copies[1]);
         copies
     }
 
@@ -296,23 +311,35 @@ mod resident {
     fn weights_take_memory_once() {
         for dtype in DTYPES {
             let folder = tempfile::tempdir().unwrap();
-            write_model(folder.path(), dtype);
+            write_model(folder.path(), dtype, FEW_WORDS);
             // Half types are packed as f32 where the processor has no bf16 products, and f16 always.
             let packed = if dtype == DType::F32 { 1.0 } else { 2.0 };
             for isa in [Some("portable"), None] {
-                let [resident, peak] = copies(folder.path(), dtype, "loaded", isa);
+                let [resident, peak] = copies(folder.path(), dtype, "loaded", isa, FEW_WORDS);
                 assert!(resident < packed + 0.4, "{dtype:?}: {resident:.2} copies");
                 // Beside that, the tensors of one sub-layer.
                 assert!(peak < packed + 0.5, "{dtype:?}: {peak:.2} copies at the peak");
             }
         }
         let folder = tempfile::tempdir().unwrap();
-        write_model(folder.path(), DType::F32);
+        write_model(folder.path(), DType::F32, FEW_WORDS);
         // A second copy would be seen: tensors that may be shared are kept beside what is packed.
-        let [resident, _] = copies(folder.path(), DType::F32, "tensors", None);
+        let [resident, _] = copies(folder.path(), DType::F32, "tensors", None, FEW_WORDS);
         assert!(resident > 1.9, "{resident:.2} copies");
         // The variables are dropped with their model.
-        let [resident, peak] = copies(folder.path(), DType::F32, "frozen", None);
+        let [resident, peak] = copies(folder.path(), DType::F32, "frozen", None, FEW_WORDS);
         assert!(resident < 1.3 && peak < 2.5, "{resident:.2} copies, {peak:.2} at the peak");
+    }
+
+    /// The weights of a model in few bits are never in memory in f32, neither the projections nor the table of words.
+    #[test]
+    fn weights_in_few_bits_are_packed_a_part_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        write_model(folder.path(), DType::F32, MANY_WORDS);
+        for (format, share) in [(Quantization::Int8, 0.26), (Quantization::Q8_0, 0.27), (Quantization::Q4_0, 0.15)] {
+            let [resident, peak] = copies(folder.path(), format, "loaded", None, MANY_WORDS);
+            assert!(resident < share + 0.1, "{format}: {resident:.2} copies");
+            assert!(peak < share + 0.15, "{format}: {peak:.2} copies at the peak");
+        }
     }
 }

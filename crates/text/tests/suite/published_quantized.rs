@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use candle_attention::ComputeType;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::{EncodeOptions, ModelFiles, SentenceEncoder, write_pruned};
@@ -35,6 +36,11 @@ fn save(folder: &Path, tensors: &[Stored]) {
 /// The tiny BERT twice: every matrix, embeddings too, in int8 with a scale for eight numbers, in the format
 /// `int-quantized`; and the numbers that this stands for in f32. (With a scale per row it would run in int8.)
 fn quantized_and_plain() -> [tempfile::TempDir; 2] {
+    int8_and_plain(Some(GROUP), |scale| scale)
+}
+
+/// The same with a scale for so many numbers, or for a row, each changed by `change`.
+fn int8_and_plain(group: Option<usize>, change: impl Fn(f32) -> f32) -> [tempfile::TempDir; 2] {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let source = fixture("tiny-bert");
     for folder in &folders {
@@ -57,7 +63,8 @@ fn quantized_and_plain() -> [tempfile::TempDir; 2] {
         "format": "int-quantized",
         "config_groups": {"group_0": {
             "targets": ["Linear", "Embedding"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "group", "group_size": GROUP},
+            "weights": {"num_bits": 8, "type": "int", "symmetric": true,
+                "strategy": if group.is_some() { "group" } else { "channel" }, "group_size": group},
         }},
     });
     std::fs::write(config, keys.to_string()).unwrap();
@@ -72,13 +79,15 @@ fn quantized_and_plain() -> [tempfile::TempDir; 2] {
             plain.push(stored(name, shape, numbers));
             continue;
         };
-        let scale = |row: &[f32]| row.iter().fold(0f32, |most, number| most.max(number.abs())) / 127.0;
-        let scales: Vec<f32> = numbers.chunks(GROUP).map(scale).collect();
+        let group = group.unwrap_or(columns);
+        // As compressed-tensors has it: the largest number becomes -128 or 127.
+        let scale = |row: &[f32]| change(row.iter().fold(0f32, |most, number| most.max(number.abs())) / 127.5);
+        let scales: Vec<f32> = numbers.chunks(group).map(scale).collect();
         let codes: Vec<i8> =
-            numbers.iter().enumerate().map(|(i, number)| (number / scales[i / GROUP]).round() as i8).collect();
-        plain.push(stored(name, shape, codes.iter().enumerate().map(|(i, code)| f32::from(*code) * scales[i / GROUP])));
+            numbers.iter().enumerate().map(|(i, number)| (number / scales[i / group]).round() as i8).collect();
+        plain.push(stored(name, shape, codes.iter().enumerate().map(|(i, code)| f32::from(*code) * scales[i / group])));
         quantized.push((name.to_string(), Dtype::I8, shape.to_vec(), codes.iter().map(|code| *code as u8).collect()));
-        quantized.push(stored(&format!("{name}_scale"), &[rows, columns / GROUP], scales));
+        quantized.push(stored(&format!("{name}_scale"), &[rows, columns / group], scales));
     }
     save(folders[0].path(), &quantized);
     save(folders[1].path(), &plain);
@@ -94,19 +103,39 @@ fn embeddings(encoder: &SentenceEncoder) -> Vec<Vec<f32>> {
 #[test]
 fn a_quantized_model_is_that_of_its_dequantized_weights() {
     let [quantized, plain] = quantized_and_plain();
-    for dtype in [DType::F16, DType::BF16] {
-        let load = |folder: &Path| SentenceEncoder::from_folder(folder, dtype, &CPU).unwrap();
+    let dtypes = [DType::F32, DType::F16, DType::BF16].map(ComputeType::from);
+    for compute_type in dtypes.into_iter().chain([ComputeType::default()]) {
+        let load = |folder: &Path| SentenceEncoder::from_folder(folder, compute_type, &CPU).unwrap();
         let expected = embeddings(&load(plain.path()));
-        assert_eq!(embeddings(&load(quantized.path())), expected, "{dtype:?}");
+        assert_eq!(embeddings(&load(quantized.path())), expected, "{compute_type}");
     }
-    // In f32 the weights stay int8, and inputs are rounded to integers at run time.
-    let [int8, f32] = [&quantized, &plain].map(|folder| {
-        let encoder = SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU).unwrap();
-        (format!("{encoder:?}").contains("quantization: int8"), embeddings(&encoder).concat())
-    });
-    assert_eq!([int8.0, f32.0], [true, false]);
-    let worst = int8.1.iter().zip(&f32.1).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-    assert!(worst > 0.0 && worst < 0.05, "{worst}");
+}
+
+/// With a scale per row the weights stay int8 where no dtype is asked for, and are those of the file, or else, where
+/// scales have too many bits for that, they are dequantized.
+#[test]
+fn published_int8_has_the_weights_of_its_owner() {
+    let bf16 = |scale: f32| half::bf16::from_f32(scale).to_f32();
+    for (change, is_int8) in [(&bf16 as &dyn Fn(f32) -> f32, true), (&|scale| scale, false)] {
+        let [quantized, plain] = int8_and_plain(None, change);
+        let load = |folder: &Path| SentenceEncoder::from_folder(folder, ComputeType::default(), &CPU).unwrap();
+        let [int8, f32] = [&quantized, &plain].map(|folder| load(folder.path()));
+        assert_eq!(format!("{int8:?}").contains("quantization: int8"), is_int8);
+        let [int8, f32] = [int8, f32].map(|encoder| embeddings(&encoder).concat());
+        let worst = int8.iter().zip(&f32).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        // Inputs are rounded to integers at run time.
+        assert!(if is_int8 { worst > 0.0 && worst < 0.05 } else { worst == 0.0 }, "{worst}");
+
+        // Each weight is that of the file.
+        let weights = |folder: &Path| {
+            let json: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
+            let checkpoint = Checkpoint::open(folder).unwrap();
+            let read = checkpoint.attention("encoder.layer.0.attention", &json, ComputeType::default(), &CPU).unwrap();
+            assert_eq!(read.layer.quantization().is_some(), is_int8 && folder == quantized.path());
+            read.layer.weights().unwrap().o.weight.to_vec2::<f32>().unwrap()
+        };
+        assert_eq!(weights(quantized.path()), weights(plain.path()));
+    }
 }
 
 /// The configuration is found among the files in memory.

@@ -1,5 +1,6 @@
 //! Models with weights in few bits: quantized when they are loaded, and written in int8.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
@@ -110,12 +111,17 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     assert_eq!(write_int8(tiny(), &all, |_| true).unwrap(), names);
     assert!(names.contains(&"embeddings.word_embeddings.weight".to_string()), "{names:?}");
     assert!(!names.iter().any(|name| name.contains("pooler") || name.contains("position")), "{names:?}");
-    // Whatever dtype is asked for, nothing is rounded again.
+    // Nothing is rounded again.
     let want = embeddings(&tiny(), Quantization::Int8);
-    assert_eq!(embeddings(&all, DType::F32), want);
+    assert_eq!(embeddings(&all, ComputeType::default()), want);
     assert_eq!(embeddings(&all, Quantization::Int8), want);
-    // In another dtype it is dequantized.
-    assert!(cosine(&embeddings(&all, DType::BF16)[0], &want[0]) > 0.99);
+    // In a dtype it is dequantized.
+    for dtype in [DType::F32, DType::BF16] {
+        let encoder = SentenceEncoder::from_folder(&all, dtype, &CPU).unwrap();
+        assert!(!format!("{encoder:?}").contains("int8"), "{encoder:?}");
+        let got = embeddings(&all, dtype);
+        assert!(got != want && cosine(&got[0], &want[0]) > 0.99, "{dtype:?}");
+    }
     // Written once more, it has the same bits.
     let again = parent.path().join("again");
     write_int8(&all, &again, |_| true).unwrap();
@@ -126,11 +132,17 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     let keeps = |name: &str| name.starts_with("encoder.layer.0.") || name.contains("intermediate");
     let int8 = write_int8(tiny(), &some, |name| !keeps(name)).unwrap();
     assert!(!int8.is_empty() && int8.len() < names.len());
+    let names: HashSet<String> = names.into_iter().collect();
     let source = Checkpoint::open(tiny()).unwrap().at("", DType::F32, &CPU);
     let source = source.with_quantization(move |name| (!keeps(name)).then_some(Quantization::Int8));
+    let source = source.with_rounding(move |name| (keeps(name) && names.contains(name)).then_some(DType::BF16));
     let want = encode(&SentenceEncoder::load(tiny(), source).unwrap(), &TEXTS);
-    assert_eq!(embeddings(&some, DType::F32), want);
+    assert_eq!(embeddings(&some, ComputeType::default()), want);
     assert_eq!(embeddings(&some, Quantization::Int8), want, "what the folder keeps is not quantized");
+    let written = Checkpoint::open(&some).unwrap();
+    let stored = |name: &str| written.tensor(name, &CPU).unwrap().dtype();
+    assert_eq!(stored("encoder.layer.0.output.dense.weight"), DType::BF16);
+    assert_eq!(stored("encoder.layer.0.output.dense.bias"), DType::F32);
     let config: serde_json::Value = read_json(&some.join("config.json")).unwrap();
     let stated = &config["quantization_config"];
     assert_eq!([&stated["quant_method"], &stated["format"]], ["compressed-tensors", "int-quantized"]);

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _native
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "q8_0", "q4_0")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q8_0", "q4_0")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Source:
     revision: str | None = None
     cache_folder: str | None = None
     local_files_only: bool = False
-    dtype: str = "float32"
+    dtype: str = "auto"
     device: str = "cpu"
 
     @classmethod
@@ -77,12 +77,12 @@ def settings(
 
 def dtype(model_kwargs: dict[str, Any] | None) -> str:
     """The dtype of the weights: `dtype` or `torch_dtype`, a name or a `torch.dtype`. int8, q8_0 and q4_0 are formats of
-    few bits, on the CPU."""
+    few bits, on the CPU; auto is float32, with weights that are stored in few bits as they are."""
     stated = dict(model_kwargs or {})
     found = [stated.pop(key) for key in ("dtype", "torch_dtype") if stated.get(key) is not None]
     if stated:
         raise NotImplementedError(f"model_kwargs has {', '.join(stated)}: this package takes dtype alone")
-    name = str(found[0]).removeprefix("torch.") if found else "float32"
+    name = str(found[0]).removeprefix("torch.") if found else "auto"
     if name not in DTYPES:
         raise ValueError(f"the dtype is {name!r}, expected {', '.join(DTYPES)}")
     return name

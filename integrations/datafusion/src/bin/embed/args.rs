@@ -46,9 +46,9 @@ pub struct Args {
     #[arg(long, default_value_t)]
     pub precision: EmbeddingPrecision,
 
-    /// What the model computes in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0; on a cluster as
-    /// its nodes have it
-    #[arg(long, default_value = "f32", value_name = "DTYPE")]
+    /// What the model computes in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0; auto is f32,
+    /// with weights that are stored in few bits as they are; on a cluster as its nodes have it
+    #[arg(long, default_value_t, value_name = "DTYPE")]
     pub dtype: ComputeType,
 
     /// Ranges of the features for int8 and uint8, as JSON: [[least, …], [largest, …]]
