@@ -180,11 +180,11 @@ fn static_embeddings_equal_those_of_sentence_transformers_and_model2vec() {
 
     // In few bits, where the width takes the format.
     let golden = Golden::open("sentence_modules.safetensors").get("static");
-    let texts = texts();
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let all = self::texts();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let few = |format: Quantization| {
         let encoder = SentenceEncoder::from_folder(folder_of_static.path(), format, &CPU).unwrap();
-        max_diff(&encoder.encode(&texts, &plain).unwrap(), &golden)
+        max_diff(&encoder.encode(&all, &plain).unwrap(), &golden)
     };
     let (int8, q8_0) = (few(Quantization::Int8), few(Quantization::Q8_0));
     assert!(int8 > 2.0 * LAYER && int8 < 0.02 && q8_0 < 2.0 * LAYER, "{int8} {q8_0}");
