@@ -95,6 +95,16 @@ impl PackedWeights {
         self.out_features
     }
 
+    /// The bytes of weights, scales and bias.
+    pub fn bytes(&self) -> usize {
+        let panels = match &self.panels {
+            Panels::F32(panels) => bytes(panels).len(),
+            Panels::Pairs(_, panels) => bytes(panels).len(),
+            Panels::Quantized(panels) => panels.bytes(),
+        };
+        panels + bytes(&self.bias).len()
+    }
+
     /// Whether both hold the same bits in the same order.
     pub fn has_same_bits(&self, other: &Self) -> bool {
         let sizes = |weights: &Self| (weights.in_features, weights.out_features, weights.panel_width);

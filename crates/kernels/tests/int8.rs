@@ -328,3 +328,25 @@ fn tables_take_the_memory_of_their_format() {
         assert_eq!(table(format, &[0.5; 3 * 384], 3, 384).bytes(), 3 * (384 * bits / 8 + scales));
     }
 }
+
+/// A model of the sizes of all-MiniLM-L6-v2, which has f32 beside: position table, types, norms.
+#[test]
+fn a_model_takes_the_memory_of_its_format() {
+    const WORDS: usize = 30_522;
+    const HIDDEN: usize = 384;
+    const LAYERS: usize = 6;
+    let sizes = [(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN)];
+    let projections: usize = LAYERS * sizes.iter().map(|(n, k)| n * k + n).sum::<usize>();
+    let others = (512 + 2) * HIDDEN + (1 + 2 * LAYERS) * 2 * HIDDEN;
+    let whole = size_of::<f32>() * (WORDS * HIDDEN + projections + others);
+    for (format, most) in [(WeightFormat::Int8, 0.27), (WeightFormat::Q8_0, 0.28), (WeightFormat::Q4_0, 0.16)] {
+        for isa in isas() {
+            let packed = sizes.map(|(n, k)| pack(isa, format, &vec![0.5; n * k], None, n, k).bytes());
+            let words = QuantizedRows::new(format, WORDS, HIDDEN).unwrap().bytes();
+            let all = LAYERS * packed.iter().sum::<usize>() + words + size_of::<f32>() * others;
+            let share = all as f64 / whole as f64;
+            println!("{format:?}, {}: {share:.4} of f32", isa.name());
+            assert!(share <= most, "{format:?}, {}: {share}", isa.name());
+        }
+    }
+}

@@ -285,6 +285,10 @@ pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embed
 pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathBuf, TextModelConfig)> {
     let modules = modules(folder)?;
     if let Some([_, other, ..]) = modules.as_deref() {
+        if let Some(file) = folder.checkpoint(folder.path).ok().filter(|file| file.gguf().is_some()) {
+            let reason = format!("heads of GGUF files are not read: this is no {kind}");
+            return Err(Error::file(file.path().unwrap_or(folder.path), reason));
+        }
         let reason = format!("module `{}` after the transformer: this is no {kind}", other.kind());
         return Err(Error::file(folder.path.join("modules.json"), reason));
     }

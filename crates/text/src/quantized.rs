@@ -19,6 +19,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::gguf::refuse;
 use crate::model::config::TextModelConfig;
 use crate::model::text_model::{TextModel, body};
 use crate::pruning::write::copy_others;
@@ -34,7 +35,7 @@ use crate::sentence::SentenceEncoder;
 /// A file that is missing or malformed; a model that cannot be loaded; a folder whose first module is no transformer.
 pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     let folder = folder.as_ref();
-    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let transformer = transformer(folder)?;
     let config = TextModelConfig::from_file(transformer.join("config.json"))?;
     let checkpoint = Checkpoint::open(&transformer)?;
     // The loader knows what it packs: it asks the source for the format of each weight.
@@ -50,6 +51,12 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     Ok(asked.into_iter().filter(|name| name.ends_with(WEIGHT) && is_matrix(name)).collect())
 }
 
+/// Where in a folder the transformer is.
+fn transformer(folder: &Path) -> Result<PathBuf> {
+    refuse(folder, "its weights are in the format of their file, and cannot be written in int8")?;
+    Ok(transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref()))
+}
+
 /// The [`int8_weights`] of a model folder in groups that are loaded as int8 only together: queries, keys, values and
 /// gate of a layer, and each other weight alone. They are in the order of the blocks, what is in none first.
 ///
@@ -57,7 +64,7 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
 /// Those of [`int8_weights`]; a model that has weights in few bits already.
 pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
     let folder = folder.as_ref();
-    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let transformer = transformer(folder)?;
     let config = TextModelConfig::from_file(transformer.join("config.json"))?;
     let stored = Checkpoint::open(&transformer)?.at("", ComputeType::default(), &Device::Cpu);
     let names = int8_weights(folder)?;
@@ -104,6 +111,9 @@ const WEIGHT: &str = ".weight";
 /// returns true, the others of them in bf16, and all other tensors as they are stored; with the folder's model card, other
 /// modules, and files of settings and tokenizers. Returns the names of the weights in int8.
 ///
+/// Experts of a mixture, weights that tasks change (Jina embeddings v3) and an untied language head are none of these
+/// weights, because their tensors are no modules of the format.
+///
 /// In [`ComputeType::default`] loaders keep these weights in int8 on the CPU. They compute in f32 with those in bf16: a
 /// product in bf16 would round the inputs of just the projections that lose much by rounding.
 ///
@@ -140,7 +150,7 @@ pub fn load_int8(
     is_bf16: impl Fn(&str) -> bool,
 ) -> Result<SentenceEncoder> {
     let folder = folder.as_ref();
-    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let transformer = transformer(folder)?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let is_matrix = |name: &str| checkpoint.tensor_info(name).is_ok_and(|(_, shape)| shape.len() == 2);
     let those = |wanted: &dyn Fn(&str) -> bool| -> BTreeSet<String> {

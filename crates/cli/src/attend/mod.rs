@@ -97,7 +97,7 @@ impl Command for Attend {
         let path = locate(&self.checkpoint)?;
         let config = config_file(&self, &path)?;
         let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
-        let inputs = Inputs::read(&self.input, self.dtype.dtype(), &self.device)?;
+        let inputs = Inputs::read(&self.input, self.dtype.unwrap_or_default().dtype(), &self.device)?;
         let checkpoint = Checkpoint::open(&path)?;
         let (layer, layout) = load(&self, config.as_deref(), &checkpoint)?;
         let causal = if self.causal { AttentionMask::causal() } else { AttentionMask::full() };

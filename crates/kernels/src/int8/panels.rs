@@ -115,6 +115,11 @@ impl QuantizedPanels {
         }
     }
 
+    /// The bytes of values and scales.
+    pub fn bytes(&self) -> usize {
+        self.values.len() + self.scales.bytes().len()
+    }
+
     pub fn has_same_bits(&self, other: &Self) -> bool {
         self.layout == other.layout && *self.values == *other.values && self.scales.bytes() == other.scales.bytes()
     }

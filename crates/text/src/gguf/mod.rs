@@ -37,6 +37,14 @@ pub(crate) fn is_alone(path: &Path) -> Result<bool> {
     Ok(entries.into_iter().flatten().any(|entry| is_gguf(&entry.path())))
 }
 
+/// Refuses a model that is all in a GGUF file, for what is done with other ones only.
+pub(crate) fn refuse(path: &Path, what: &str) -> Result<()> {
+    match is_alone(path)? {
+        true => Err(Error::file(path, format!("is GGUF, expected a folder with safetensors: {what}"))),
+        false => Ok(()),
+    }
+}
+
 /// The small files of the model folder that a GGUF file stands for, by their names; `None` for another checkpoint.
 ///
 /// # Errors

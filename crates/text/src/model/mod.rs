@@ -18,6 +18,6 @@ mod row_stream;
 mod share;
 mod short_convolution;
 mod stream;
-mod table;
+pub(crate) mod table;
 mod tensor_stream;
 pub(crate) mod text_model;

@@ -22,11 +22,7 @@ impl Table {
         let Some(format) = source.quantization(name).filter(|format| format.fits(width)) else {
             return Ok(Self::Tensor(source.get(name, &[rows, width])?));
         };
-        let mut table = QuantizedRows::new(format.weight_format(), rows, width)?;
-        source.get_rows(name, [rows, width], &mut |rows| {
-            Ok(with_slices([&rows], |[rows]: [&[f32]; 1]| table.push(rows))??)
-        })?;
-        Ok(Self::Quantized(Arc::new(table), format))
+        Ok(Self::Quantized(Arc::new(quantized_rows(source, name, [rows, width], format)?), format))
     }
 
     pub fn rows(&self) -> usize {
@@ -95,6 +91,20 @@ impl Table {
         }
         Ok(Tensor::from_vec(gathered, shape, &Device::Cpu)?)
     }
+}
+
+/// Reads a table in few bits, some rows at a time.
+pub(crate) fn quantized_rows(
+    source: &dyn WeightSource,
+    name: &str,
+    [rows, width]: [usize; 2],
+    format: Quantization,
+) -> Result<QuantizedRows> {
+    let mut table = QuantizedRows::new(format.weight_format(), rows, width)?;
+    source.get_rows(name, [rows, width], &mut |rows| {
+        Ok(with_slices([&rows], |[rows]: [&[f32]; 1]| table.push(rows))??)
+    })?;
+    Ok(table)
 }
 
 impl MapTensors for Table {

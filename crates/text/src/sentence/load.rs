@@ -143,7 +143,7 @@ impl<'a> Loader<'a> {
         if let Some(loaded) = self.tables.get(path) {
             return Ok(loaded.clone());
         }
-        let table = StaticEmbedding::load(self.folder, path, self.compute_type.dtype(), self.device)?;
+        let table = StaticEmbedding::load(self.folder, path, self.compute_type, self.device)?;
         self.tables.insert(path.to_path_buf(), table.clone());
         Ok(table)
     }

@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::tensor::compute_dtype;
-use candle_attention::{Error, Result};
+use candle_attention::{ComputeType, Error, Result};
+use candle_attention_kernels::QuantizedRows;
 use candle_core::{DType, Device, Tensor};
 use tokenizers::parallelism::MaybeParallelRefIterator;
 
 use crate::folder::ModelFolder;
+use crate::model::table::quantized_rows;
 use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::{MAX_TOKENIZER_BYTES, Tokenizer};
 
@@ -34,13 +36,18 @@ pub(crate) struct StaticEmbedding {
 }
 
 struct Table {
-    /// `(rows, width)`.
-    rows: Vec<f32>,
+    rows: Rows,
     width: usize,
     /// The row of each token, where tokens share rows.
     mapping: Option<Vec<usize>>,
     /// The factor of each token.
     weights: Option<Vec<f32>>,
+}
+
+/// `(rows, width)`.
+enum Rows {
+    F32(Vec<f32>),
+    Quantized(QuantizedRows),
 }
 
 #[derive(Clone, Copy)]
@@ -100,15 +107,16 @@ pub(crate) fn model2vec(folder: ModelFolder) -> Result<Option<bool>> {
 }
 
 impl StaticEmbedding {
-    /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for `dtype` f64 and else f32.
-    pub fn load(folder: ModelFolder, path: &Path, dtype: DType, device: &Device) -> Result<Self> {
+    /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for f64 and else f32, and the table
+    /// is in f32, or in few bits if the compute type is.
+    pub fn load(folder: ModelFolder, path: &Path, compute_type: ComputeType, device: &Device) -> Result<Self> {
         let file = path.join("tokenizer.json");
         let json = folder.read(&file, MAX_TOKENIZER_BYTES)?;
         let wrong = |e: &dyn std::fmt::Display| Error::file(&file, e);
         let tokenizer = Tokenizer::from_json(&json, usize::MAX, false).map_err(|e| wrong(&e))?;
         let checkpoint = folder.checkpoint(path)?;
         let weights = path.join("model.safetensors");
-        let table = Arc::new(Table::read(&checkpoint).map_err(|e| Error::file(weights, e))?);
+        let table = Arc::new(Table::read(&checkpoint, compute_type).map_err(|e| Error::file(weights, e))?);
         let (max_length, model2vec) = match checkpoint.contains(NAMES[0]) {
             true => (tokenizer.stated_length(), None),
             false => {
@@ -120,7 +128,8 @@ impl StaticEmbedding {
                 (max_length, Some(Model2Vec { unknown, median_token_chars }))
             }
         };
-        Ok(Self { tokenizer, table, max_length, model2vec, dtype: compute_dtype(dtype), device: device.clone() })
+        let dtype = compute_dtype(compute_type.dtype());
+        Ok(Self { tokenizer, table, max_length, model2vec, dtype, device: device.clone() })
     }
 
     pub fn width(&self) -> usize {
@@ -158,10 +167,10 @@ impl StaticEmbedding {
         }
         let (ids, truncated) = self.tokenizer.bare_ids(text, prompt, most)?;
         let unknown = self.model2vec.and_then(|model2vec| model2vec.unknown);
-        let (mut mean, mut count) = (vec![0.0; self.table.width], 0);
+        let (mut mean, mut buffer, mut count) = (vec![0.0; self.table.width], vec![0.0; self.table.width], 0);
         for id in ids.into_iter().filter(|id| Some(*id) != unknown) {
             let mismatch = || self.tokenizer.unknown_id(id, "one that the table of vectors has");
-            let (row, weight) = self.table.row(id).ok_or_else(mismatch)?;
+            let (row, weight) = self.table.row(id, &mut buffer).ok_or_else(mismatch)?;
             mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x * weight);
             count += 1;
         }
@@ -171,16 +180,20 @@ impl StaticEmbedding {
 }
 
 impl Table {
-    fn read(checkpoint: &Checkpoint) -> Result<Self> {
+    fn read(checkpoint: &Checkpoint, compute_type: ComputeType) -> Result<Self> {
         let name = NAMES.into_iter().find(|name| checkpoint.contains(name)).unwrap_or(NAMES[0]);
-        let tensor = checkpoint.tensor(name, &Device::Cpu)?;
-        let (count, width) = tensor.dims2().map_err(|_| Error::shape(name, tensor.dims(), "(tokens, width)"))?;
-        if !tensor.dtype().is_float() {
-            return Err(Error::dtype(name, tensor.dtype(), "a float"));
-        }
+        let (_, shape) = checkpoint.tensor_info(name)?;
+        let &[count, width] = shape else { return Err(Error::shape(name, shape, "(tokens, width)")) };
         if width == 0 {
-            return Err(Error::shape(name, tensor.dims(), "(tokens, width) with a width of at least 1"));
+            return Err(Error::shape(name, shape, "(tokens, width) with a width of at least 1"));
         }
+        // Half types compute in f32.
+        let compute_type = if compute_type.keeps_stored() { compute_type } else { DType::F32.into() };
+        let source = checkpoint.at("", compute_type, &Device::Cpu);
+        let rows = match source.quantization(name).filter(|format| format.fits(width)) {
+            Some(format) => Rows::Quantized(quantized_rows(&source, name, [count, width], format)?),
+            None => Rows::F32(source.get(name, &[count, width])?.flatten_all()?.to_vec1()?),
+        };
         let vector = |name: &str, dtype: DType| {
             let found = checkpoint.contains(name) && !checkpoint.contains(NAMES[0]);
             found.then(|| Ok::<_, Error>(checkpoint.tensor(name, &Device::Cpu)?.to_dtype(dtype)?)).transpose()
@@ -199,16 +212,24 @@ impl Table {
         if let Some(found) = weights.as_ref().map(Vec::len).filter(|found| *found < tokens) {
             return Err(Error::value("the number of `weights`", found, format!("{tokens}, one for each token")));
         }
-        Ok(Self { rows: tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?, width, mapping, weights })
+        Ok(Self { rows, width, mapping, weights })
     }
 
-    /// The vector of a token and its factor; `None` if the table lacks the token.
-    fn row(&self, id: u32) -> Option<(&[f32], f32)> {
+    /// The vector of a token, in the table or in the buffer, and its factor; `None` if the table lacks the token.
+    fn row<'a>(&'a self, id: u32, buffer: &'a mut [f32]) -> Option<(&'a [f32], f32)> {
         let row = match &self.mapping {
             Some(mapping) => *mapping.get(id as usize)?,
             None => id as usize,
         };
         let weight = self.weights.as_ref().map_or(Some(1.0), |weights| weights.get(id as usize).copied())?;
-        Some((self.rows.get(row.checked_mul(self.width)?..)?.get(..self.width)?, weight))
+        let vector = match &self.rows {
+            Rows::F32(rows) => rows.get(row.checked_mul(self.width)?..)?.get(..self.width)?,
+            Rows::Quantized(rows) if row < rows.rows() => {
+                rows.row_into(row, buffer);
+                &*buffer
+            }
+            Rows::Quantized(_) => return None,
+        };
+        Some((vector, weight))
     }
 }

@@ -4,7 +4,8 @@ use candle_attention::checkpoint::{Checkpoint, ModelAttention, WeightSource};
 use candle_attention::weights::QkvWeights;
 use candle_attention::{AttentionMask, ComputeType, Quantization};
 use candle_attention_text::{
-    EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TextModel, TextModelConfig, fingerprint, locate_model,
+    CrossEncoder, EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TaskHead, TextClassifier, TextModel,
+    TextModelConfig, TokenClassifier, fingerprint, int8_groups, int8_weights, load_int8, locate_model,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -167,4 +168,19 @@ fn metadata_that_lies() {
     says(ModelFiles::new().with("model.gguf", qwen), &["tokenizer.ggml.pre", "qwenX", "qwen2"]);
     says(SentenceEncoder::from_folder(fixture("gguf/types.gguf"), DType::F32, &CPU), &["types.gguf", "architecture"]);
     says(ModelFiles::new().with("model.gguf", b"GGU".to_vec()), &["model.gguf"]);
+}
+
+/// What only folders have: heads, and weights to write in int8.
+#[test]
+fn what_is_not_done_with_a_file_says_so() {
+    let path = fixture("gguf/bert.gguf");
+    let head = ["bert.gguf", "heads of GGUF files are not read"];
+    says(TaskHead::of_folder(&path), &head);
+    says(TextClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
+    says(TokenClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
+    says(CrossEncoder::from_folder(&path, DType::F32, &CPU).map(drop), &head);
+    let int8 = ["bert.gguf", "is GGUF, expected a folder"];
+    says(int8_weights(&path), &int8);
+    says(int8_groups(&path), &int8);
+    says(load_int8(&path, |_| true, |_| false).map(drop), &int8);
 }

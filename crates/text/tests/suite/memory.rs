@@ -282,7 +282,7 @@ mod resident {
         compute_type: impl Into<ComputeType>,
         how: &str,
         isa: Option<&str>,
-        words: usize,
+        vocabulary: usize,
     ) -> [f64; 2] {
         let compute_type = compute_type.into();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -301,7 +301,7 @@ mod resident {
             let number = at.and_then(|at| words.get(at + 1)?.parse::<f64>().ok());
             number.unwrap_or_else(|| panic!("no `{key}` in {text}"))
         };
-        let copy = (elements(words) * compute_type.dtype().size_in_bytes()) as f64;
+        let copy = (elements(vocabulary) * compute_type.dtype().size_in_bytes()) as f64;
         let copies = [after("resident") / copy, after("peak") / copy];
         println!("{compute_type} {how} {isa:?}: {:.2} copies resident, {:.2} at the peak", copies[0], copies[1]);
         copies

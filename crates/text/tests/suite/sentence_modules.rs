@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use candle_attention::{Error, Result};
+use candle_attention::{Error, Quantization, Result};
 use candle_attention_text::{
     CrossEncoder, EncodeOptions, EntityOptions, FillMask, M3Encoder, ModelFiles, MultiVectorEncoder, SentenceEncoder,
     SparseEncoder, Task, TextClassifier, TokenClassifier, fingerprint,
@@ -178,6 +178,17 @@ fn static_embeddings_equal_those_of_sentence_transformers_and_model2vec() {
     says(encoder.encode_tokens(&["a"], &plain), &["StaticEmbedding, expected Transformer"]);
     says(encoder.encode(&["a"], &plain.with_max_length(0)), &["max_length = 0"]);
 
+    // In few bits, where the width takes the format.
+    let golden = Golden::open("sentence_modules.safetensors").get("static");
+    let all = self::texts();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let few = |format: Quantization| {
+        let encoder = SentenceEncoder::from_folder(folder_of_static.path(), format, &CPU).unwrap();
+        max_diff(&encoder.encode(&all, &plain).unwrap(), &golden)
+    };
+    let (int8, q8_0) = (few(Quantization::Int8), few(Quantization::Q8_0));
+    assert!(int8 > 2.0 * LAYER && int8 < 0.02 && q8_0 < 2.0 * LAYER, "{int8} {q8_0}");
+
     for name in ["model2vec", "model2vec_shared"] {
         let folder = folder(name);
         equals(&load(folder.path()).unwrap(), name, &plain);
@@ -210,7 +221,7 @@ fn a_damaged_table_is_refused() {
     says(with("mapping", Tensor::full(-1i64, size, &CPU).unwrap()), &["the rows in `mapping`"]);
     says(with("weights", Tensor::ones(3, DType::F32, &CPU).unwrap()), &["the number of `weights` is 3"]);
     says(with("embeddings", Tensor::ones(3, DType::F32, &CPU).unwrap()), &["embeddings has shape [3]"]);
-    says(with("embeddings", Tensor::ones((30, 2), DType::U8, &CPU).unwrap()), &["embeddings has dtype u8"]);
+    says(with("embeddings", Tensor::ones((30, 2), DType::U8, &CPU).unwrap()), &["`embeddings` has dtype U8"]);
     // A table with fewer rows than the tokenizer has tokens is an error for a text that needs them.
     let short = with("mapping", Tensor::zeros(20, DType::I64, &CPU).unwrap()).unwrap();
     says(short.encode(&["hello"], &EncodeOptions::default()), &["the id of token `", "the table of vectors"]);
