@@ -314,7 +314,10 @@ impl Linear {
         }
         let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
         let (has_bias, outputs) = (self.has_bias(), 0..self.out_features());
-        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)?, outputs };
+        let like = empty(DType::F32)?;
+        // Other numbers than those of the weights that the old id stands for.
+        self.id = like.id();
+        self.weights = Weights::Packed { has_bias, like, outputs };
         self.packed = Arc::new(OnceLock::from(packed));
         Ok(())
     }
