@@ -108,8 +108,8 @@ const FORMAT: &str = "int-quantized";
 const WEIGHT: &str = ".weight";
 
 /// Writes the model of a folder to another folder, with those of its [`int8_weights`] in int8 for whose names `is_int8`
-/// returns true, the others of them in bf16, and all other tensors as they are stored; with the folder's model card, other
-/// modules, and files of settings and tokenizers. Returns the names of the weights in int8.
+/// returns true, the others of them in bf16, and all other tensors as they are stored; with the folder's model card,
+/// other modules, and files of settings and tokenizers. Returns the names of the weights in int8.
 ///
 /// Experts of a mixture, weights that tasks change (Jina embeddings v3) and an untied language head are none of these
 /// weights, because their tensors are no modules of the format.
@@ -138,8 +138,8 @@ pub fn write_int8(
     Ok(chosen)
 }
 
-/// The sentence encoder of a folder with those weights in int8 for whose names `is_int8` returns true, and those rounded
-/// to bf16 for whose `is_bf16` does: what [`write_int8`] writes, without writing it, if these are the other
+/// The sentence encoder of a folder with those weights in int8 for whose names `is_int8` returns true, and those
+/// rounded to bf16 for whose `is_bf16` does: what [`write_int8`] writes, without writing it, if these are the other
 /// [`int8_weights`].
 ///
 /// # Errors

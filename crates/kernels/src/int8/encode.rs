@@ -168,8 +168,7 @@ fn round_to_int8(x: f32) -> i8 {
     (x + 12_582_912.0).to_bits() as i8
 }
 
-/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128, or may be
-/// rounded to it.
+/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128.
 fn exact_values(block: &[f32], scale: f32, range: [i8; 2], values: &mut [i8]) -> Option<f32> {
     for (value, weight) in values.iter_mut().zip(block) {
         *value = round_to_int8(weight / scale);
