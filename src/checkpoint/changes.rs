@@ -18,17 +18,17 @@ use crate::weights::{AttentionWeights, LinearWeights, LowRankChange};
 
 impl MultiHeadAttention {
     /// The layer with the low-rank changes of its weights beside its projections. `source` is what the layer was read
-    /// from, by [`AnySource::base`]; the layer itself for any other source.
+    /// from, by [`AttentionWeights::read_base`].
     ///
     /// # Errors
     /// A change of some outputs of a projection and not of others; the errors of [`AttentionWeights::read`].
     pub fn with_changes(self, source: &AnySource) -> Result<Self> {
-        let numbers = RowNumbers { source, changes: RefCell::default(), next: Cell::default() };
-        // Nothing is beside the weights of most sources.
-        if !source.has_changes() || self.config().latent.is_some() {
+        // Nothing is beside the weights of most sources, nor of latent attention.
+        if !source.has_low_rank() || self.config().latent.is_some() {
             return Ok(self);
         }
-        let (read, _) = AttentionWeights::read(self.config(), &numbers)?;
+        let numbers = RowNumbers { source, changes: RefCell::default(), next: Cell::default() };
+        let (read, _) = AttentionWeights::read_from(self.config(), &numbers, &numbers.root())?;
         let config = self.config();
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
@@ -127,7 +127,7 @@ impl WeightSource for RowNumbers<'_> {
         if shape.len() < 2 {
             return self.source.get(name, shape);
         }
-        let new = self.source.changes(name)?;
+        let new = self.source.low_rank(name)?;
         let (Some(first), &[rows, columns]) = (new.first(), shape) else {
             return Ok(Tensor::full(-1f64, (), &Device::Cpu)?.broadcast_as(shape)?);
         };

@@ -26,7 +26,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`AttentionWeights::read`]; a shared table that the source does not hold.
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
-        let source = base_of(config, &AnySource::new(&source));
+        let source = AnySource::new(&source);
         let (weights, layout) = read_with_shared_tables(config, &[], &source)?;
         let mut layer = Self::from_weights(config, weights)?;
         layer.quantize_for(&source, layout)?;
@@ -105,11 +105,10 @@ impl ModelAttention {
 
     fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
         let asked = config_from_json(config, source)?;
-        let source = base_of(&asked.config, source);
-        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, &source)?;
+        let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
         let mut layer = MultiHeadAttention::from_weights(&asked.config, weights)?;
-        layer.quantize_for(&source, layout)?;
-        let layer = layer.with_changes(&source)?;
+        layer.quantize_for(source, layout)?;
+        let layer = layer.with_changes(source)?;
         Ok(Self { layer, layout, note: asked.note })
     }
 
@@ -139,11 +138,6 @@ impl Module for ModelAttention {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
         self.layer.forward(xs)
     }
-}
-
-/// What the weights of a layer are read from: without changes that go beside them, where it has places for these.
-fn base_of<'a>(config: &AttentionConfig, source: &AnySource<'a>) -> AnySource<'a> {
-    if config.latent.is_some() { source.clone() } else { source.base() }
 }
 
 impl Checkpoint {

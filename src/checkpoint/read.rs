@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::source::{WeightSource, join};
+use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{
@@ -24,11 +24,32 @@ impl AttentionWeights {
     /// # Errors
     /// The errors of [`detect`]; a tensor whose shape does not fit the configuration, named.
     pub fn read(config: &AttentionConfig, source: &dyn WeightSource) -> Result<(Self, &'static Layout)> {
+        Self::read_from(config, source, source)
+    }
+
+    /// Reads the layer that `source` points at for a loader that puts low-rank changes beside its projections, by
+    /// [`with_changes`](crate::MultiHeadAttention::with_changes): these are read without the changes, and what has no
+    /// place for one beside it, such as the weights of positions, with them.
+    ///
+    /// # Errors
+    /// The errors of [`read`](Self::read).
+    pub fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
+        // Latent attention has no places for changes.
+        let base = if config.latent.is_some() { source.clone() } else { source.base() };
+        Self::read_from(config, &base, source)
+    }
+
+    /// Reads the projections from one source and everything else from the other.
+    pub(crate) fn read_from(
+        config: &AttentionConfig,
+        projections: &dyn WeightSource,
+        source: &dyn WeightSource,
+    ) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
         let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
         let latent_is_set = config.latent.is_some();
-        let reader = Reader { source, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
+        let reader = Reader { source: projections, layout, sizes: Sizes::new(config), is_shared, latent_is_set };
         let (qkv, gate) = match (layout.gate, layout.qkv) {
             (GateNames::BeforeQuery, QkvNames::Fused(names, _)) => reader.gate_and_qkv(config, names)?,
             (_, QkvNames::Latent(names)) => {

@@ -15,15 +15,15 @@ use crate::weights::{AttentionWeights, PositionWeights};
 /// Upper bound of the elements of a table that is copied.
 const MAX_BIASES: usize = 1 << 24;
 
-/// Reads the weights of the layer that `source` points at, with the tables that it shares with other layers. `pruned`
-/// are the heads that it no longer has, by their indices in the unpruned model.
+/// Reads the weights of the layer that `source` points at, as [`AttentionWeights::read_base`], with the tables that it
+/// shares with other layers. `pruned` are the heads that it no longer has, by their indices in the unpruned model.
 pub fn read_with_shared_tables(
     config: &AttentionConfig,
     pruned: &[usize],
     source: &AnySource,
 ) -> Result<(AttentionWeights, &'static Layout)> {
     check_prefix(source)?;
-    let (mut weights, layout) = AttentionWeights::read(config, source)?;
+    let (mut weights, layout) = AttentionWeights::read_base(config, source)?;
     let tables = SharedTables::read(config, pruned.len(), &weights.position, source)?;
     tables.insert_into(&mut weights.position, pruned)?;
     Ok((weights, layout))

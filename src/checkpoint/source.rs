@@ -167,16 +167,10 @@ impl<'a> AnySource<'a> {
     }
 
     /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
-    /// there, by [`MultiHeadAttention::with_changes`](crate::MultiHeadAttention::with_changes) or
-    /// [`with_changes`](Self::with_changes). All others read weights with their changes.
+    /// there, by [`with_changes`](Self::with_changes). All others read weights with their changes.
     #[must_use]
     pub fn base(&self) -> Self {
         Self { is_base: true, ..self.clone() }
-    }
-
-    /// Whether there are changes that are to be put beside what was read.
-    pub(crate) fn has_changes(&self) -> bool {
-        self.is_base && self.root.has_low_rank()
     }
 
     /// The changes that are to be put beside what was read as [`base`](Self::base); none elsewhere.

@@ -14,14 +14,21 @@ use crate::lora::places::{Place, Shift, without_weight};
 use crate::ops::Quantization;
 use crate::weights::LowRankChange;
 
-/// A source of weights with an adapter merged, or beside them: [`LoraAdapter::apply`] and [`LoraAdapter::beside`] make
-/// it.
+/// A source of weights with an adapter merged, or beside them: [`LoraAdapter::apply`], [`LoraAdapter::beside`] and
+/// [`LoraAdapter::beside_few_bits`] make it.
 #[derive(Debug, Clone)]
 pub struct AdaptedSource<S> {
     base: S,
     merged: Arc<Merged>,
-    /// Whether the changes of linear layers stay beside their weights.
-    is_beside: bool,
+    beside: Beside,
+}
+
+/// The weights of linear layers beside which their changes stay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Beside {
+    None,
+    InFewBits,
+    All,
 }
 
 /// An adapter by the names of the tensors that it changes in the checkpoint.
@@ -49,7 +56,7 @@ impl LoraAdapter {
     /// A tensor of the adapter that belongs to no weight of the checkpoint, or does not fit its shape; both are named.
     pub fn apply<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
         let merged = Arc::new(self.merged(&base.root())?);
-        Ok(AdaptedSource { base, merged, is_beside: false })
+        Ok(AdaptedSource { base, merged, beside: Beside::None })
     }
 
     /// The weights of `base` with this adapter computed beside the projections that it changes: what is loaded has the
@@ -63,7 +70,16 @@ impl LoraAdapter {
     /// # Errors
     /// The errors of [`apply`](Self::apply).
     pub fn beside<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
-        Ok(AdaptedSource { is_beside: true, ..self.apply(base)? })
+        Ok(AdaptedSource { beside: Beside::All, ..self.apply(base)? })
+    }
+
+    /// [`beside`](Self::beside) for the weights that loaders of `base` hold in few bits, and [`apply`](Self::apply) for
+    /// all others: each weight is rounded once at most, and nothing is slower than it has to be.
+    ///
+    /// # Errors
+    /// The errors of [`apply`](Self::apply).
+    pub fn beside_few_bits<S: WeightSource>(&self, base: S) -> Result<AdaptedSource<S>> {
+        Ok(AdaptedSource { beside: Beside::InFewBits, ..self.apply(base)? })
     }
 
     fn merged(&self, root: &dyn WeightSource) -> Result<Merged> {
@@ -189,7 +205,12 @@ impl<S: WeightSource> AdaptedSource<S> {
 
     /// Whether the changes of a weight stay beside it.
     fn are_beside(&self, name: &str) -> bool {
-        self.is_beside && self.changes(name).iter().all(|change| change.low_rank.magnitude.is_none())
+        let are_beside = match self.beside {
+            Beside::None => false,
+            Beside::InFewBits => self.base.quantization(name).is_some(),
+            Beside::All => true,
+        };
+        are_beside && self.changes(name).iter().all(|change| change.low_rank.magnitude.is_none())
     }
 
     /// The weight of the base model, or what the adapter has in its place.
@@ -247,7 +268,7 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.full_name(name);
         let weight = self.without_changes(name, shape)?;
-        if self.is_beside && self.changes(name).iter().any(|change| change.low_rank.tracks_gradient()) {
+        if self.beside != Beside::None && self.changes(name).iter().any(|change| change.low_rank.tracks_gradient()) {
             let found = "merged with it, which does not follow the variables";
             let expected = "a change beside it: that of attention or feed-forward, without magnitudes; \
                             `LoraTraining::source`, loaded anew in each step, trains any";
@@ -278,7 +299,8 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     }
 
     fn has_low_rank(&self) -> bool {
-        self.is_beside
+        let root = self.root();
+        self.merged.changes.keys().any(|name| root.are_beside(name))
     }
 
     /// Variables of an adapter in training are not given away.

@@ -318,10 +318,8 @@ impl Linear {
             return self.pack();
         }
         let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
-        let (has_bias, outputs) = (self.has_bias(), 0..self.out_features());
-        let like = empty(DType::F32)?;
-        // Other numbers than those of the weights that the old id stands for.
-        self.id = like.id();
+        let (like, has_bias, outputs) = (empty(DType::F32)?, self.has_bias(), 0..self.out_features());
+        self.id = like.id(); // The numbers are others.
         self.weights = Weights::Packed { has_bias, like, outputs };
         self.packed = Arc::new(OnceLock::from(packed));
         Ok(())

@@ -230,3 +230,45 @@ fn a_key_that_nothing_reads_is_refused() {
         &["bart", "nomic-bert"],
     );
 }
+
+/// A file with more metadata: its values follow the two counts at the start, in whole lines of the alignment.
+fn with_keys(name: &str, keys: &[(&str, u32, &[u8])]) -> Vec<u8> {
+    let file = std::fs::read(fixture(name)).unwrap();
+    let more = keys.iter().fold(File(Vec::new()), |more, (key, kind, bytes)| {
+        let more = more.text(key.as_bytes()).number(*kind);
+        if *kind == 8 { more.text(bytes) } else { more.bytes(bytes) }
+    });
+    let more = more.text(b"filler").number(8);
+    let filler = vec![b' '; (more.0.len() + 8).next_multiple_of(32) - more.0.len() - 8];
+    let values = u64::from_le_bytes(file[16..24].try_into().unwrap()) + keys.len() as u64 + 1;
+    [&file[..16], &values.to_le_bytes(), &more.text(&filler).0, &file[24..]].concat()
+}
+
+#[test]
+fn the_scaling_of_rotary_positions_is_read_or_refused() {
+    let config = |keys: &[(&str, u32, &[u8])]| {
+        let keys: Vec<_> =
+            keys.iter().map(|(key, kind, bytes)| (format!("qwen3.rope.scaling.{key}"), *kind, *bytes)).collect();
+        let keys: Vec<_> = keys.iter().map(|(key, kind, bytes)| (key.as_str(), *kind, *bytes)).collect();
+        Checkpoint::from_bytes(with_keys("gguf/qwen3.gguf", &keys)).unwrap().config()
+    };
+    let factor: (&str, u32, &[u8]) = ("factor", 6, &4f32.to_le_bytes());
+    let scaling = |keys: &[(&str, u32, &[u8])]| config(keys).unwrap().unwrap()["rope_scaling"].clone();
+    assert_eq!(scaling(&[]), json!(null));
+    assert_eq!(scaling(&[factor]), json!({"rope_type": "linear", "factor": 4.0}));
+    assert_eq!(scaling(&[("type", 8, b"none"), factor]), json!(null));
+    let length: (&str, u32, &[u8]) = ("original_context_length", 4, &64u32.to_le_bytes());
+    let yarn = [("type", 8, &b"yarn"[..]), factor, length];
+    let with = |key: &'static str| {
+        let mut keys = yarn.to_vec();
+        keys.push((key, 6, &[0, 0, 0x40, 0x3f]));
+        keys
+    };
+    assert_eq!(scaling(&with("yarn_attn_factor"))["attention_factor"], json!(0.75));
+    assert_eq!(scaling(&with("yarn_beta_slow"))["beta_slow"], json!(0.75));
+    for key in ["yarn_ext_factor", "yarn_log_multiplier", "alpha"] {
+        says(config(&with(key)), &[&format!("qwen3.rope.scaling.{key}"), "0.75", "absent"]);
+    }
+    // What only YaRN has.
+    says(config(&[factor, ("yarn_attn_factor", 6, &[0, 0, 0x40, 0x3f])]), &["yarn_attn_factor", "absent"]);
+}

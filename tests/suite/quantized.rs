@@ -291,6 +291,12 @@ fn wrong_shapes_are_refused() {
     }
     let fewer = File::open("awq").with_shape(&q("scales"), &[8, 16]);
     says(&fewer, &["`layer.q_proj.qweight` has shape [64, 4]", "[64, 2]", "the 16 columns of `scales`"]);
+    let none = [("qweight", 4, [0, 1]), ("qzeros", 4, [1, 1]), ("scales", 2, [1, 8])];
+    let none = none.iter().fold(File::open("awq"), |mut file, (part, bytes, shape)| {
+        file.tensors.get_mut(&q(part)).unwrap().2.truncate(shape[0] * shape[1] * bytes);
+        file.with_shape(&q(part), shape)
+    });
+    says(&none, &["`layer.q_proj.scales` has shape [1, 8]", "inputs, 0, and neither 0"]);
     // What no shape shows.
     let shape = |rows: i64| [rows, 64].iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
     says(&File::open("compressed_packed").with_start(&q("weight_shape"), &shape(-1)), &["is [-1, 64]", "two sizes"]);
@@ -330,6 +336,32 @@ fn wrong_settings_are_refused() {
         ("awq", json!({"quant_method": "gptq"}), "the `quant_method` gptq"),
     ] {
         says(&File::open(name).with_settings(&settings), &["tensor `layer.q_proj.", expected]);
+    }
+}
+
+/// Whatever else a module computes of its inputs or outputs than a product with its weight.
+#[test]
+fn transforms_of_inputs_are_refused() {
+    let scales = 2f32.to_le_bytes().repeat(64);
+    for part in ["pre_quant_scale", "R4_input.weight"] {
+        let name = format!("layer.q_proj.{part}");
+        let file = File::open("compressed_int").with(&name, Dtype::F32, &[64], scales.clone());
+        says(&file, &[&format!("tensor `{name}` stands beside compressed-tensors"), "a weight and a bias"]);
+    }
+    let file = File::open("compressed_int");
+    let read = |config: Value| file.clone().with_settings(&json!({"transform_config": config}));
+    let apply = |location: &str| json!({"targets": ["re:.*q_proj$"], "location": location, "inverse": false});
+    let scheme = |locations: &[&str]| {
+        let all: Vec<Value> = locations.iter().map(|location| apply(location)).collect();
+        json!({"config_groups": {"R4": {"type": "hadamard", "apply": all}}})
+    };
+    for locations in [&["input", "weight_input"][..], &["weight_output", "output"], &["k_cache"]] {
+        says(&read(scheme(locations)), &["`layer.q_proj.weight` has the transform `R4`", "transform_config"]);
+    }
+    // What is in the stored weights already, and nothing.
+    for config in [scheme(&["weight_input", "weight_output"]), json!({"config_groups": {}}), json!({}), json!(null)] {
+        let weight = read(config).checkpoint().tensor("layer.q_proj.weight", &CPU).unwrap();
+        assert_eq!(bits(&weight), bits(&file.golden().tensor("layer.q_proj.weight", &CPU).unwrap()));
     }
 }
 

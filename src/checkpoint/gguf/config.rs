@@ -10,6 +10,17 @@ use crate::error::{Error, Result, cut};
 /// The keys that describe the scaling of rotary positions, below the name of the architecture.
 const SCALING: &str = "rope.scaling.";
 
+/// Those of them that every scaling has. Whether the model was trained with it, which the last one says, changes nothing.
+const SCALING_KEYS: [&str; 4] = ["type", "factor", "original_context_length", "finetuned"];
+
+/// Those of YaRN, with the names of Hugging Face. llama.cpp's converter writes its `attention_factor` to the last one.
+const YARN_KEYS: [(&str, &str); 4] = [
+    ("yarn_beta_fast", "beta_fast"),
+    ("yarn_beta_slow", "beta_slow"),
+    ("attn_factor", "attention_factor"),
+    ("yarn_attn_factor", "attention_factor"),
+];
+
 /// The most layers whose kinds are listed.
 const MAX_LAYERS: usize = 1 << 12;
 
@@ -59,13 +70,16 @@ pub(crate) fn config_of(
 /// computes.
 fn check_keys(row: &Architecture, metadata: &GgufMetadata) -> Result<()> {
     let start = format!("{}.", row.name);
+    let is_yarn = scaling_kind(metadata, row)? == "yarn";
     let is_read = |key: &str| {
         let of_config = row.config.iter().any(|(_, from)| match from {
             Origin::Key(other) | Origin::Optional(other) | Origin::LayerTypes(other, _) => *other == key,
             _ => false,
         });
         let expected = row.expected.iter().any(|(other, _)| *other == key);
-        of_config || expected || IGNORED.contains(&key) || row.ignored.contains(&key) || key.starts_with(SCALING)
+        let of_yarn = |key: &str| is_yarn && YARN_KEYS.iter().any(|(theirs, _)| *theirs == key);
+        let of_scaling = key.strip_prefix(SCALING).is_some_and(|key| SCALING_KEYS.contains(&key) || of_yarn(key));
+        of_config || expected || IGNORED.contains(&key) || row.ignored.contains(&key) || of_scaling
     };
     for (key, value) in metadata.iter() {
         if let Some(below) = key.strip_prefix(&start).filter(|below| !is_read(below)) {
@@ -132,10 +146,17 @@ fn layer_types(metadata: &GgufMetadata, row: &Architecture, key: &str, every: us
     Ok(windows.into_iter().map(|window| if window { "sliding_attention" } else { "full_attention" }).collect())
 }
 
+/// The kind of the scaling of rotary positions: of a factor alone, linear, as llama.cpp has it.
+fn scaling_kind<'a>(metadata: &'a GgufMetadata, row: &Architecture) -> Result<&'a str> {
+    let key = |key: &str| format!("{}.{SCALING}{key}", row.name);
+    let default = if metadata.get(&key("factor")).is_some() { "linear" } else { "none" };
+    Ok(metadata.text(&key("type"))?.unwrap_or(default))
+}
+
 /// `rope_scaling`: what the metadata states, or the factors of each frequency, which llama.cpp has for Llama 3.
 fn rope_scaling(metadata: &GgufMetadata, row: &Architecture, frequencies: Option<Vec<f32>>) -> Result<Option<Value>> {
     let full = |key: &str| format!("{}.{SCALING}{key}", row.name);
-    let kind = metadata.text(&full("type"))?.unwrap_or("none");
+    let kind = scaling_kind(metadata, row)?;
     let factor = || metadata.number(&full("factor"))?.ok_or_else(|| absent(&full("factor")));
     let scaling = match (kind, frequencies) {
         ("none", None) => return Ok(None),
@@ -154,9 +175,7 @@ fn rope_scaling(metadata: &GgufMetadata, row: &Architecture, frequencies: Option
             let length = metadata.count(&length)?.ok_or_else(|| absent(&length))?;
             let mut yarn =
                 json!({"rope_type": "yarn", "factor": factor()?, "original_max_position_embeddings": length});
-            for (theirs, ours) in
-                [("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow"), ("attn_factor", "attention_factor")]
-            {
+            for (theirs, ours) in YARN_KEYS {
                 if let Some(number) = metadata.number(&full(theirs))? {
                     yarn[ours] = number.into();
                 }

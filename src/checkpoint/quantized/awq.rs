@@ -32,10 +32,11 @@ pub(super) const AWQ: Format = Format {
         if module.matrix("qzeros")? != [groups, words] {
             return Err(module.wrong_shape("qzeros", format!("{:?}", [groups, words])));
         }
-        if groups == 0 || !columns.is_multiple_of(groups) {
-            return Err(module.wrong_shape("scales", format!("rows that divide the {columns} inputs")));
+        if groups == 0 || columns == 0 || !columns.is_multiple_of(groups) {
+            let expected = format!("a number of rows that divides that of inputs, {columns}, and neither 0");
+            return Err(module.wrong_shape("scales", expected));
         }
-        Ok(Plan { shape: [rows, columns], bits: 4, block: [1, (columns / groups).max(1)], zero_offset: 0 })
+        Ok(Plan { shape: [rows, columns], bits: 4, block: [1, columns / groups], zero_offset: 0 })
     },
     read,
 };

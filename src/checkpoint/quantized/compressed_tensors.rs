@@ -47,7 +47,17 @@ pub(super) const INT8: Format = Format {
 /// Also what FBGEMM, ModelOpt and Quark write.
 pub(super) const FLOAT8: Format = Format {
     name: "FP8",
-    tensors: &["weight", SCALE, "input_scale", "input_scale_ub", "output_scale", "k_scale", "v_scale"],
+    tensors: &[
+        "weight",
+        SCALE,
+        "input_scale",
+        "input_scale_ub",
+        "input_zero_point",
+        "output_scale",
+        "output_zero_point",
+        "k_scale",
+        "v_scale",
+    ],
     fits: |module| module.has(SCALE) && module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype)),
     plan: |module, settings| with_scales(module, settings, module.matrix("weight")?, 8),
     read: |module, plan| read_float8(module, plan, SCALE),

@@ -23,6 +23,7 @@ mod unsupported;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
@@ -30,7 +31,7 @@ use safetensors::Dtype;
 use crate::checkpoint::header::Entry;
 use crate::checkpoint::shard::Shard;
 use crate::checkpoint::source::join;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cut};
 use crate::ops::Quantization;
 use module::{Fault, Module};
 pub(crate) use settings::Settings;
@@ -75,8 +76,12 @@ pub(crate) struct QuantizedWeight {
     module: String,
     parts: Parts,
     format: Kind,
+    /// A tensor below the module that is none of its parts.
+    unread: Option<String>,
     /// What a plain tensor would have in the header, or why there is none.
     plan: std::result::Result<(Plan, Entry), Fault>,
+    /// Whether it can be packed as it is, once that was asked: its scales say so, which are read for that.
+    is_packed_as_it_is: OnceLock<bool>,
 }
 
 /// How a module is stored.
@@ -105,16 +110,34 @@ impl QuantizedWeight {
     /// Reads the settings of the module again, from another `config.json`.
     pub fn plan(&mut self, shards: &[Shard], settings: &Settings) {
         let module = Module::new(&self.module, &self.parts, shards);
+        self.is_packed_as_it_is = OnceLock::new();
         self.plan = match self.format {
             _ if module.has("weight") && !self.format.tensors().contains(&"weight") => {
                 Err(Fault::new(module.full_name("weight"), format!("stands beside {}", self.describe()), "one of them"))
             }
             Kind::Unsupported(format) => Err(format.fault(&module)),
-            Kind::Read(format) => (format.plan)(&module, settings).map(|plan| {
-                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
-                (plan, entry)
-            }),
+            Kind::Read(format) => {
+                self.check_inputs(settings).and_then(|()| (format.plan)(&module, settings)).map(|plan| {
+                    let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
+                    (plan, entry)
+                })
+            }
         };
+    }
+
+    /// Checks that inputs and outputs of the module are those of a linear layer: nothing else is computed of them.
+    fn check_inputs(&self, settings: &Settings) -> std::result::Result<(), Fault> {
+        let expected = "a module of a weight and a bias, whose inputs are multiplied as they are";
+        if let Some(name) = &self.unread {
+            return Err(Fault::new(name, format!("stands beside {}", self.describe()), expected));
+        }
+        match settings.run_time_transform() {
+            Some(transform) => {
+                let found = format!("has the transform `{}` (`transform_config` of config.json)", cut(transform));
+                Err(Fault::new(join(&self.module, "weight"), found, expected))
+            }
+            None => Ok(()),
+        }
     }
 
     /// What the header would state about the dequantized tensor: f32, and its shape.
@@ -144,14 +167,17 @@ impl QuantizedWeight {
         }
     }
 
-    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, of at
-    /// most 16 significant bits.
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, which is
+    /// a normal positive number of at most 16 significant bits, or 0.
     pub fn packed_format(&self, shards: &[Shard]) -> Option<Quantization> {
         const LOW_BITS: u32 = 24 - 16;
-        let is_short = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS;
-        // Scales that cannot be read are an error of the weight.
-        let scales = || Module::new(&self.module, &self.parts, shards).floats(compressed_tensors::SCALE);
-        let fits = self.is_int8_by_rows() && scales().map_or(true, |scales| scales.iter().all(is_short));
+        let is_short = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS && *scale >= f32::MIN_POSITIVE;
+        let fits = self.is_packed_as_it_is.get_or_init(|| {
+            // Scales that cannot be read are an error of the weight.
+            let scales = || Module::new(&self.module, &self.parts, shards).floats(compressed_tensors::SCALE);
+            let are_short = |scales: Vec<f32>| scales.iter().all(|scale| *scale == 0.0 || is_short(scale));
+            self.is_int8_by_rows() && scales().map_or(true, are_short)
+        });
         fits.then_some(Quantization::Int8)
     }
 
@@ -219,14 +245,24 @@ pub(crate) fn take_modules(
         parts.retain(|part, _| *part == "weight" || format.tensors().contains(part));
         parts.keys().for_each(|part| _ = tensors.remove(&join(&module, part)));
         layers.extend(module.rsplit_once('.').map(|(layer, _)| layer.to_string()));
+        let unread = unread_below(&module, tensors);
         let name = join(&module, "weight");
-        let unread = Fault::new(&name, "is not planned", "a quantized module");
-        found.insert(name, QuantizedWeight { module, parts, format, plan: Err(unread) });
+        let plan = Err(Fault::new(&name, "is not planned", "a quantized module"));
+        found
+            .insert(name, QuantizedWeight { module, parts, format, unread, plan, is_packed_as_it_is: OnceLock::new() });
     }
     for layer in layers {
         CACHE_SCALES.iter().for_each(|scale| _ = tensors.remove(&join(&layer, scale)));
     }
     found
+}
+
+/// A tensor below a quantized module that is not its bias, and not the scale of a cache.
+fn unread_below(module: &str, tensors: &BTreeMap<String, (usize, Entry)>) -> Option<String> {
+    let start = format!("{module}.");
+    let is_known = |part: &str| part == "bias" || CACHE_SCALES.contains(&part);
+    let mut below = tensors.range(start.clone()..).map_while(|(name, _)| Some((name, name.strip_prefix(&start)?)));
+    below.find(|(_, part)| !is_known(part)).map(|(name, _)| name.clone())
 }
 
 /// The module of a tensor, and its name below it if formats have one.

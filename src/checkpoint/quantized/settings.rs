@@ -67,6 +67,15 @@ impl Settings {
         groups.values().find_map(|group| group.get("weights")?.get("block_structure").filter(|value| !value.is_null()))
     }
 
+    /// The name of a transform of compressed-tensors that the model computes at run time, such as a rotation of inputs.
+    /// Those of weights are in the stored numbers.
+    pub fn run_time_transform(&self) -> Option<&str> {
+        let is_stored = |apply: &Value| matches!(apply["location"].as_str(), Some("weight_input" | "weight_output"));
+        let are_stored = |scheme: &Value| scheme["apply"].as_array().is_some_and(|all| all.iter().all(is_stored));
+        let schemes = self.0.as_ref()?.get("transform_config")?.get("config_groups")?.as_object()?;
+        schemes.iter().find(|(_, scheme)| !are_stored(scheme)).map(|(name, _)| name.as_str())
+    }
+
     /// Whether there are any.
     pub fn are_known(&self) -> bool {
         self.0.is_some()

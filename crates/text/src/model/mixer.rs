@@ -33,9 +33,7 @@ impl Mixer {
         }
         let source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&source, index)?;
-        // Latent attention has no places for changes beside its weights.
-        let source = if attention.latent.is_some() { source } else { source.base() };
-        let (mut weights, layout) = AttentionWeights::read(&attention, &source)?;
+        let (mut weights, layout) = AttentionWeights::read_base(&attention, &source)?;
         shared.insert_into(&mut weights.position, &config.pruned_heads.of_layer(index))?;
         let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
         attention.quantize_for(&source, layout)?;

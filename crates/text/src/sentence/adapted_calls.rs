@@ -46,11 +46,7 @@ impl SentenceEncoder {
             let expected = "one that was loaded from its own folder: give `load` the adapted weights";
             return Err(Error::value("the encoder for an adapter", "one without weights to adapt", expected));
         };
-        let source = match transformer.model.quantization() {
-            Some(_) => adapter.beside(base.clone())?,
-            None => adapter.apply(base.clone())?,
-        };
-        let adapted = TextModel::load(transformer.model.config(), source)?;
+        let adapted = TextModel::load(transformer.model.config(), adapter.beside_few_bits(base.clone())?)?;
         let adapted = adapted.with_shared_weights(&transformer.model)?;
         transformer.adapters.models.insert(name.to_string(), adapted);
         Ok(())

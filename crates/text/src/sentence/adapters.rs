@@ -88,6 +88,12 @@ pub(super) fn adapted_folder(
         );
         return Err(Error::file(path, reason));
     }
-    let source = adapter.apply(Checkpoint::open(&base)?.at("", compute_type, device))?;
+    let checkpoint = Checkpoint::open(&base)?;
+    let source = checkpoint.at("", compute_type, device);
+    // Merged weights would be rounded to the stored bits again; those that are rounded here first have the change.
+    let source = match checkpoint.is_quantized() || checkpoint.gguf().is_some() {
+        true => adapter.beside_few_bits(source)?,
+        false => adapter.apply(source)?,
+    };
     Ok(Some((TextModelConfig::from_file(base.join("config.json"))?, source)))
 }

@@ -201,6 +201,30 @@ fn changes_beside_fused_weights_are_those_of_merged_ones() {
     }
 }
 
+/// DeBERTa projects its distances in each layer: no product of the layer has a place beside them.
+#[test]
+fn changes_of_position_weights_are_merged() {
+    let source = base("encoders/deberta", DType::F32);
+    let config = TextModelConfig::from_file(fixture("encoders/deberta/config.json")).unwrap();
+    let ids = Tensor::new(&[[5u32, 9, 7, 6, 8, 4]], &CPU).unwrap();
+    let forward = |model: TextModel| model.forward(&ids, None, &AttentionMask::full()).unwrap();
+    let plain = forward(TextModel::load(&config, source.clone()).unwrap());
+    for modules in [&["pos_proj", "pos_q_proj"][..], &["in_proj", "pos_proj", "pos_q_proj", "dense"]] {
+        let training = LoraTraining::new(&LoraConfig::new(3, 6.0, modules), source.clone()).unwrap();
+        let mut random = Random::new(5);
+        for variable in training.variables() {
+            variable.set(&random.tensor(variable.dims(), DType::F32)).unwrap();
+        }
+        let adapter = training.adapter().unwrap();
+        let merged = forward(TextModel::load(&config, adapter.apply(source.clone()).unwrap()).unwrap());
+        let beside = forward(TextModel::load(&config, adapter.beside(source.clone()).unwrap()).unwrap());
+        assert_close("beside", &beside, &merged, MODEL);
+        assert!(max_diff(&merged, &plain) > 1e-2);
+        let learns = TextModel::load(&config, training.source_beside().unwrap());
+        says(learns, &["attention.self.pos_", "does not follow the variables"]);
+    }
+}
+
 #[test]
 fn one_layer_has_the_adapter_merged() {
     let prefix = "encoder.layer.0.attention";

@@ -112,11 +112,13 @@ fn a_quantized_model_is_that_of_its_dequantized_weights() {
 }
 
 /// With a scale per row the weights stay int8 where no dtype is asked for, and are those of the file, or else, where
-/// scales have too many bits for that, they are dequantized.
+/// scales have too many bits for that, or are negative, they are dequantized.
 #[test]
 fn published_int8_has_the_weights_of_its_owner() {
     let bf16 = |scale: f32| half::bf16::from_f32(scale).to_f32();
-    for (change, is_int8) in [(&bf16 as &dyn Fn(f32) -> f32, true), (&|scale| scale, false)] {
+    let changes: [(&dyn Fn(f32) -> f32, bool); 3] =
+        [(&bf16, true), (&|scale| scale, false), (&|scale| -bf16(scale), false)];
+    for (change, is_int8) in changes {
         let [quantized, plain] = int8_and_plain(None, change);
         let load = |folder: &Path| SentenceEncoder::from_folder(folder, ComputeType::default(), &CPU).unwrap();
         let [int8, f32] = [&quantized, &plain].map(|folder| load(folder.path()));
