@@ -167,8 +167,8 @@ impl QuantizedWeight {
         }
     }
 
-    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, which is
-    /// a normal positive number of at most 16 significant bits, or 0.
+    /// The format in which the weight can be packed as it is, without rounding: int8 with a scale for each row, which
+    /// is a normal positive number of at most 16 significant bits, or 0.
     pub fn packed_format(&self, shards: &[Shard]) -> Option<Quantization> {
         const LOW_BITS: u32 = 24 - 16;
         let is_short = |scale: &f32| scale.to_bits().trailing_zeros() >= LOW_BITS && *scale >= f32::MIN_POSITIVE;
