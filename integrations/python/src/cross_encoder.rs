@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;
 
 use crate::arrays;
-use crate::inputs::{device, pairs, compute_type};
+use crate::inputs::{compute_type, device, pairs};
 use crate::maps::{Maps, map_options, to_python};
 use crate::options::Options;
 use crate::threads::{run, run_detached};

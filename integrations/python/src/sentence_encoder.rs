@@ -10,7 +10,7 @@ use pyo3::pybacked::PyBackedStr;
 use pyo3::types::PyList;
 
 use crate::arrays;
-use crate::inputs::{device, compute_type, texts};
+use crate::inputs::{compute_type, device, texts};
 use crate::maps::{Maps, map_options, to_python};
 use crate::options::Options;
 use crate::threads::{run, run_detached};
