@@ -210,9 +210,9 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
-        match self.is_base && self.root.has_low_rank() {
-            true => see(self.get(name, &shape)?),
-            false => self.root.get_rows(&self.full_name(name), shape, see),
+        match self.changes(name)?.is_empty() {
+            true => self.root.get_rows(&self.full_name(name), shape, see),
+            false => see(self.get(name, &shape)?),
         }
     }
 

@@ -4,25 +4,22 @@
 //! may request that, such as a frozen copy or an encoder of a checkpoint: other holders would keep them in memory, or
 //! change them without the layer noticing.
 //!
-//! A quantized layer ([`Linear::quantize`]) holds nothing but packed weights.
-//!
-//! A layer may also compute something else in the place of the product: a module of the caller, or a product and a
-//! low-rank change beside it.
+//! A quantized layer ([`Linear::quantize`]) holds nothing but packed weights. A layer may also compute something else
+//! in the place of the product: a module of the caller, or a product and a low-rank change beside it.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use candle_attention_kernels::{Activation, PackedWeights};
+use candle_attention_kernels::{Activation, PackedWeights, QuantizedRows};
 use candle_core::{D, DType, Device, Tensor, TensorId};
 use candle_nn::Module;
 
 use crate::error::{Error, Result};
 use crate::ops::low_rank::LowRank;
-use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack, unpack_bias};
+use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, pack_rows, unpack, unpack_bias};
 use crate::ops::packed_product::packed_product;
-use crate::ops::problem::Activated;
-use crate::ops::problem::supports_fused;
+use crate::ops::problem::{Activated, supports_fused};
 use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
@@ -73,6 +70,14 @@ impl Linear {
         }
         let id = weights.weight.id();
         Ok(Self { weights: Weights::Tensors(weights), packed: Arc::default(), id, dims: [out, input] })
+    }
+
+    /// A layer in few bits with the rows of a table `(out, in)`, such as a language head that is tied to word
+    /// embeddings, and a bias `(out)` on the CPU; another length is an error.
+    pub fn from_rows(rows: &QuantizedRows, bias: Option<&Tensor>) -> Result<Self> {
+        let (has_bias, dims, like) = (bias.is_some(), [rows.rows(), rows.width()], empty(DType::F32)?);
+        let (id, packed) = (like.id(), Arc::new(OnceLock::from(pack_rows(rows, bias)?)));
+        Ok(Self { weights: Weights::Packed { has_bias, like, outputs: 0..dims[0] }, packed, id, dims })
     }
 
     /// A projection `(b, s, in)` → `(b, s, out)` that `module` computes, such as a
@@ -313,8 +318,9 @@ impl Linear {
             return self.pack();
         }
         let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
-        let (has_bias, outputs) = (self.has_bias(), 0..self.out_features());
-        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)?, outputs };
+        let (like, has_bias, outputs) = (empty(DType::F32)?, self.has_bias(), 0..self.out_features());
+        self.id = like.id(); // The numbers are others.
+        self.weights = Weights::Packed { has_bias, like, outputs };
         self.packed = Arc::new(OnceLock::from(packed));
         Ok(())
     }

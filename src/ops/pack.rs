@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, Team, WeightFormat};
+use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, QuantizedRows, Team, WeightFormat};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
 
@@ -31,6 +31,21 @@ pub(super) fn pack(parts: &[&LinearWeights], format: WeightFormat) -> Result<Pac
         let bias = bias.as_ref().map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
         let (bias, outputs) = (bias.as_deref(), weight.dim(0)?);
         for_cpu_element!(dtype, T => with_slice(weight, |weight: &[T]| packer.push(outputs, weight, bias))?)?;
+    }
+    Ok(packer.finish()?)
+}
+
+/// Packs the rows of a table in its format, one at a time.
+pub(super) fn pack_rows(rows: &QuantizedRows, bias: Option<&Tensor>) -> Result<PackedWeights> {
+    let bias = bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
+    if let Some(bias) = bias.as_ref().filter(|bias| bias.len() != rows.rows()) {
+        return Err(Error::shape("the bias of a table", &[bias.len()], format!("[{}]", rows.rows())));
+    }
+    let mut packer = Packer::new(Isa::detect()?, rows.format(), rows.rows(), rows.width())?;
+    let mut row = vec![0.0f32; rows.width()];
+    for index in 0..rows.rows() {
+        rows.row_into(index, &mut row);
+        packer.push(1, &row, bias.as_ref().map(|bias| &bias[index..=index]))?;
     }
     Ok(packer.finish()?)
 }

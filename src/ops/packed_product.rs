@@ -9,7 +9,7 @@ use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ops::pack::{unpack, unpack_bias};
-use crate::tensor::check_allocation;
+use crate::tensor::{check_allocation, element_count};
 
 /// `xs` `(b, s, in)`, which tracks a gradient, times these outputs of packed weights, plus their bias → `(b, s, out)`
 /// in `dtype`. Computed in f32 with the weights as they are unpacked, so that it is the function whose gradient
@@ -21,8 +21,8 @@ pub(super) fn packed_product(
     dtype: DType,
 ) -> Result<Tensor> {
     let (b, s, input) = xs.dims3()?;
-    check_allocation::<f32>("a product", (b * s).saturating_mul(input.max(outputs.len())))?;
     let out = outputs.len();
+    check_allocation::<f32>("a product", element_count("a product", &[b, s, input.max(out)])?)?;
     let xs = xs.to_dtype(DType::F32)?.contiguous()?.reshape((b * s, input))?;
     let product = PackedProduct { packed: packed.clone(), outputs };
     Ok(xs.apply_op1(product)?.to_dtype(dtype)?.reshape((b, s, out))?)

@@ -385,10 +385,7 @@ impl Qkv {
         }
         match &self.weights {
             Weights::Layers(layers) => layers.parts[i].forward(xs, dtype),
-            Weights::Packed { .. } => {
-                Linear::new(NAMES[i], self.part_weights(i)?, self.rows[i], self.packed()?.in_features())?
-                    .forward(xs, dtype)
-            }
+            Weights::Packed { .. } => self.part(i)?.forward(xs, dtype),
             Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward(xs, dtype),
         }
     }

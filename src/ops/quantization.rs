@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 #[non_exhaustive]
 pub enum Quantization {
     /// 8 bits, one scale for each output of a projection; an input row gets its scale at run time. Sums are exact, in
-    /// int32. Any checkpoint and any width.
+    /// int32. Any checkpoint, up to 131,072 inputs.
     Int8,
     /// llama.cpp's `Q8_0`: 8 bits, one f16 scale for each 32 inputs of an output.
     Q8_0,
@@ -32,11 +32,11 @@ impl Quantization {
     /// All formats.
     pub const ALL: [Self; 3] = [Self::Int8, Self::Q8_0, Self::Q4_0];
 
-    /// Whether a projection of this many inputs can have the format: `Q8_0` and `Q4_0` take multiples of 32. A
-    /// projection that cannot have it stays in f32, as llama.cpp leaves such tensors in a float type.
+    /// Whether a projection of this many inputs can have the format: `Q8_0` and `Q4_0` take multiples of 32, `Int8` up
+    /// to 131,072. A projection that cannot have it stays in f32, as llama.cpp leaves such tensors in a float type.
     pub fn fits(self, in_features: usize) -> bool {
         match self {
-            Self::Int8 => true,
+            Self::Int8 => in_features <= 1 << 17,
             Self::Q8_0 | Self::Q4_0 => in_features.is_multiple_of(32),
         }
     }

@@ -63,7 +63,7 @@ fn gguf(scale: impl Fn(usize) -> f16, quants: &[u8]) -> Checkpoint {
 
 #[test]
 fn parts_are_the_whole_in_every_format() {
-    let random: Vec<f32> = Random::new(34).tensor(&[SIZE], DType::F32).to_vec1().unwrap();
+    let random = Random::new(34).tensor(&[SIZE], DType::F32).to_vec1::<f32>().unwrap();
     let bytes: Vec<u8> = random.iter().flat_map(|x| x.to_le_bytes()).collect();
     let halves: Vec<u8> = random.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect();
     let quants: Vec<u8> = random.iter().map(|x| (x * 40.0) as i8 as u8).collect();

@@ -13,8 +13,9 @@
 //! packer.push(2, &[1f32, 0.0, 0.0, 0.0, 2.0, 3.0], Some(&[0.5, -1.0]))?;
 //! let weights = packer.finish()?;
 //! let mut y = Vec::<f32>::new();
-//! Team::with(weights.multiply_adds(1), |team| weights.multiply(team, &[1f32, 2.0, 3.0], 1, Activation::Relu, &mut
-//! y))?; assert_eq!(y, [1.5, 12.0]);
+//! let x = [1f32, 2.0, 3.0];
+//! Team::with(weights.multiply_adds(1), |team| weights.multiply(team, &x, 1, Activation::Relu, &mut y))?;
+//! assert_eq!(y, [1.5, 12.0]);
 //! # Ok::<_, candle_attention_kernels::Error>(())
 //! ```
 //!

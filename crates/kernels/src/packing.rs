@@ -5,7 +5,7 @@
 //!
 //! f32 panels hold f32, f16 and bf16 weights exactly, and pairs of f16 or bf16 those of their dtype. So where weights
 //! are packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A
-//! NaN stays a NaN but may become a quiet one.)
+//! NaN stays a NaN but may become a quiet one.) Formats of few bits give what they stand for, which packs to the same.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -24,7 +24,7 @@ use bytemuck::Pod;
 ///
 /// The packing is panels of as many output features as a register tile has columns. A panel holds the first input
 /// feature of each of its output features, then the second, and so on: the order in which the microkernel reads them.
-/// bf16 weights are packed in pairs of input features. [`Packer`](crate::Packer) makes them.
+/// f16 and bf16 weights are packed in pairs of input features. [`Packer`](crate::Packer) makes them.
 #[derive(Clone)]
 pub struct PackedWeights {
     pub(super) isa: Isa,

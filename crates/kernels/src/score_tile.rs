@@ -37,7 +37,10 @@ impl<T: Convert> Tokens<'_, T> {
     }
 
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has bf16 products"))]
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code, reason = "no bf16 products")
+    )]
     #[inline(always)]
     pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {

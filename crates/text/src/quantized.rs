@@ -36,8 +36,7 @@ use crate::sentence::SentenceEncoder;
 /// A file that is missing or malformed; a model that cannot be loaded; a folder whose first module is no transformer.
 pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     let folder = folder.as_ref();
-    let transformer = transformer(folder)?;
-    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    let (transformer, config) = transformer(folder)?;
     let checkpoint = Checkpoint::open(&transformer)?;
     // The loader knows what it packs: it asks the source for the format of each weight.
     let asked = Arc::new(Mutex::new(BTreeSet::new()));
@@ -52,10 +51,19 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
     Ok(asked.into_iter().filter(|name| name.ends_with(WEIGHT) && is_matrix(name)).collect())
 }
 
-/// Where in a folder the transformer is.
-fn transformer(folder: &Path) -> Result<PathBuf> {
+/// Where in a folder the transformer is, and its configuration.
+fn transformer(folder: &Path) -> Result<(PathBuf, TextModelConfig)> {
     refuse(folder, "its weights are in the format of their file, and cannot be written in int8")?;
-    Ok(transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref()))
+    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    match config.tasks()? {
+        Some(_) => {
+            let reason = "its weights have adapters for tasks (`parametrizations`), which the format has no place for: \
+                          it can be loaded in int8, not written";
+            Err(Error::file(folder, reason))
+        }
+        None => Ok((transformer, config)),
+    }
 }
 
 /// The [`int8_weights`] of a model folder in groups that are loaded as int8 only together: queries, keys, values and
@@ -65,8 +73,7 @@ fn transformer(folder: &Path) -> Result<PathBuf> {
 /// Those of [`int8_weights`]; a model that has weights in few bits already.
 pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
     let folder = folder.as_ref();
-    let transformer = transformer(folder)?;
-    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    let (transformer, config) = transformer(folder)?;
     let stored = Checkpoint::open(&transformer)?.at("", ComputeType::default(), &Device::Cpu);
     let names = int8_weights(folder)?;
     if let Some((name, format)) = names.iter().find_map(|name| Some((name, stored.quantization(name)?))) {
@@ -113,8 +120,8 @@ const WEIGHT: &str = ".weight";
 /// with the folder's model card, other modules, and files of settings and tokenizers. Returns the names of the weights
 /// in int8.
 ///
-/// Experts of a mixture, weights that tasks change (Jina embeddings v3) and an untied language head are none of these
-/// weights, because their tensors are no modules of the format.
+/// Experts of a mixture and an untied language head are none of these weights, because their tensors are no modules of
+/// the format; a model with adapters for tasks (Jina embeddings v3) is an error for the same reason.
 ///
 /// In [`ComputeType::default`] loaders keep these weights in int8 on the CPU. They compute in f32 with those in bf16: a
 /// product in bf16 would round the inputs of just the projections that lose much by rounding.
@@ -152,7 +159,7 @@ pub fn load_int8(
     is_bf16: impl Fn(&str) -> bool,
 ) -> Result<SentenceEncoder> {
     let folder = folder.as_ref();
-    let transformer = transformer(folder)?;
+    let (transformer, _) = transformer(folder)?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let is_matrix = |name: &str| checkpoint.tensor_info(name).is_ok_and(|(_, shape)| shape.len() == 2);
     let those = |wanted: &dyn Fn(&str) -> bool| -> BTreeSet<String> {

@@ -29,8 +29,8 @@ pub struct Setup {
     #[arg(long, value_name = "NAME=FILE", value_parser = named_file)]
     pub ranges: Vec<(String, PathBuf)>,
 
-    /// What models compute in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0; auto is f32, with
-    /// weights that are stored in few bits as they are
+    /// What models compute in: f32, f64, f16 or bf16; or with weights in few bits: int8, q8_0 or q4_0; auto is f32,
+    /// with weights that are stored in few bits as they are
     #[arg(long, default_value_t, value_name = "DTYPE")]
     pub dtype: ComputeType,
 

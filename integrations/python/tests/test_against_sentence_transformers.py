@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,13 @@ def test_weights_in_few_bits_are_near_float32(dense: str, dtype: str) -> None:
     assert rounded.dtype == np.float32 and not np.array_equal(rounded, exact)
     cosines = (rounded * exact).sum(1) / (np.linalg.norm(rounded, axis=1) * np.linalg.norm(exact, axis=1))
     assert cosines.min() > (0.8 if dtype == "q4_0" else 0.99)
+
+
+def test_a_gguf_file_keeps_its_blocks_unless_a_dtype_is_asked_for() -> None:
+    file = Path(__file__).parents[3] / "tests" / "fixtures" / "gguf" / "bert-q8_0.gguf"
+    exact = candle_attention.SentenceTransformer(str(file), model_kwargs={"dtype": "float32"}).encode(TEXTS)
+    stored = candle_attention.SentenceTransformer(file).encode(TEXTS)
+    assert not np.array_equal(stored, exact) and np.abs(stored - exact).max() < 0.02
 
 
 def test_a_text_has_one_vector(minilm: str) -> None:

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, int8_weights, load_int8};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use serde_json::Value;
 
 use crate::common::{assert_within, fixture};

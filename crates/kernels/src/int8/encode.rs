@@ -20,8 +20,8 @@ pub enum WeightFormat {
     /// format are held as f32.
     Bf16,
     /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere
-    /// weights in
-    /// this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they are NaN.
+    /// weights in this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they
+    /// are NaN.
     F16,
     /// 8 bits from -127 to 127, with one f32 scale per output feature; -128 is held too where a row has it exactly,
     /// as others quantize. Each row of inputs is rounded to integers from -127 to 127 with a scale of its own.
@@ -142,8 +142,9 @@ fn int8_scale(largest: f32) -> f32 {
     // The division may have rounded down, to a number with 16 bits.
     let too_small = f64::from(scale) * f64::from(MAX_INT8) < f64::from(largest);
     let bits = scale.to_bits() + u32::from(too_small);
-    // A carry makes the next power of two.
-    f32::from_bits(bits.next_multiple_of(1 << LOW_BITS))
+    // A carry makes the next power of two. 127 times the largest scale is still finite.
+    const LARGEST: u32 = (f32::MAX / MAX_INT8).to_bits() & !((1 << LOW_BITS) - 1);
+    f32::from_bits(bits.next_multiple_of(1 << LOW_BITS).min(LARGEST))
 }
 
 /// `value / divisor` if that is an f16, and so the scale of a block whose largest value is `divisor` times the scale.
@@ -167,8 +168,7 @@ fn round_to_int8(x: f32) -> i8 {
     (x + 12_582_912.0).to_bits() as i8
 }
 
-/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128, or may be
-/// rounded to it.
+/// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128.
 fn exact_values(block: &[f32], scale: f32, range: [i8; 2], values: &mut [i8]) -> Option<f32> {
     for (value, weight) in values.iter_mut().zip(block) {
         *value = round_to_int8(weight / scale);

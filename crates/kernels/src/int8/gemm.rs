@@ -177,18 +177,19 @@ impl Int8TileKernel for MultiplyPanel<'_> {
         assert!(self.panel.len() >= width * inputs);
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
         let mut sums = [const { Sums([0; TILE_ROWS * TILE_COLUMNS]) }; 2];
+        let [mut sums, mut last_sums] = sums.each_mut();
         for row in (0..self.rows).step_by(TILE_ROWS) {
-            sums.swap(0, 1);
+            std::mem::swap(&mut sums, &mut last_sums);
             let (rows, values) = (TILE_ROWS.min(self.rows - row), self.values[row * inputs..].as_ptr());
             // SAFETY: the assertions check the lengths, for whole tiles of rows; this is a kernel under
             // `run_int8_tiles`.
-            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, self.panel.as_ptr(), &mut sums[0]) };
+            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, self.panel.as_ptr(), sums) };
             if row > 0 {
-                self.store_sums(s, row - TILE_ROWS, TILE_ROWS, &sums[1]);
+                self.store_sums(s, row - TILE_ROWS, TILE_ROWS, last_sums);
             }
         }
         let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
-        self.store_sums(s, last, self.rows - last, &sums[0]);
+        self.store_sums(s, last, self.rows - last, sums);
         if self.activation != Activation::Identity {
             self.activate(s);
         }
@@ -272,7 +273,7 @@ impl MultiplyPanel<'_> {
         assert!(width == NR * lanes && inputs == groups * group, "the weights are packed for another instruction set");
         assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
-        assert!(row + ROWS <= self.rows && self.bias.len() >= width);
+        assert!(row + ROWS <= self.rows && self.bias.len() >= width && width <= MAX_COLUMNS);
         let mut results = [[s.splat(0.0); NR]; ROWS];
         for index in 0..groups {
             // SAFETY: the assertions check the lengths for all groups; a group is a whole number of steps, and blocks
@@ -300,8 +301,8 @@ impl MultiplyPanel<'_> {
         }
         for (r, results) in results.into_iter().enumerate() {
             let mut buffer = [0.0; MAX_COLUMNS];
-            // SAFETY: `row + r` is one of the rows and `bias` has `width` values, which were checked. If the columns
-            // are fewer, they are copied from `buffer`.
+            // SAFETY: `row + r` is one of the rows, and `bias` and `buffer` have `width` values, which were checked. If
+            // the columns are fewer, they are copied from `buffer`.
             unsafe {
                 let out = self.out.add((row + r) * self.stride);
                 let to = if self.columns == width { out } else { buffer.as_mut_ptr() };

@@ -49,7 +49,7 @@ impl PanelLayout {
 
     /// Bytes of a panel.
     pub fn panel_bytes(self) -> usize {
-        self.width * self.inputs / if self.is_nibbles() { 2 } else { 1 }
+        self.bytes_of(self.inputs)
     }
 
     /// Bytes of a panel that hold `inputs` inputs from its beginning, or any such range between steps.

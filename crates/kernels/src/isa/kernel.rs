@@ -69,7 +69,8 @@ pub(crate) trait InstructionSet: Copy {
         unreachable!("{} has no products of f16 pairs", Self::NAME)
     }
 
-    /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones.
+    /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones. VNNI
+    /// is taken to belong to AVX2 and AVX-512, where the processor has it.
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
         kernel.run::<_, { portable::MR }, { portable::NR }, { portable::BLOCK_MR }>(PortableInt8);
     }

@@ -12,6 +12,7 @@ use crate::heads::task_head::TaskHead;
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::mlp::read_linear;
+use crate::model::table::Table;
 use crate::model::text_model::{TextModel, body};
 
 /// A [`TextModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
@@ -134,13 +135,18 @@ impl HeadKind for MaskedHead {
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
         let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
         let model = model()?;
-        let words = &model.embeddings.words;
-        let (weight, format) = match weight {
-            Some(weight) => (weight, decoder.quantization("weight")),
-            None => (words.to_tensor()?, words.quantization()),
+        let dense = |weight: Tensor, bias: Option<Tensor>| {
+            Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)
         };
-        let mut last = Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)?;
-        format.map_or(Ok(()), |format| last.quantize(format))?;
+        let last = match (weight, &model.embeddings.words) {
+            (Some(weight), _) => {
+                let mut last = dense(weight, bias)?;
+                decoder.quantization("weight").map_or(Ok(()), |format| last.quantize(format))?;
+                last
+            }
+            (None, Table::Tensor(words)) => dense(words.clone(), bias)?,
+            (None, Table::Quantized(words, _)) => Linear::from_rows(words, bias.as_ref())?,
+        };
         Ok((Head { input: HeadInput::EachToken, first: Some(first), last, labels: Vec::new() }, model))
     }
 }

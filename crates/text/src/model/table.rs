@@ -72,14 +72,6 @@ impl Table {
         }
     }
 
-    /// The whole table as a tensor.
-    pub fn to_tensor(&self) -> Result<Tensor> {
-        match self {
-            Self::Tensor(table) => Ok(table.clone()),
-            Self::Quantized(rows, _) => Self::gather(rows, 0..rows.rows() as u32),
-        }
-    }
-
     fn gather(rows: &QuantizedRows, ids: impl ExactSizeIterator<Item = u32>) -> Result<Tensor> {
         let shape = (ids.len(), rows.width());
         let size = element_count("rows of a table", &[shape.0, shape.1])?;

@@ -107,8 +107,8 @@ pub(crate) fn model2vec(folder: ModelFolder) -> Result<Option<bool>> {
 }
 
 impl StaticEmbedding {
-    /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for f64 and else f32, and the table
-    /// is in f32, or in few bits if the compute type is.
+    /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for f64 and else f32, and the
+    /// table is in f32, or in few bits if the compute type is.
     pub fn load(folder: ModelFolder, path: &Path, compute_type: ComputeType, device: &Device) -> Result<Self> {
         let file = path.join("tokenizer.json");
         let json = folder.read(&file, MAX_TOKENIZER_BYTES)?;

@@ -37,8 +37,8 @@ fn bert() {
     model("bert");
 }
 
-/// Where no dtype is asked for, the blocks are packed as they are, and inputs are rounded to 8 bits; in a dtype they are
-/// dequantized.
+/// Where no dtype is asked for, the blocks are packed as they are, and inputs are rounded to 8 bits; in a dtype they
+/// are dequantized.
 #[test]
 fn bert_of_blocks() {
     for (name, format) in [("bert-q8_0", Quantization::Q8_0), ("bert-q4_0", Quantization::Q4_0)] {

@@ -12,7 +12,7 @@ use candle_attention_text::{
 };
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{fixture, numbers};
+use crate::common::{fixture, numbers, says};
 
 const CPU: Device = Device::Cpu;
 const TEXTS: [&str; 4] = ["a cat sleeps", "the dog barks at the cat", "a", "birds sing in the morning and dogs sleep"];
@@ -183,6 +183,16 @@ fn kept_weights_stay_in_f16_and_no_other_quantization_is_stated() {
     // As without writing it.
     let loaded = candle_attention_text::load_int8(&half, is_int8, |name| !is_int8(name)).unwrap();
     assert_eq!(embeddings(&int8, ComputeType::default()), encode(&loaded, &TEXTS));
+}
+
+/// What the format of written folders has no place for: experts stay as they are, adapters for tasks are refused.
+#[test]
+fn weights_that_are_no_modules_are_not_written_in_int8() {
+    let names = int8_weights(fixture("encoders/nomic_moe")).unwrap();
+    assert!(names.iter().any(|name| name.contains("fc1")) && !names.iter().any(|name| name.contains("experts")));
+    says(int8_weights(fixture("lora/jina_tasks")), &["jina_tasks", "adapters for tasks", "not written"]);
+    let encoder = SentenceEncoder::from_folder(fixture("lora/jina_tasks"), Quantization::Int8, &CPU).unwrap();
+    assert!(format!("{encoder:?}").contains("quantization: int8"), "{encoder:?}");
 }
 
 /// What stands for other weights is plain tensors: pruned, they are written as these.

@@ -16,7 +16,7 @@ class Source:
     """What another process needs to load the same model. It holds no token: a pickle may be read by others."""
 
     name: str | None
-    """A folder, by its absolute path; the id of a model of the hub; None for the model of this package."""
+    """A folder or GGUF file, by its absolute path; the id of a model of the hub; None for the model of this package."""
     is_folder: bool = False
     revision: str | None = None
     cache_folder: str | None = None
@@ -33,10 +33,11 @@ class Source:
                 "SentenceTransformer.embedded() is the model of this package"
             )
         name = os.fspath(name)
-        if os.path.isdir(name):
+        if os.path.isdir(name) or (os.path.isfile(name) and name.endswith(".gguf")):
             return cls(os.path.abspath(name), is_folder=True, **settings)
         if os.path.isfile(name):
-            raise NotADirectoryError(f"{name} is a file, expected a folder of a model or the id of a model of the hub")
+            expected = "expected a folder of a model, a .gguf file or the id of a model of the hub"
+            raise NotADirectoryError(f"{name} is a file, {expected}")
         if name.count("/") > 1 or (os.sep == "\\" and "\\" in name):
             raise FileNotFoundError(f"{name}: no such folder")
         return cls(name if "/" in name else f"{organization}/{name}", **settings)
@@ -47,7 +48,7 @@ class Source:
         if not self.is_folder:
             revision, cache, offline = self.revision, self.cache_folder, self.local_files_only
             return str(_native.locate(self.name, revision, token, cache, offline, True))
-        if not os.path.isdir(self.name):
+        if not os.path.exists(self.name):
             raise FileNotFoundError(f"{self.name}: no such folder on this machine; a pickled model is loaded by its path")
         return self.name
 
