@@ -71,9 +71,10 @@ impl Checkpoint {
     /// Tensors of a GGUF file have the names and the shapes of Hugging Face, if its architecture is one that this crate
     /// knows ([`config`](Self::config)), and blocks of few bits are read as f32.
     ///
-    /// Reads headers only. If a file is truncated or rewritten while the checkpoint is open, reading a tensor of it is
-    /// an error that names both. A file that is replaced by another one of its name (as by `rename`) may be: of a
-    /// checkpoint of up to 32 shards the old one is read on, of the other shards it is that error.
+    /// Reads headers only, and the shapes that modules of compressed-tensors' `pack-quantized` hold as tensors. If a
+    /// file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an error that names both.
+    /// A file that is replaced by another one of its name (as by `rename`) may be: of a checkpoint of up to 32 shards
+    /// the old one is read on, of the other shards it is that error.
     ///
     /// # Quantized weights
     /// A quantized module `X`, with tensors such as `X.qweight` and `X.scales`, is one tensor `X.weight` of shape
@@ -336,12 +337,14 @@ impl Checkpoint {
         let shape = &*self.entry(name)?.shape;
         let (all, row) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
         let step = (NUMBERS / row.max(1)).max(1);
-        if all <= step || self.rows(name, &(0..step))?.is_none() {
+        if all <= step {
             return see(self.tensor(name, &Device::Cpu)?);
         }
         for start in (0..all).step_by(step) {
             match self.rows(name, &(start..all.min(start + step))) {
-                Ok(rows) => rows.map_or(Ok(()), &mut *see)?,
+                Ok(Some(rows)) => see(rows)?,
+                // So it is for all rows or for none.
+                Ok(None) => return see(self.tensor(name, &Device::Cpu)?),
                 // The place that an error states is to be that in the whole tensor.
                 Err(part) => return Err(self.tensor(name, &Device::Cpu).err().unwrap_or(part)),
             }
@@ -375,7 +378,7 @@ impl Checkpoint {
         Ok((entry.dtype, &entry.shape))
     }
 
-    /// Fills `into` with the stored bytes of a tensor, from its byte `from` on.
+    /// Fills `into` with the stored bytes of a tensor, from its byte `from` on: of blocks of a GGUF file, the blocks.
     ///
     /// # Errors
     /// If no tensor has this name, it is quantized, has fewer bytes, or its file has changed or cannot be read.
@@ -385,7 +388,7 @@ impl Checkpoint {
     }
 
     /// Calls `see` with the stored bytes of a tensor, a part at a time, until it returns true; returns whether it did.
-    /// The length of a part is a multiple of 8, except that of the last.
+    /// The length of a part is a multiple of 8, except that of the last. Blocks of a GGUF file are seen as they are.
     ///
     /// # Errors
     /// If no tensor has this name, it is quantized, or its file has changed or cannot be read.
@@ -503,5 +506,5 @@ fn no_weights(folder: &Path) -> Error {
         Some(name) => format!("; it holds `{name}`, which has to be converted to safetensors first"),
         None => String::new(),
     };
-    Error::file(folder, format!("the folder holds neither `{SINGLE}` nor `{INDEX}`{hint}"))
+    Error::file(folder, format!("the folder holds neither `{SINGLE}` nor `{INDEX}` nor a `.gguf` file{hint}"))
 }

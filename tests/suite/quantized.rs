@@ -291,7 +291,7 @@ fn wrong_shapes_are_refused() {
     }
     let fewer = File::open("awq").with_shape(&q("scales"), &[8, 16]);
     says(&fewer, &["`layer.q_proj.qweight` has shape [64, 4]", "[64, 2]", "the 16 columns of `scales`"]);
-    let none = [("qweight", 4, [0, 1]), ("qzeros", 4, [1, 1]), ("scales", 2, [1, 8])];
+    let none: [(&str, usize, [usize; 2]); 3] = [("qweight", 4, [0, 1]), ("qzeros", 4, [1, 1]), ("scales", 2, [1, 8])];
     let none = none.iter().fold(File::open("awq"), |mut file, (part, bytes, shape)| {
         file.tensors.get_mut(&q(part)).unwrap().2.truncate(shape[0] * shape[1] * bytes);
         file.with_shape(&q(part), shape)

@@ -58,7 +58,8 @@ impl ModelFiles {
         let is_weights = file.ends_with(".safetensors");
         let is_part = (is_weights && file.contains("-of-")) || file.ends_with(".safetensors.index.json");
         match file {
-            _ if key.strip_suffix(gguf::EXTENSION).is_some_and(|stem| stem.ends_with('.')) => {
+            // At the top alone; below it there are other files of the model, as on disk.
+            _ if file == key && key.strip_suffix(gguf::EXTENSION).is_some_and(|stem| stem.ends_with('.')) => {
                 return self.with_gguf(Checkpoint::from_named_bytes(Path::new(&*name), bytes)?);
             }
             _ if is_weights && !is_part => {

@@ -10,12 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect};
+use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect, remove_quantization_config};
 use candle_attention::io::{WrittenTensor, read_json, write_file, write_new_folder, write_tensors};
 use candle_attention::tensor::with_slices;
 use candle_attention::{ComputeType, Error, Quantization, Result};
 use candle_attention_kernels::QuantizedRows;
 use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
@@ -115,8 +116,9 @@ const FORMAT: &str = "int-quantized";
 const WEIGHT: &str = ".weight";
 
 /// Writes the model of a folder to another folder, with those of its [`int8_weights`] in int8 for whose names `is_int8`
-/// returns true, the others of them in bf16, and all other tensors as they are stored; with the folder's model card,
-/// other modules, and files of settings and tokenizers. Returns the names of the weights in int8.
+/// returns true, the others of them in bf16, or f16 if they are stored so, and all other tensors as they are stored;
+/// with the folder's model card, other modules, and files of settings and tokenizers. Returns the names of the weights
+/// in int8.
 ///
 /// Experts of a mixture and an untied language head are none of these weights, because their tensors are no modules of
 /// the format; a model with adapters for tasks (Jina embeddings v3) is an error for the same reason.
@@ -145,9 +147,9 @@ pub fn write_int8(
     Ok(chosen)
 }
 
-/// The sentence encoder of a folder with those weights in int8 for whose names `is_int8` returns true, and those
-/// rounded to bf16 for whose `is_bf16` does: what [`write_int8`] writes, without writing it, if these are the other
-/// [`int8_weights`].
+/// The sentence encoder of a folder with those weights in int8 for whose names `is_int8` returns true, and those for
+/// whose `is_bf16` does rounded to bf16, if they are not in f16: what [`write_int8`] writes, without writing it, if
+/// these are the other [`int8_weights`].
 ///
 /// # Errors
 /// The errors of [`SentenceEncoder::from_folder`]; a model with several transformers.
@@ -163,7 +165,9 @@ pub fn load_int8(
     let those = |wanted: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
         checkpoint.names().filter(|name| is_matrix(name) && wanted(name)).map(str::to_string).collect()
     };
-    let (int8, bf16) = (those(&is_int8), those(&is_bf16));
+    // Half types stay what they are.
+    let is_wide = |name: &str| !matches!(checkpoint.tensor_info(name), Ok((Dtype::F16 | Dtype::BF16, _)));
+    let (int8, bf16) = (those(&is_int8), those(&|name: &str| is_bf16(name) && is_wide(name)));
     let source = checkpoint
         .at("", DType::F32, &Device::Cpu)
         .with_quantization(move |name| int8.contains(name).then_some(Quantization::Int8))
@@ -171,7 +175,7 @@ pub fn load_int8(
     SentenceEncoder::load(folder, source)
 }
 
-/// Writes the model into the folder `new`, which is empty: `chosen` in int8, `others` in bf16.
+/// Writes the model into the folder `new`, which is empty: `chosen` in int8, `others` in a half type.
 fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -> Result<()> {
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
@@ -182,7 +186,8 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
         let is_in = |list: &[String]| list.iter().any(|other| other == name);
         if !is_in(chosen) {
             kept.extend(name.strip_suffix(WEIGHT).filter(|_| tensor.rank() == 2).map(str::to_string));
-            let tensor = if is_in(others) { tensor.to_dtype(DType::BF16)? } else { tensor };
+            let is_wide = matches!(tensor.dtype(), DType::F32 | DType::F64);
+            let tensor = if is_in(others) && is_wide { tensor.to_dtype(DType::BF16)? } else { tensor };
             tensors.insert(name.to_string(), tensor.into());
             continue;
         }
@@ -192,6 +197,7 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
     let own_config = folder.join(inside).join("config.json");
     let mut config: Value = read_json(&own_config)?;
     let tables = embeddings(&TextModelConfig::from_file(&own_config)?, chosen);
+    remove_quantization_config(&mut config);
     config["quantization_config"] = quantization_config(&kept, &tables);
     let folders: BTreeSet<&str> = modules.iter().map(|module| module.path.as_str()).chain([""]).collect();
     for name in folders {

@@ -10,8 +10,8 @@ use crate::error::Result;
 /// all scales in f16 and bf16 have.
 ///
 /// # Errors
-/// A scale or bias that is NaN or infinite. A scale of 0 where a number is not the zero point: the weight is lost. No
-/// owner of a format writes one; a block of zeros with the scale 0 gives zeros.
+/// A scale or bias that is NaN or infinite. A scale of 0 where a number is not the zero point: the weight is lost, by
+/// damage or by a scale that was too small for its dtype. A block of zeros with the scale 0 gives zeros.
 pub(super) fn weight(module: &Module, plan: &Plan, codes: Codes) -> Result<Vec<f32>> {
     let [rows, columns] = plan.shape;
     let [_, width] = plan.grid();

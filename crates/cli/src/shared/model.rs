@@ -127,7 +127,8 @@ pub fn weight_bytes(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     // Deeper than a module there are copies of the model in other formats.
     for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
-        if entry.file_type().is_file() && entry.path().extension().is_some_and(|extension| extension == "safetensors") {
+        let is_weights = |extension: &std::ffi::OsStr| extension == "safetensors" || extension == "gguf";
+        if entry.file_type().is_file() && entry.path().extension().is_some_and(is_weights) {
             bytes += entry.metadata()?.len();
         }
     }

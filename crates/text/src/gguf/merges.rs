@@ -9,9 +9,12 @@ const MAX_MERGES: usize = 1 << 22;
 /// some 2^25.
 const MAX_WORK: usize = 1 << 30;
 
+/// The most bytes of the pieces of all merges, which are written out as text: 128 for each of Gemma's merges.
+const MAX_TEXT: usize = 1 << 26;
+
 /// The pairs of pieces that make up a piece, those of the highest score first: BPE by these merges gives the pieces
 /// that SentencePiece gives by scores. GGUF has the scores alone, `tokenizer.json` the merges alone. `None` if there
-/// are more than 2^22, or pieces so long that looking for them would take minutes.
+/// are more than 2^22, or pieces so long that looking for them would take minutes or their text much memory.
 ///
 /// Pairs of one piece are in the order of their ids; pieces of one score, by the lengths of the parts, as transformers'
 /// converter has them.
@@ -21,18 +24,38 @@ pub(super) fn merges(pieces: &[(String, f64)]) -> Option<Vec<[&str; 2]>> {
         return None;
     }
     let ids: HashMap<&str, usize> = pieces.iter().enumerate().map(|(id, (piece, _))| (piece.as_str(), id)).collect();
-    let mut all = Vec::new();
+    let (mut all, mut text) = (Vec::new(), 0);
     for (piece, score) in pieces {
         let cuts = piece.char_indices().skip(1).map(|(at, _)| piece.split_at(at));
         let mut pairs: Vec<[usize; 2]> =
             cuts.filter_map(|(first, second)| Some([*ids.get(first)?, *ids.get(second)?])).collect();
         pairs.sort_unstable();
+        text += pairs.len() * piece.len();
         all.extend(pairs.into_iter().map(|pair| (*score, pair.map(|id| pieces[id].0.as_str()))));
-        if all.len() > MAX_MERGES {
+        if all.len() > MAX_MERGES || text > MAX_TEXT {
             return None;
         }
     }
     let lengths = |pair: &[&str; 2]| pair.map(|piece| piece.chars().count());
     all.sort_by(|(a, pair_a), (b, pair_b)| b.total_cmp(a).then_with(|| lengths(pair_b).cmp(&lengths(pair_a))));
     Some(all.into_iter().map(|(_, pair)| pair).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every cut of every piece is a merge: a file of a megabyte would stand for gigabytes of text.
+    #[test]
+    fn text_that_grows_with_the_cube_of_the_file_is_refused() {
+        let pieces = |count: usize| (1..=count).map(|length| ("a".repeat(length), 0.0)).collect::<Vec<_>>();
+        assert_eq!(merges(&pieces(100)).map(|merges| merges.len()), Some(99 * 100 / 2));
+        // Below the other two limits.
+        let pieces = pieces(1400);
+        assert!(
+            pieces.iter().map(|(piece, _)| piece.len().pow(2)).sum::<usize>() < MAX_WORK
+                && 1399 * 1400 / 2 < MAX_MERGES
+        );
+        assert!(merges(&pieces).is_none());
+    }
 }

@@ -327,8 +327,13 @@ impl<'a> Reader<'a> {
         let tokens: Vec<String> = self.tokens.iter().zip(&self.kinds).map(|(token, kind)| own(*kind, token)).collect();
         let pieces: Vec<(String, f64)> = tokens.iter().cloned().zip(self.scores()?.iter().copied()).collect();
         let merges = merges(&pieces);
-        let too_many =
-            || Error::value("metadata `tokenizer.ggml.tokens`", "too many or too long pieces", "up to 4194304 merges");
+        let too_many = || {
+            Error::value(
+                "metadata `tokenizer.ggml.tokens`",
+                "too many or too long pieces",
+                "up to 4194304 merges of 67108864 bytes",
+            )
+        };
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         let normalizer = match self.flag("add_space_prefix", true)? {
             true => json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace]}),

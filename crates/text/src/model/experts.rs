@@ -5,7 +5,7 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{MapTensors, ShareWeights, compute_dtype};
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Error, Result};
+use candle_attention::{Error, Quantization, Result};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::softmax;
@@ -101,6 +101,11 @@ impl Experts {
             experts.push(expert);
         }
         Ok(Self { router, experts, bias: source.get(row.bias, &[hidden])?, top_k, normalized })
+    }
+
+    /// The format of experts in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.experts.iter().find_map(Mlp::quantization)
     }
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.

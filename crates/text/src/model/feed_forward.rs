@@ -1,9 +1,9 @@
 //! The feed-forward part of a block: a multi-layer perceptron, or a mixture of them.
 
-use candle_attention::Result;
 use candle_attention::checkpoint::AnySource;
 use candle_attention::ops::PendingBias;
 use candle_attention::tensor::{MapTensors, ShareWeights};
+use candle_attention::{Quantization, Result};
 use candle_attention_kernels::{ScratchPool, Team};
 use candle_core::Tensor;
 
@@ -29,6 +29,14 @@ impl FeedForward {
             return Ok(Self::Experts(Experts::load(config, names, stated, source)?));
         }
         Ok(Self::Mlp(Mlp::load(config, row, source)?))
+    }
+
+    /// The format of projections in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match self {
+            Self::Mlp(mlp) => mlp.quantization(),
+            Self::Experts(experts) => experts.quantization(),
+        }
     }
 
     /// Packs the weights now and gives their tensors back, as

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::tensor::{Freeze, MapTensors, ShareWeights};
 use candle_attention::weights::AttentionWeights;
-use candle_attention::{AttentionMask, MultiHeadAttention, Result};
+use candle_attention::{AttentionMask, MultiHeadAttention, Quantization, Result};
 use candle_core::Tensor;
 
 use crate::families::model::Block as BlockRow;
@@ -49,6 +49,14 @@ impl Mixer {
         match self {
             Self::Attention(attention, _) => Some(attention),
             Self::Convolution(_) => None,
+        }
+    }
+
+    /// The format of projections in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        match self {
+            Self::Attention(attention, _) => attention.quantization(),
+            Self::Convolution(convolution) => convolution.quantization(),
         }
     }
 

@@ -1,10 +1,10 @@
 //! A multi-layer perceptron, plain or gated: the feed-forward part of a block, or one expert of many.
 
-use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::{Linear, PendingBias};
 use candle_attention::tensor::MapTensors;
 use candle_attention::weights::LinearWeights;
+use candle_attention::{Quantization, Result};
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{Element, ScratchPool, Team, element_count};
 use candle_core::{DType, Device, Module, Tensor, WithDType};
@@ -94,6 +94,14 @@ impl Mlp {
     /// `last(activation(first(x)))`.
     pub fn plain(first: Linear, activation: Activation, last: Linear) -> Self {
         Self { activated: first, plain: None, both: None, activation, last }
+    }
+
+    /// The format of projections in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        [Some(&self.activated), self.plain.as_ref(), Some(&self.last)]
+            .into_iter()
+            .flatten()
+            .find_map(Linear::quantization)
     }
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{MapTensors, ShareWeights};
-use candle_attention::{Error, Result};
+use candle_attention::{Error, Quantization, Result};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{DType, Tensor};
 
@@ -62,6 +62,11 @@ impl ShortConvolution {
             output: linear(row.output, hidden)?,
             before: if causal { width - 1 } else { width / 2 },
         })
+    }
+
+    /// The format of projections in few bits.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.input.quantization().or(self.output.quantization())
     }
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.

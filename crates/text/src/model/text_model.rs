@@ -7,7 +7,7 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
 use candle_attention::weights::PositionWeights;
-use candle_attention::{AttentionMask, MultiHeadAttention, Quantization, Result};
+use candle_attention::{AttentionMask, Quantization, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::block::Block;
@@ -182,7 +182,7 @@ impl TextModel {
 
     /// The format of the projections and of the word embeddings, if some of them are in few bits.
     pub fn quantization(&self) -> Option<Quantization> {
-        let of_block = |block: &Block| block.mixer.attention().and_then(MultiHeadAttention::quantization);
+        let of_block = |block: &Block| block.mixer.quantization().or(block.feed_forward.quantization());
         self.blocks.iter().find_map(of_block).or(self.embeddings.words.quantization())
     }
 

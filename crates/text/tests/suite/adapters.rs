@@ -1,11 +1,13 @@
 //! Adapters of sentence encoders, against sentence-transformers (`tests/golden/lora.py`): the folder `lora/sentences`.
 
+use std::path::Path;
 use std::sync::Mutex;
 
+use candle_attention::ComputeType;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_file;
 use candle_attention::lora::LoraAdapter;
-use candle_attention_text::{EncodeOptions, SentenceEncoder, TextClassifier};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextClassifier, write_int8};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::programs::copy_folder;
@@ -118,4 +120,37 @@ fn a_folder_with_an_adapter_is_loaded_with_its_base() {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let got = encode(&load().unwrap(), &texts, &EncodeOptions::default());
     assert_close("folder", &got, &Golden::open("lora/sentences.safetensors").get("adapted"), VECTORS);
+}
+
+/// A base in few bits keeps them: the adapter of the folder is beside them, as one that is added.
+#[test]
+fn a_folder_with_an_adapter_keeps_the_bits_of_its_base() {
+    let parent = tempfile::tempdir().unwrap();
+    let (base, folder) = (parent.path().join("int8"), parent.path().join("adapted"));
+    copy_folder(&fixture("lora/sentences"), &folder);
+    let path = folder.join("adapter_config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json["base_model_name_or_path"] = base.to_str().unwrap().into();
+    write_file(&path, json.to_string()).unwrap();
+    let texts = texts();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let load = |folder: &Path| SentenceEncoder::from_folder(folder, ComputeType::default(), &CPU).unwrap();
+    let adapter = LoraAdapter::open(&folder).unwrap();
+    // All weights, and those of feed-forward parts alone, which the adapter does not change.
+    let choices: [fn(&str) -> bool; 2] = [|_| true, |name| name.contains("intermediate")];
+    for (is_int8, is_beside) in choices.into_iter().zip([true, false]) {
+        _ = std::fs::remove_dir_all(&base);
+        write_int8(fixture("tiny-bert"), &base, is_int8).unwrap();
+        let adapted = load(&folder);
+        assert!(format!("{adapted:?}").contains("int8"), "{adapted:?}");
+        let mut encoder = load(&base);
+        encoder.add_adapter("a", &adapter).unwrap();
+        let got = encode(&adapted, &texts, &EncodeOptions::default());
+        let want = encode(&encoder, &texts, &EncodeOptions::default().with_adapter("a"));
+        assert_eq!(max_diff(&got, &want), 0.0);
+        // Merged, what is int8 is rounded again.
+        let source = Checkpoint::open(&base).unwrap().at("", ComputeType::default(), &CPU);
+        let merged = SentenceEncoder::load(&base, adapter.apply(source).unwrap()).unwrap();
+        assert_eq!(max_diff(&encode(&merged, &texts, &EncodeOptions::default()), &got) > 0.0, is_beside);
+    }
 }

@@ -147,6 +147,20 @@ fn a_folder_with_a_file() {
 }
 
 /// Keys of the tokenizer and of pooling that are not known, or that lie.
+/// A file below the top is no other model, as on disk.
+#[test]
+fn a_file_in_a_folder_of_the_model_is_ignored() {
+    let read = |name: &str| std::fs::read(fixture(name)).unwrap();
+    let names = ["config.json", "tokenizer.json", "model.safetensors"];
+    let files = names
+        .iter()
+        .fold(ModelFiles::new(), |files, name| files.with(*name, read(&format!("tiny-bert/{name}"))).unwrap());
+    let vectors = |files: &ModelFiles| encode(&SentenceEncoder::from_files(files, DType::F32, &CPU).unwrap());
+    let want = vectors(&files);
+    let files = files.with("gguf/model-q4.gguf", read("gguf/bert-q4_0.gguf")).unwrap();
+    assert_eq!(max_diff(&vectors(&files), &want), 0.0);
+}
+
 #[test]
 fn metadata_that_lies() {
     let bytes = std::fs::read(fixture("gguf/bert.gguf")).unwrap();

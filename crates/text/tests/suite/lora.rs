@@ -213,13 +213,13 @@ fn changes_of_position_weights_are_merged() {
         let training = LoraTraining::new(&LoraConfig::new(3, 6.0, modules), source.clone()).unwrap();
         let mut random = Random::new(5);
         for variable in training.variables() {
-            variable.set(&random.tensor(variable.dims(), DType::F32)).unwrap();
+            variable.set(&(random.tensor(variable.dims(), DType::F32) * 0.3).unwrap()).unwrap();
         }
         let adapter = training.adapter().unwrap();
         let merged = forward(TextModel::load(&config, adapter.apply(source.clone()).unwrap()).unwrap());
         let beside = forward(TextModel::load(&config, adapter.beside(source.clone()).unwrap()).unwrap());
         assert_close("beside", &beside, &merged, MODEL);
-        assert!(max_diff(&merged, &plain) > 1e-2);
+        assert!(max_diff(&merged, &plain) > 1e-3);
         let learns = TextModel::load(&config, training.source_beside().unwrap());
         says(learns, &["attention.self.pos_", "does not follow the variables"]);
     }

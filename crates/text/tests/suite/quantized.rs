@@ -157,6 +157,34 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     assert!(prints[0] != prints[1] && prints[1] != prints[2]);
 }
 
+/// What is kept of a model in f16 has more bits there than in bf16. MLX's key would go before the one that is written.
+#[test]
+fn kept_weights_stay_in_f16_and_no_other_quantization_is_stated() {
+    let parent = tempfile::tempdir().unwrap();
+    let (half, int8) = (parent.path().join("half"), parent.path().join("int8"));
+    std::fs::create_dir(&half).unwrap();
+    std::fs::copy(tiny().join("tokenizer.json"), half.join("tokenizer.json")).unwrap();
+    let tensors = candle_core::safetensors::load(tiny().join("model.safetensors"), &CPU).unwrap();
+    let tensors: HashMap<String, Tensor> =
+        tensors.into_iter().map(|(name, tensor)| (name, tensor.to_dtype(DType::F16).unwrap())).collect();
+    candle_core::safetensors::save(&tensors, half.join("model.safetensors")).unwrap();
+    let mut config: serde_json::Value = read_json(&tiny().join("config.json")).unwrap();
+    config["quantization"] = serde_json::json!({"group_size": 64, "bits": 4});
+    std::fs::write(half.join("config.json"), config.to_string()).unwrap();
+
+    let is_int8 = |name: &str| !name.contains("layer.0.");
+    write_int8(&half, &int8, is_int8).unwrap();
+    let written: serde_json::Value = read_json(&int8.join("config.json")).unwrap();
+    assert!(written.get("quantization").is_none() && written.get("quantization_config").is_some());
+    let (before, after) = (Checkpoint::open(&half).unwrap(), Checkpoint::open(&int8).unwrap());
+    let kept = "encoder.layer.0.output.dense.weight";
+    let [before, after] = [before, after].map(|checkpoint| checkpoint.tensor(kept, &CPU).unwrap());
+    assert_eq!((after.dtype(), numbers(&after)), (DType::F16, numbers(&before)));
+    // As without writing it.
+    let loaded = candle_attention_text::load_int8(&half, is_int8, |name| !is_int8(name)).unwrap();
+    assert_eq!(embeddings(&int8, ComputeType::default()), encode(&loaded, &TEXTS));
+}
+
 /// What the format of written folders has no place for: experts stay as they are, adapters for tasks are refused.
 #[test]
 fn weights_that_are_no_modules_are_not_written_in_int8() {
