@@ -10,12 +10,7 @@ use crate::error::{Error, Result, cut};
 /// The keys that describe the scaling of rotary positions, below the name of the architecture.
 const SCALING: &str = "rope.scaling.";
 
-<<<<<<< HEAD
-/// Those of them that every scaling has. Whether the model was trained with it, which the last one says, changes
-/// nothing.
-=======
 /// Those of every scaling. The last one says whether the model was trained with it, which changes nothing.
->>>>>>> w-mend
 const SCALING_KEYS: [&str; 4] = ["type", "factor", "original_context_length", "finetuned"];
 
 /// Those of YaRN, with the names of Hugging Face. llama.cpp's converter writes its `attention_factor` to the last one.
