@@ -237,9 +237,9 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
-        match self.is_base {
-            true => Ok(self.get(name, stored)?.reshape(shape)?),
-            false => self.root.get_reshaped(&self.full_name(name), stored, shape),
+        match self.changes(name)?.is_empty() {
+            true => self.root.get_reshaped(&self.full_name(name), stored, shape),
+            false => Ok(self.get(name, stored)?.reshape(shape)?),
         }
     }
 }
