@@ -1,6 +1,6 @@
 //! Models with weights in few bits: quantized when they are loaded, and written in int8.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
