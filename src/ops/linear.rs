@@ -25,6 +25,7 @@ use crate::ops::problem::Activated;
 use crate::ops::problem::supports_fused;
 use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
+use crate::ops::trained_product::trained_product;
 use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::{LinearWeights, LowRankChange};
@@ -362,10 +363,12 @@ impl Linear {
         let (b, s, _) = xs.dims3()?;
         let LinearWeights { weight, bias } = weights;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = product(xs, weight)?;
-        let ys = match bias {
-            Some(bias) => add_bias(ys, bias)?,
-            None => ys,
+        let ys = match trained(xs, weights)? {
+            Some(ys) => ys,
+            None => match bias {
+                Some(bias) => add_bias(product(xs, weight)?, bias)?,
+                None => product(xs, weight)?,
+            },
         };
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
@@ -503,6 +506,20 @@ fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check_product(xs, weight)?;
     let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
     Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
+}
+
+/// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they cannot,
+/// or where a build uses Accelerate or MKL for products.
+fn trained(xs: &Tensor, LinearWeights { weight, bias }: &LinearWeights) -> Result<Option<Tensor>> {
+    let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) && std::env::var_os("TRAIN_CANDLE").is_none();
+    if !own || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
+        return Ok(None);
+    }
+    let (b, s, input) = xs.dims3()?;
+    check_product(xs, weight)?;
+    let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
+    let (xs, bias) = (wide(xs)?.contiguous()?.reshape((b * s, input))?, bias.as_ref().map(wide).transpose()?);
+    trained_product(&xs, &wide(weight)?, bias.as_ref()).map(Some)
 }
 
 /// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have

@@ -18,6 +18,7 @@ mod qkv;
 mod quantization;
 mod rotation;
 mod score_factor;
+mod trained_product;
 
 pub(crate) use latent::{Latent, LatentSizes, concat_last};
 pub(crate) use linear::accumulate_dtype;

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::tensor::with_slice;
 
 /// Whether all elements of a tensor on the CPU are finite.
-fn all_finite(xs: &Tensor) -> Result<bool> {
+pub(super) fn all_finite(xs: &Tensor) -> Result<bool> {
     // Sums of zeros and NaN: as many as a vector holds.
     const LANES: usize = 16;
     macro_rules! all_finite {

@@ -72,6 +72,16 @@ pub fn matmul(isa: Isa, team: Team, a: Matrix, b: Matrix, bias: Option<&[f32]>, 
     unsafe { Output::Vec(to).write(what, size, |out| product.run(out)) }
 }
 
+/// The sums of the columns of `rows`, which has `columns` values per row, always added in the same order: the gradient
+/// of a bias.
+pub fn column_sums(rows: &[f32], columns: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; columns];
+    for row in rows.chunks_exact(columns.max(1)) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    sums
+}
+
 /// A product that was checked.
 struct Product<'a> {
     isa: Isa,
@@ -109,7 +119,8 @@ impl Product<'_> {
                     let rows = ROW_BLOCK.min(rows - block);
                     let size = if self.a.transposed { (rows + MAX_LANES) * terms } else { 0 };
                     let (mut memory, panels) = (pool.take(size)?, first..panels.min(first + group));
-                    let task = Task { part: &part, packed: &packed, first_row: block, rows, panels, memory: &mut memory };
+                    let task =
+                        Task { part: &part, packed: &packed, first_row: block, rows, panels, memory: &mut memory };
                     self.isa.run(task);
                     Ok::<_, Error>(())
                 })?;

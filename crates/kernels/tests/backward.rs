@@ -2,7 +2,7 @@
 
 use candle_attention_kernels::{
     AttentionGradient, AttentionProblem, Batch, Dropout, Isa, Lengths, Mask, MaskStructure, Matrix, SoftmaxRow, Team,
-    attend, attend_for_training, attention_backward, matmul,
+    attend, attend_for_training, attention_backward, column_sums, matmul,
 };
 
 use super::support::masks::MaskTensors;
@@ -248,6 +248,7 @@ fn products_of_changing_matrices() {
             }
         }
     }
+    assert_eq!(column_sums(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2), [9.0, 12.0]);
     let (isa, data) = (isas()[0], [0.0; 6]);
     let of = |dims| Matrix { data: &data, dims, transposed: false };
     let refused = |a, b| matmul(isa, Team::ALONE, a, b, None, &mut Vec::new()).is_err();
