@@ -14,10 +14,14 @@ use crate::tensor::{Memory, Slice, for_cpu_element, last_dim_contiguous, with_f3
 /// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let elsewhere = (call.device != DeviceKind::Cpu, "the tensors are not on the CPU");
+    let learns = options.mask.tracks_gradient();
     let sinks = options.sinks.is_some_and(Tensor::track_op);
     let by_distance = call.tracks_gradient && call.distance_embeddings != [0; 2];
     let backward = [
-        (options.mask.tracks_gradient(), "a gradient of the mask is tracked, and its backward pass has none"),
+        (
+            learns && options.mask.learned_biases().is_none(),
+            "a gradient of the mask is tracked, and its backward pass has only that of biases by distance",
+        ),
         (sinks, "a gradient of the sinks is tracked, and its backward pass has none"),
         (by_distance, "a gradient is tracked, and its backward pass has no embeddings of distances"),
     ];
@@ -59,7 +63,7 @@ pub(super) fn attend(
 ) -> Result<Tensor> {
     let prepared = Prepared::new(offsets, call, options)?;
     if call.tracks_gradient || options.dropout > 0.0 {
-        return FusedAttention::new(prepared, options)?.attend(qkv);
+        return FusedAttention::attend(prepared, qkv, options);
     }
     for_cpu_element!(call.dtype, T => run::<T>(qkv, &prepared))
 }
@@ -69,7 +73,8 @@ fn run<T: Element + WithDType>(qkv: [&Tensor; 3], prepared: &Prepared) -> Result
     prepared.with_problem(qkv, [], |attention: &AttentionProblem<T>, []| {
         Team::with(attention.multiply_adds(), |team| kernels::attend(Isa::detect()?, team, attention, &mut output))
     })?;
-    prepared.tensor(output, qkv[0])
+    let (b, tokens, h, _) = qkv[0].dims4()?;
+    Ok(Tensor::from_vec(output, (b, tokens, h, prepared.call.d_v), &Device::Cpu)?)
 }
 
 /// What the kernel reads of a call beside queries, keys and values.
@@ -78,7 +83,7 @@ pub(super) struct Prepared {
     mask: LoweredMask,
     sinks: Option<Vec<f32>>,
     /// Those of a ragged batch.
-    pub offsets: Option<Vec<usize>>,
+    offsets: Option<Vec<usize>>,
     scale: f32,
     softcap: Option<f32>,
     appended: usize,
@@ -131,12 +136,6 @@ impl Prepared {
             bf16: T::DTYPE == DType::BF16,
         };
         Ok(run(&attention, std::array::from_fn(|i| &others[i].0.data()[..others[i].1]))?)
-    }
-
-    /// The output `(b, s_q, h, d_v)` of a call as a tensor.
-    pub(super) fn tensor<T: WithDType>(&self, output: Vec<T>, q: &Tensor) -> Result<Tensor> {
-        let (b, tokens, h, _) = q.dims4()?;
-        Ok(Tensor::from_vec(output, (b, tokens, h, self.call.d_v), &Device::Cpu)?)
     }
 }
 

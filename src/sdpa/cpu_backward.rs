@@ -1,29 +1,29 @@
-//! The fused kernel as an operation of candle's graph: with gradients of queries, keys and values, and with dropout.
+//! The fused kernel as an operation of candle's graph: with gradients of queries, keys, values and biases by distance,
+//! and with dropout.
 //!
 //! The forward pass keeps two numbers per query and head, and the backward pass computes the scores again: memory is
 //! linear in the number of keys. It computes in f32 whatever the dtype of queries, keys and values is.
 
-use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{AttentionGradient, Dropout, Isa, SoftmaxRow, Team};
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CustomOp3, D, DType, Device, Layout, Shape, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::AttentionMask;
+use crate::sdpa::SdpaOptions;
 use crate::sdpa::cpu::Prepared;
-use crate::sdpa::non_finite::all_finite;
-use crate::sdpa::{SdpaOptions, eager};
+use crate::sdpa::non_finite::finite_only;
 
 /// One call of the kernel that a gradient may flow through.
+///
+/// Its arguments are queries, keys and values; or, because an operation has three at most, queries, keys and values
+/// along the last dimension, and biases by distance.
 pub(super) struct FusedAttention {
     prepared: Prepared,
     dropout: Option<Dropout>,
-    options: SdpaOptions<'static>,
-    /// Copies of those of the options.
-    sinks: Option<Tensor>,
+    learns_table: bool,
     /// `(queries, h)`.
     rows: Vec<SoftmaxRow>,
     /// The output, until it becomes a tensor.
@@ -31,67 +31,45 @@ pub(super) struct FusedAttention {
 }
 
 impl FusedAttention {
-    pub(super) fn new(prepared: Prepared, options: &SdpaOptions) -> Result<Self> {
+    /// The output `(b, s_q, h, d_v)` in the dtype of the call.
+    pub(super) fn attend(prepared: Prepared, qkv: [&Tensor; 3], options: &SdpaOptions) -> Result<Tensor> {
+        let call = prepared.call;
         // Both passes drop the same weights, also if the caller does not say which.
         let seed = options.dropout_seed.unwrap_or_else(|| RandomState::new().hash_one(()));
         let dropout = (options.dropout > 0.0).then(|| Dropout::new(options.dropout, seed)).transpose()?;
-        let sinks = options.sinks.cloned();
-        let options = SdpaOptions {
-            mask: Cow::Owned(AttentionMask::clone(&options.mask)),
-            sinks: None,
-            additive: None,
-            value_distances: None,
-            dropout_seed: Some(seed),
-            ..*options
-        };
-        Ok(Self { prepared, dropout, options, sinks, rows: Vec::new(), output: Mutex::default() })
-    }
-
-    /// The output `(b, s_q, h, d_v)` in the dtype of the call.
-    pub(super) fn attend(mut self, qkv: [&Tensor; 3]) -> Result<Tensor> {
-        let call = self.prepared.call;
         let [q, k, v] = qkv.map(|tensor| tensor.to_dtype(DType::F32));
         let [q, k, v] = [q?, k?, v?];
         let (mut output, mut rows) = (Vec::new(), Vec::new());
-        self.prepared.with_problem([&q, &k, &v], [], |attention, []| {
+        prepared.with_problem([&q, &k, &v], [], |attention, []| {
             Team::with(attention.multiply_adds(), |team| {
-                kernels::attend_for_training(Isa::detect()?, team, attention, self.dropout, &mut output, &mut rows)
+                kernels::attend_for_training(Isa::detect()?, team, attention, dropout, &mut output, &mut rows)
             })
         })?;
-        let output = if call.tracks_gradient {
-            let (b, tokens, h, _) = q.dims4()?;
-            self.rows = rows;
-            self.output = Mutex::new(Some((CpuStorage::F32(output), Shape::from((b, tokens, h, call.d_v)))));
-            q.apply_op3(&k, &v, self)?
-        } else {
-            self.prepared.tensor(output, &q)?
+        let (b, tokens, h, _) = q.dims4()?;
+        let shape = Shape::from((b, tokens, h, call.d_v));
+        if !call.tracks_gradient {
+            return Ok(Tensor::from_vec(output, shape, &Device::Cpu)?.to_dtype(call.dtype)?);
+        }
+        let table = options.mask.learned_biases().map(|table| table.to_dtype(DType::F32)).transpose()?;
+        let output = Mutex::new(Some((CpuStorage::F32(output), shape)));
+        let fused = Self { prepared, dropout, learns_table: table.is_some(), rows, output };
+        let output = match table {
+            Some(table) => q.apply_op3(&Tensor::cat(&[&k, &v], D::Minus1)?, &table, fused)?,
+            None => q.apply_op3(&k, &v, fused)?,
         };
         Ok(output.to_dtype(call.dtype)?)
     }
 
-    /// The gradients of queries, keys and values by the kernel.
-    fn gradients(&self, qkv: [&Tensor; 3], output: &Tensor, gradient: &Tensor) -> Result<[Tensor; 3]> {
-        let [mut q, mut k, mut v] = [const { Vec::new() }; 3];
-        self.prepared.with_problem(qkv, [output, gradient], |attention, [output, gradient]| {
-            let (problem, dropout, rows) = (attention, self.dropout, &self.rows[..]);
-            let call = AttentionGradient { problem, dropout, rows, output, gradient };
-            let work = attention.multiply_adds().saturating_mul(5) / 2;
-            Team::with(work, |team| kernels::attention_backward(Isa::detect()?, team, &call, [&mut q, &mut k, &mut v]))
-        })?;
-        let tensor = |data, like: &Tensor| Tensor::from_vec(data, like.shape(), like.device());
-        Ok([tensor(q, qkv[0])?, tensor(k, qkv[1])?, tensor(v, qkv[2])?])
-    }
-
-    /// The same by candle's operations, which leave out what is not finite where a mask hides it.
-    fn eager_gradients(&self, qkv: [&Tensor; 3], gradient: &Tensor) -> Result<[Tensor; 3]> {
-        let [q, k, v] = qkv.map(|tensor| Var::from_tensor(&tensor.detach()));
-        let [q, k, v] = [q?, k?, v?];
-        let options = SdpaOptions { sinks: self.sinks.as_ref(), ..self.options.clone() };
-        let call = crate::sdpa::Call { dtype: DType::F32, ..self.prepared.call };
-        let output = eager::attend(&q, &k, &v, &call, &options)?.output;
-        let mut grads = (output * gradient)?.sum_all()?.backward()?;
-        let mut gradient = |of: &Var| grads.remove(of).map_or_else(|| of.zeros_like(), Ok);
-        Ok([gradient(&q)?, gradient(&k)?, gradient(&v)?])
+    fn gradients(&self, qkv: [&Tensor; 3], output: &Tensor, gradient: &Tensor) -> Result<kernels::Gradients> {
+        // What is not finite is hidden by a mask, or its query has a NaN in the forward pass.
+        let [q, k, v] = qkv.map(finite_only);
+        self.prepared.with_problem([&q?, &k?, &v?], [output, gradient], |problem, [output, gradient]| {
+            let Self { dropout, learns_table, rows, .. } = self;
+            let (dropout, learns_table) = (*dropout, *learns_table);
+            let call = AttentionGradient { problem, dropout, rows, output, gradient, learns_table };
+            let work = problem.multiply_adds().saturating_mul(5) / 2;
+            Team::with(work, |team| kernels::attention_backward(Isa::detect()?, team, &call))
+        })
     }
 }
 
@@ -117,17 +95,24 @@ impl CustomOp3 for FusedAttention {
     fn bwd(
         &self,
         q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        second: &Tensor,
+        third: &Tensor,
         output: &Tensor,
         gradient: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        // A ragged batch has no padding whose contents do not matter.
-        let finite = self.prepared.offsets.is_some() || (all_finite(q)? && all_finite(k)? && all_finite(v)?);
-        let [q, k, v] = match finite {
-            true => self.gradients([q, k, v], output, gradient)?,
-            false => self.eager_gradients([q, k, v], gradient)?,
+        let (d, d_v) = (self.prepared.call.d, self.prepared.call.d_v);
+        let [k, v] = match self.learns_table {
+            true => [second.narrow(3, 0, d)?, second.narrow(3, d, d_v)?],
+            false => [second.clone(), third.clone()],
         };
-        Ok((Some(q), Some(k), Some(v)))
+        let of = self.gradients([q, &k, &v], output, gradient)?;
+        let tensor = |data, shape: &Shape| Tensor::from_vec(data, shape, &Device::Cpu);
+        let (q, k, v) = (tensor(of.q, q.shape())?, tensor(of.k, k.shape())?, tensor(of.v, v.shape())?);
+        if !self.learns_table {
+            return Ok((Some(q), Some(k), Some(v)));
+        }
+        let (distances, h) = third.dims2()?;
+        let table = tensor(of.table, &Shape::from((h, distances)))?.t()?.contiguous()?;
+        Ok((Some(q), Some(Tensor::cat(&[&k, &v], D::Minus1)?), Some(table)))
     }
 }

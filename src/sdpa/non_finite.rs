@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::tensor::with_slice;
 
 /// Whether all elements of a tensor on the CPU are finite.
-pub(super) fn all_finite(xs: &Tensor) -> Result<bool> {
+fn all_finite(xs: &Tensor) -> Result<bool> {
     // Sums of zeros and NaN: as many as a vector holds.
     const LANES: usize = 16;
     macro_rules! all_finite {
@@ -33,6 +33,12 @@ pub(super) fn all_finite(xs: &Tensor) -> Result<bool> {
 fn finite(xs: &Tensor) -> Result<Tensor> {
     let largest = if xs.dtype() == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
     Ok(xs.detach().abs()?.le(largest)?)
+}
+
+/// `xs` with zeros in place of what is not finite, without a gradient, on the CPU.
+pub(super) fn finite_only(xs: &Tensor) -> Result<Tensor> {
+    let xs = xs.detach();
+    if all_finite(&xs)? { Ok(xs) } else { zeroed(&xs, &finite(&xs)?) }
 }
 
 fn zeroed(xs: &Tensor, keep: &Tensor) -> Result<Tensor> {

@@ -58,4 +58,5 @@ mod right_or_refused;
 mod seeds;
 mod sizes;
 mod steps;
+mod training;
 mod writing;

@@ -19,7 +19,8 @@ use super::exp::exp;
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
-use super::memory::{ScratchPool, element_count};
+use super::mask::DistanceTable;
+use super::memory::{ScratchPool, element_count, zeros};
 use super::microkernel::{StridedRows, column_microkernel, microkernel};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
 use super::problem::{AttentionProblem, Batch};
@@ -45,15 +46,34 @@ pub struct AttentionGradient<'a> {
     pub output: &'a [f32],
     /// `(queries, h, d_v)`: the gradient of the output.
     pub gradient: &'a [f32],
+    /// Whether the gradient of the mask's biases by distance is computed, of which there is one table without factors.
+    pub learns_table: bool,
+}
+
+/// The gradients that [`attention_backward`] computes.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// Of queries, `(queries, h, d)`.
+    pub q: Vec<f32>,
+    /// Of keys, `(keys, h_kv, d)`.
+    pub k: Vec<f32>,
+    /// Of values, `(keys, h_kv, d_v)`.
+    pub v: Vec<f32>,
+    /// Of the biases by distance, `(h, distances)`; empty if they are not learned.
+    pub table: Vec<f32>,
 }
 
 impl AttentionGradient<'_> {
     /// The sizes of the gradients of queries, keys and values, if the call is consistent.
     fn checked_sizes(&self) -> Result<[usize; 3]> {
-        let AttentionProblem { h, h_kv, d, d_v, batch, appended, .. } = *self.problem;
+        let AttentionProblem { h_kv, d, d_v, batch, appended, .. } = *self.problem;
         let size = self.problem.checked_output_size()?;
         if self.problem.mask.embeddings.is_some() {
             return Err(Error::value("a mask of a backward pass", "embeddings of distances", "a mask without them"));
+        }
+        if self.learns_table && self.table().is_none() {
+            let expected = "one table of biases by distance, without factors";
+            return Err(Error::value("a mask that learns", "another one", expected));
         }
         if self.dropout.is_some() && !matches!(batch, Batch::Padded { .. }) {
             return Err(Error::value("dropout", "in a ragged batch", "in a padded one"));
@@ -73,54 +93,72 @@ impl AttentionGradient<'_> {
             _ => batch.queries(),
         };
         let sizes = [[queries, 1, d], [keys, h_kv, d], [keys, h_kv, d_v]];
-        debug_assert!(h > 0 || queries == 0);
         let [q, k, v] = sizes.map(|sizes| element_count("a gradient of attention", &sizes));
         Ok([q?, k?, v?])
     }
+
+    /// The biases that learn.
+    fn table(&self) -> Option<&DistanceTable<'_>> {
+        match &self.problem.mask.tables[..] {
+            [table] if self.learns_table && table.factors.is_none() => Some(table),
+            _ => None,
+        }
+    }
 }
 
-/// Computes the gradients of queries `(queries, h, d)`, keys `(keys, h_kv, d)` and values `(keys, h_kv, d_v)`, in this
-/// order in `to`. All elements of queries, keys, values, output and its gradient must be finite, or gradients of others
-/// may become NaN.
+/// Computes the gradients of queries, keys and values. All elements of queries, keys, values, output and its gradient
+/// must be finite, or gradients of others may become NaN.
 ///
 /// # Errors
 /// If the sizes, views and masks contradict each other, if the mask has embeddings of distances, dropout in a ragged
 /// batch, and if there is not enough memory.
-pub fn attention_backward(isa: Isa, team: Team, call: &AttentionGradient, to: [&mut Vec<f32>; 3]) -> Result<()> {
+pub fn attention_backward(isa: Isa, team: Team, call: &AttentionGradient) -> Result<Gradients> {
     let [q_size, k_size, v_size] = call.checked_sizes()?;
-    let [q, k, v] = to.map(Output::Vec);
+    // The gradients of the biases of each sequence, which are then added in order.
+    let h = call.problem.h;
+    let heads = call.table().map_or(0, |table| h.saturating_mul(table.distances));
+    let sequences = call.problem.batch.sequences().len();
+    let zeros = |size: usize| zeros("gradients of attention", size);
+    let mut tables = zeros(element_count("gradients of biases", &[sequences, heads])?)?;
     if q_size == 0 {
-        // No query, or no value: nothing depends on queries and keys.
-        let zeros = |out: SharedOut<f32>, size| {
-            // SAFETY: `write` has made room for `size` elements, and nobody else uses them.
-            unsafe { out.part(0, size) }.iter_mut().for_each(|to| _ = to.write(0.0));
-            Ok(())
-        };
-        // SAFETY: all elements are written.
-        unsafe {
-            q.write("the gradient of queries", 0, |_| Ok(()))?;
-            k.write("the gradient of keys", k_size, |out| zeros(out, k_size))?;
-            return v.write("the gradient of values", v_size, |out| zeros(out, v_size));
-        }
+        // No query: nothing depends on keys and values.
+        return Ok(Gradients { q: Vec::new(), k: zeros(k_size)?, v: zeros(v_size)?, table: zeros(heads)? });
     }
+    let mut gradients = Gradients::default();
+    let [q, k, v] = [&mut gradients.q, &mut gradients.k, &mut gradients.v].map(Output::Vec);
+    let table = SharedOut(tables.as_mut_ptr());
     // SAFETY: the tasks cover all sequences and key-value heads, and each task that returns `Ok` has written the gradients
     // of all its queries, keys and values.
     unsafe {
         q.write("the gradient of queries", q_size, |q| {
             k.write("the gradient of keys", k_size, |k| {
-                v.write("the gradient of values", v_size, |v| run_tasks(isa, team, call, [q, k, v]))
+                v.write("the gradient of values", v_size, |v| run_tasks(isa, team, call, [q, k, v], table))
             })
-        })
+        })?;
     }
+    if heads > 0 {
+        gradients.table = zeros(heads)?;
+        for sequence in tables.chunks_exact(heads) {
+            gradients.table.iter_mut().zip(sequence).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    Ok(gradients)
 }
 
-/// Runs the tasks of a call that was checked. `out` is memory for all gradients.
-fn run_tasks(isa: Isa, team: Team, call: &AttentionGradient, out: [SharedOut<f32>; 3]) -> Result<()> {
+/// Runs the tasks of a call that was checked. `out` is memory for all gradients, and `table` for those of the biases of
+/// each sequence, if they learn.
+fn run_tasks(
+    isa: Isa,
+    team: Team,
+    call: &AttentionGradient,
+    out: [SharedOut<f32>; 3],
+    table: SharedOut<f32>,
+) -> Result<()> {
     let (pool, heads, sequences) = (ScratchPool::default(), call.problem.h_kv, call.problem.batch.sequences());
     team.try_for_each(sequences.len() * heads, |i| {
         let mut result = Ok(());
         let (b, h_kv) = (sequences.start + i / heads, i % heads);
-        isa.run(TaskKernel { call, b, h_kv, pool: &pool, out, result: &mut result });
+        isa.run(TaskKernel { call, b, h_kv, pool: &pool, out, table, result: &mut result });
         result
     })
 }
@@ -140,6 +178,8 @@ struct TaskKernel<'a> {
     pool: &'a ScratchPool,
     /// Gradients of queries, keys and values.
     out: [SharedOut<f32>; 3],
+    /// `(sequences, h, distances)`, if biases learn.
+    table: SharedOut<f32>,
     result: &'a mut Result<()>,
 }
 
@@ -237,6 +277,7 @@ struct Block {
 impl TaskKernel<'_> {
     #[inline(always)]
     fn run_with<S: Simd, const MR: usize, const NR: usize>(&self, s: S) -> Result<()> {
+        let learned = self.call.table();
         const {
             assert!(KEY_BLOCK.is_multiple_of(MR) && KEY_BLOCK.is_multiple_of(NR * S::LANES));
             assert!(QUERY_BLOCK.is_multiple_of(MR));
@@ -261,6 +302,11 @@ impl TaskKernel<'_> {
 
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
+            let mut table = learned.map(|table| {
+                let at = ((b - batch.sequences().start) * problem.h + h) * table.distances;
+                // SAFETY: `attention_backward` has allocated them; only this task uses those of this sequence and head.
+                unsafe { std::slice::from_raw_parts_mut(self.table.start().add(at), table.distances) }
+            });
             for first in (0..s_q).step_by(QUERY_BLOCK) {
                 let rows = QUERY_BLOCK.min(s_q - first);
                 self.load_queries(first, rows, h, [width, width_v], &mut scratch);
@@ -269,7 +315,8 @@ impl TaskKernel<'_> {
                 for block in (seen.start / panel * panel..seen.end).step_by(KEY_BLOCK) {
                     let count = KEY_BLOCK.min(seen.end - block);
                     let pos = TilePos { b, h, s_q, s_kv, query: first, rows, start: block, count };
-                    self.add_block::<S, MR, NR>(s, Block { pos, width, width_v }, &mut scratch);
+                    let block = Block { pos, width, width_v };
+                    self.add_block::<S, MR, NR>(s, block, &mut scratch, table.as_deref_mut());
                 }
                 for (r, row) in scratch.query_gradients.chunks_exact(width).take(rows).enumerate() {
                     let at = ((batch.queries_before(b) + first + r) * problem.h + h) * d;
@@ -327,7 +374,13 @@ impl TaskKernel<'_> {
 
     /// Computes the scores of a block again, and adds what it contributes to the gradients.
     #[inline(always)]
-    fn add_block<S: Simd, const MR: usize, const NR: usize>(&self, s: S, block: Block, scratch: &mut Scratch) {
+    fn add_block<S: Simd, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        block: Block,
+        scratch: &mut Scratch,
+        mut table: Option<&mut [f32]>,
+    ) {
         let Block { pos, width, width_v } = block;
         let AttentionProblem { d, d_v, .. } = *self.call.problem;
         let panel = NR * S::LANES;
@@ -354,7 +407,8 @@ impl TaskKernel<'_> {
                 panel_products::<S, MR, NR>(s, (rows, stride), (panels, d), *seen, to);
             }
             let tile = TilePos { query: pos.query + tile * MR, rows, ..pos };
-            self.score_gradients(s, tile, *seen, &scratch.deltas[tile.query - pos.query..], weights, gradients);
+            let deltas = &scratch.deltas[tile.query - pos.query..];
+            self.score_gradients(s, tile, *seen, deltas, [weights, gradients], table.as_deref_mut());
         }
         let seen = &seen[..tiles];
         let sums = [
@@ -381,12 +435,12 @@ impl TaskKernel<'_> {
         pos: TilePos,
         (from, to): (usize, usize),
         deltas: &[f32],
-        weights: &mut [f32],
-        gradients: &mut [f32],
+        [weights, gradients]: [&mut [f32]; 2],
+        mut table: Option<&mut [f32]>,
     ) {
         let AttentionGradient { problem, dropout, rows, .. } = self.call;
         let (count, padded) = (to - from, (to - from).next_multiple_of(S::LANES));
-        let (mut capped, mut factors) = ([0.0; KEY_BLOCK], [1.0; KEY_BLOCK]);
+        let (mut capped, mut factors, mut of_biases) = ([0.0; KEY_BLOCK], [1.0; KEY_BLOCK], [0.0; KEY_BLOCK]);
         let first = (problem.batch.queries_before(pos.b) + pos.query) * problem.h + pos.h;
         let tile = weights.chunks_exact_mut(KEY_BLOCK).zip(gradients.chunks_exact_mut(KEY_BLOCK));
         for (r, (weights, gradients)) in tile.take(pos.rows).enumerate() {
@@ -418,12 +472,20 @@ impl TaskKernel<'_> {
                     (dropped, gradient) = (s.mul(weight, kept), s.mul(gradient, kept));
                 }
                 let mut gradient = s.mul(weight, s.sub(gradient, delta));
+                if table.is_some() {
+                    s.store_slice(&mut of_biases[i..], gradient);
+                }
                 if let Some(cap) = problem.softcap {
                     let tanh = s.mul(s.load_slice(&capped[i..]), s.splat(1.0 / cap));
                     gradient = s.mul(gradient, s.sub(s.splat(1.0), s.mul(tanh, tanh)));
                 }
                 s.store_slice(&mut scores[i..], dropped);
                 s.store_slice(&mut gradients[i..], gradient);
+            }
+            if let (Some(to), Some(table)) = (table.as_deref_mut(), self.call.table()) {
+                let count = count.min(pos.s_kv.saturating_sub(keys.start));
+                let position = problem.mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
+                table.add_gradients(to, position, keys.start, &of_biases[..count]);
             }
         }
     }

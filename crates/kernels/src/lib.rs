@@ -91,7 +91,7 @@ mod tests;
 
 pub use activation::Activation;
 pub use attention::{SoftmaxRow, attend_for_training, scratch_floats};
-pub use attention_backward::{AttentionGradient, attention_backward, backward_floats};
+pub use attention_backward::{AttentionGradient, Gradients, attention_backward, backward_floats};
 pub use distance_products::distance_floats;
 pub use dropout::Dropout;
 pub use element::{Element, attend, attend_into};

@@ -1,23 +1,31 @@
 //! The backward pass of attention and products for training, against formulas in f64 and finite differences.
 
 use candle_attention_kernels::{
-    AttentionGradient, AttentionProblem, Batch, Dropout, Isa, Lengths, Mask, MaskStructure, Matrix, SoftmaxRow, Team,
-    attend, attend_for_training, attention_backward, column_sums, matmul,
+    AttentionGradient, AttentionProblem, Batch, Dropout, Gradients, Isa, Lengths, Mask, MaskStructure, Matrix,
+    SoftmaxRow, Team, attend, attend_for_training, attention_backward, column_sums, matmul,
 };
 
 use super::support::masks::MaskTensors;
 use super::support::reference::{Sizes, mask_term, problem, qkv};
 use super::{Random, isas, on_threads};
 
-/// The gradients of queries, keys and values by their formulas, in f64.
-fn naive_backward(problem: &AttentionProblem<f32>, gradient: &[f32], dropped: &dyn Fn(u64) -> f64) -> [Vec<f64>; 3] {
+/// Whether the biases of a mask can learn.
+fn learns(mask: &Mask) -> bool {
+    matches!(&mask.tables[..], [table] if table.factors.is_none())
+}
+
+/// The gradients of queries, keys, values and biases by distance by their formulas, in f64.
+fn naive_backward(problem: &AttentionProblem<f32>, gradient: &[f32], dropped: &dyn Fn(u64) -> f64) -> [Vec<f64>; 4] {
     let Batch::Padded { b: sequences, s_q, s_kv } = problem.batch else {
         panic!("the reference takes padded batches only")
     };
     let AttentionProblem { h: heads, h_kv, d, d_v, appended, .. } = *problem;
     let keys = s_kv + appended;
     let scale = f64::from(problem.scale);
-    let mut gradients = [problem.q.data.len(), problem.k.data.len(), problem.v.data.len()].map(|size| vec![0.0; size]);
+    let table = problem.mask.tables.first().filter(|_| learns(&problem.mask));
+    let biases = table.map_or(0, |table| table.values.len());
+    let sizes = [problem.q.data.len(), problem.k.data.len(), problem.v.data.len(), biases];
+    let mut gradients = sizes.map(|size| vec![0.0; size]);
     for (b, i, h) in (0..sequences).flat_map(|b| (0..s_q).flat_map(move |i| (0..heads).map(move |h| (b, i, h)))) {
         let query = ((b * s_q + i) * heads + h) * d;
         let key = |j: usize| ((b * keys + j) * h_kv + h / (heads / h_kv)) * d;
@@ -50,7 +58,13 @@ fn naive_backward(problem: &AttentionProblem<f32>, gradient: &[f32], dropped: &d
         let delta: f64 = weights.iter().zip(&of_weights).map(|(weight, gradient)| weight * gradient).sum();
         for j in 0..keys {
             let cap = problem.softcap.map_or(1.0, |cap| 1.0 - (capped[j] / f64::from(cap)).powi(2));
-            let of_score = weights[j] * (of_weights[j] - delta) * cap * scale;
+            let of_score = weights[j] * (of_weights[j] - delta);
+            if let Some(table) = table.filter(|_| j < s_kv) {
+                let start = problem.mask.structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
+                let place = usize::try_from(j as i64 - (start + i as i64) - table.first).unwrap();
+                gradients[3][h * table.distances + place] += of_score;
+            }
+            let of_score = of_score * cap * scale;
             for c in 0..d {
                 gradients[0][query + c] += of_score * x(problem.k.data, key(j) + c);
                 gradients[1][key(j) + c] += of_score * x(problem.q.data, query + c);
@@ -69,13 +83,13 @@ fn backward(
     problem: &AttentionProblem<f32>,
     gradient: &[f32],
     dropout: Option<Dropout>,
-) -> [Vec<f32>; 3] {
+) -> [Vec<f32>; 4] {
     let (mut output, mut rows) = (Vec::new(), Vec::<SoftmaxRow>::new());
     attend_for_training(isa, team, problem, dropout, &mut output, &mut rows).unwrap();
-    let call = AttentionGradient { problem, dropout, rows: &rows, output: &output, gradient };
-    let [mut q, mut k, mut v] = [const { Vec::new() }; 3];
-    attention_backward(isa, team, &call, [&mut q, &mut k, &mut v]).unwrap();
-    [q, k, v]
+    let learns_table = learns(&problem.mask);
+    let call = AttentionGradient { problem, dropout, rows: &rows, output: &output, gradient, learns_table };
+    let Gradients { q, k, v, table, .. } = attention_backward(isa, team, &call).unwrap();
+    [q, k, v, table]
 }
 
 fn check(random: &mut Random, problem: &AttentionProblem<f32>, dropout: Option<(f64, u64)>, what: &str) {
@@ -90,7 +104,7 @@ fn check(random: &mut Random, problem: &AttentionProblem<f32>, dropout: Option<(
     let want = naive_backward(problem, &gradient, &factor);
     for isa in isas() {
         let got = backward(isa, Team::ALONE, problem, &gradient, dropout);
-        for ((name, got), want) in ["q", "k", "v"].into_iter().zip(&got).zip(&want) {
+        for ((name, got), want) in ["q", "k", "v", "biases"].into_iter().zip(&got).zip(&want) {
             assert_eq!(got.len(), want.len());
             // Gradients of keys are sums over all queries.
             let largest = want.iter().fold(1.0f64, |largest, x| largest.max(x.abs()));
@@ -203,10 +217,18 @@ fn inputs_that_contradict_each_other_are_refused() {
     let (mut output, mut rows) = (Vec::new(), Vec::new());
     attend_for_training(isa, Team::ALONE, &call, None, &mut output, &mut rows).unwrap();
     let refused = |rows: &[SoftmaxRow], output: &[f32], gradient: &[f32]| {
-        let call = AttentionGradient { problem: &call, dropout: None, rows, output, gradient };
-        let to = [&mut Vec::new(), &mut Vec::new(), &mut Vec::new()];
-        attention_backward(isa, Team::ALONE, &call, to).is_err()
+        let call = AttentionGradient { problem: &call, dropout: None, rows, output, gradient, learns_table: false };
+        attention_backward(isa, Team::ALONE, &call).is_err()
     };
+    let learns_table = AttentionGradient {
+        problem: &call,
+        dropout: None,
+        rows: &rows,
+        output: &output,
+        gradient: &output,
+        learns_table: true,
+    };
+    assert!(attention_backward(isa, Team::ALONE, &learns_table).is_err(), "there are no biases");
     assert!(!refused(&rows, &output, &output));
     assert!(refused(&rows[1..], &output, &output) && refused(&rows, &output[1..], &output));
     assert!(refused(&rows, &output, &output[1..]));
