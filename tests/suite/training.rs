@@ -98,7 +98,7 @@ fn every_mask_and_projection_has_the_gradients_of_f64() {
 fn longer_sequences_have_the_gradients_of_f64() {
     let mut random = Random::new(42);
     let base = AttentionConfig::new(24, 4).with_num_key_value_heads(2).with_dropout(0.25);
-    let norm = Step::Norm(HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6));
+    let norm = Step::Norm(HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6).with_weighted(false));
     let steps = Steps::default().with_queries(vec![norm, Step::Rotate]).with_keys(vec![norm, Step::Rotate]);
     let configs = [
         base.clone().with_position(Rotary::default()).with_steps(steps),
