@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use candle_attention_kernels::{Lengths, MaskStructure};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
@@ -122,6 +122,14 @@ impl AttentionMask {
     /// Whether a gradient flows into the mask.
     pub(crate) fn tracks_gradient(&self) -> bool {
         self.terms.iter().any(|term| term.tracks_gradient())
+    }
+
+    /// The biases by distance `(distances, h)`, if they track a gradient and nothing else of the mask does.
+    pub(crate) fn learned_biases(&self) -> Option<&Tensor> {
+        let mut learned = self.terms.iter().filter(|term| term.tracks_gradient());
+        let first = learned.next()?.biases_by_distance();
+        let tables = self.terms.iter().filter(|term| term.biases_by_distance().is_some()).count();
+        first.filter(|_| learned.next().is_none() && tables == 1)
     }
 
     /// The call as the terms see it.

@@ -29,6 +29,7 @@ pub(crate) use dense::{DenseMask, lowest_finite};
 #[cfg(test)]
 pub(crate) use kinds::Stripes;
 pub(crate) use kinds::{DistanceEmbeddings, DistanceProducts, GridBias, RelativeBias};
+pub(crate) use lowered::LoweredMask;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;

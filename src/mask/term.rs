@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::mask::dense::DenseMask;
@@ -92,6 +92,11 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
     /// The numbers of embeddings of distances that the term compares queries and keys with.
     fn distance_embeddings(&self) -> [usize; 2] {
         [0; 2]
+    }
+
+    /// The biases `(distances, h)`, if the term adds one per head and distance to the scores, and no more.
+    fn biases_by_distance(&self) -> Option<&Tensor> {
+        None
     }
 
     /// Whether a gradient flows into the term.

@@ -22,7 +22,8 @@ use crate::ops::packed_product::packed_product;
 use crate::ops::problem::{Activated, supports_fused};
 use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
-use crate::tensor::{MapTensors, broadcast_rows, check_allocation, element_count, same_dtype_and_device};
+use crate::ops::trained_product::{check_product, trained};
+use crate::tensor::{MapTensors, broadcast_rows, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::{LinearWeights, LowRankChange};
 
@@ -368,10 +369,10 @@ impl Linear {
         let (b, s, _) = xs.dims3()?;
         let LinearWeights { weight, bias } = weights;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = product(xs, weight)?;
-        let ys = match bias {
-            Some(bias) => add_bias(ys, bias)?,
-            None => ys,
+        let ys = match (trained(xs, weights)?, bias) {
+            (Some(ys), _) => ys,
+            (None, Some(bias)) => add_bias(product(xs, weight)?, bias)?,
+            (None, None) => product(xs, weight)?,
         };
         Ok(ys.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
@@ -509,18 +510,6 @@ fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     check_product(xs, weight)?;
     let xs = xs.to_dtype(wide)?.contiguous()?.reshape((b * s, input))?;
     Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
-}
-
-/// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have
-/// any size, and candle wraps around or aborts where they do not.
-fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
-    let (b, s, _) = xs.dims3()?;
-    let output = element_count("the output of a product", &[b, s, weight.dim(0)?])?;
-    let (input, weight) = (element_count("xs", xs.dims())?, element_count("a weight", weight.dims())?);
-    if xs.device().is_cpu() {
-        check_allocation::<f64>("a product", input.max(weight).max(output))?;
-    }
-    Ok(())
 }
 
 /// The output of a linear layer, `(…, out)`, with a bias `(out)` that is still to be added to it.

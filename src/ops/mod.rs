@@ -1,9 +1,10 @@
 //! Operations around attention: linear layers, the packed query-key-value projection, norms, activations, rotations.
 //!
 //! Each operation is one function whatever the device: it runs a fused kernel where there is one for the call, and
-//! candle's differentiable operations otherwise. Kernels have no gradient, so a tensor that tracks operations never
-//! reaches one. The alternative, candle's `CustomOp` per kernel, was rejected: it cannot take the number of inputs that
-//! a fused step needs, and a backward pass would have to be written and kept equal for each.
+//! candle's differentiable operations otherwise. Of the kernels only the product of a projection has a gradient, on the
+//! CPU (`trained_product`), so a tensor that tracks operations reaches no other. The alternative, candle's `CustomOp` per
+//! kernel, was rejected: it cannot take the number of inputs that a fused step needs, and a backward pass would have to
+//! be written and kept equal for each.
 
 pub(crate) mod cuda;
 mod latent;
@@ -18,6 +19,7 @@ mod qkv;
 mod quantization;
 mod rotation;
 mod score_factor;
+mod trained_product;
 
 pub(crate) use latent::{Latent, LatentSizes, concat_last};
 pub(crate) use linear::accumulate_dtype;

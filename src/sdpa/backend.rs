@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 pub enum Backend {
     /// Candle's tensor operations, one after another: any device, differentiable, can return attention weights.
     Eager,
-    /// The crate's fused CPU kernel.
+    /// The crate's fused CPU kernel, with dropout and gradients of queries, keys and values.
     Cpu,
     /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls
     /// with too few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend

@@ -10,6 +10,7 @@
 mod backend;
 mod call;
 mod cpu;
+mod cpu_backward;
 mod cuda;
 mod eager;
 mod flash;
@@ -46,9 +47,10 @@ use crate::tensor::{check_allocation, element_count};
 /// See [`AttentionMask`](crate::AttentionMask). A fully masked row gives zeros.
 /// # Backends
 /// [`Backend::Cpu`] for f16, bf16 and f32 on the CPU, in memory that grows with `s_kv`, not `s_q · s_kv`; the result of
-/// a sequence is bitwise independent of the rest of the batch. [`Backend`] lists what GPUs run. Gradients, returned
-/// attention weights, dropout, additive scoring and f64: [`Backend::Eager`], on any device. [`plan_for`] returns the
-/// choice and the reasons.
+/// a sequence is bitwise independent of the rest of the batch. It has dropout and gradients of `q`, `k` and `v`, which
+/// are computed in f32. [`Backend`] lists what GPUs run. Other gradients, returned attention weights, additive scoring
+/// and f64, and on GPUs all gradients and dropout: [`Backend::Eager`], on any device. [`plan_for`] returns the choice
+/// and the reasons.
 /// # Errors
 /// A shape or dtype that does not fit, a forced backend that cannot run the call, and a call on the CPU that needs more
 /// memory than can be allocated (views such as `broadcast_as` have any shape).
@@ -133,9 +135,10 @@ pub(crate) fn ragged_backend(call: &Call, options: &SdpaOptions) -> Result<Optio
     })
 }
 
-/// Whether a call with these options runs on the CPU kernel.
+/// Whether a call with these options runs on the CPU kernel for inference.
 pub(crate) fn runs_on_cpu_kernel(call: &Call, options: &SdpaOptions) -> bool {
-    matches!(options.backend, None | Some(Backend::Cpu)) && cpu::unsupported_reason(call, options).is_none()
+    let trains = call.tracks_gradient || options.dropout > 0.0;
+    !trains && matches!(options.backend, None | Some(Backend::Cpu)) && cpu::unsupported_reason(call, options).is_none()
 }
 
 /// The plan of [`attend_bshd`] for these tensors: the backend it would use, and why no other.

@@ -35,6 +35,12 @@ fn finite(xs: &Tensor) -> Result<Tensor> {
     Ok(xs.detach().abs()?.le(largest)?)
 }
 
+/// `xs` with zeros in place of what is not finite, without a gradient, on the CPU.
+pub(super) fn finite_only(xs: &Tensor) -> Result<Tensor> {
+    let xs = xs.detach();
+    if all_finite(&xs)? { Ok(xs) } else { zeroed(&xs, &finite(&xs)?) }
+}
+
 fn zeroed(xs: &Tensor, keep: &Tensor) -> Result<Tensor> {
     Ok(keep.broadcast_as(xs.shape())?.where_cond(xs, &xs.zeros_like()?)?)
 }

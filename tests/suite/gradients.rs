@@ -13,9 +13,9 @@ use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::{Random, numbers};
 
-const B: usize = 2;
-const S_Q: usize = 3;
-const S_KV: usize = 5;
+pub const B: usize = 2;
+pub const S_Q: usize = 3;
+pub const S_KV: usize = 5;
 
 /// The parameters of a layer as variables.
 fn variables(random: &mut Random, tensors: &[(&str, &[usize])]) -> VarMap {
@@ -29,10 +29,10 @@ fn variables(random: &mut Random, tensors: &[(&str, &[usize])]) -> VarMap {
 }
 
 /// Name, configuration and tensors of a layer.
-type Form = (&'static str, AttentionConfig, Vec<(&'static str, &'static [usize])>);
+pub type Form = (&'static str, AttentionConfig, Vec<(&'static str, &'static [usize])>);
 
 /// The projections of a layer of 4 query heads of 3 and 2 key-value heads of 3 and 2, in each stored form.
-fn forms() -> Vec<Form> {
+pub fn forms() -> Vec<Form> {
     let grouped = AttentionConfig::new(6, 4)
         .with_num_key_value_heads(2)
         .with_head_dim(3)
@@ -100,7 +100,7 @@ fn forms() -> Vec<Form> {
     ]
 }
 
-fn masks(random: &mut Random) -> Vec<AttentionMask> {
+pub fn masks(random: &mut Random) -> Vec<AttentionMask> {
     let segments =
         |s: usize| Tensor::from_vec((0..B * s).map(|i| (i % 2) as u32).collect(), (B, s), &Device::Cpu).unwrap();
     vec![

@@ -59,4 +59,5 @@ mod rows;
 mod seeds;
 mod sizes;
 mod steps;
+mod training;
 mod writing;

@@ -10,7 +10,8 @@
 
 use super::convert::Convert;
 use super::distance_products::DistanceProducts;
-use super::error::Result;
+use super::dropout::Dropout;
+use super::error::{Error, Result};
 use super::isa::Isa;
 use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::PairDot;
@@ -18,7 +19,7 @@ use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
-use super::problem::AttentionProblem;
+use super::problem::{AttentionProblem, Batch};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::team::{Output, SharedOut, Team};
 use super::tile_bf16::TileBf16;
@@ -40,19 +41,73 @@ struct Task {
 /// [`attend`](crate::attend) for one dtype.
 pub(crate) fn attend<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: Output<T>) -> Result<()> {
     let size = problem.checked_output_size()?;
-    let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, out) };
+    let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, None, out) };
     // SAFETY: each task that returns `Ok` has written all of its own, and together they are all.
     unsafe { to.write("the output of attention", size, run) }
 }
 
+/// What the backward pass needs of the softmax of one query: the attention weight of a score is
+/// `e^(score - max) · factor`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SoftmaxRow {
+    /// The largest score; 0 for a query that sees no key.
+    pub(super) max: f32,
+    /// 1 divided by the sum of `e^(score - max)`; 0 for a query that sees no key.
+    pub(super) factor: f32,
+}
+
+/// What a forward pass for training does beside inference.
+#[derive(Clone, Copy)]
+struct Training {
+    dropout: Option<Dropout>,
+    /// `(queries, h)`.
+    rows: SharedOut<SoftmaxRow>,
+}
+
+/// [`attend`](crate::attend) with dropout, for a later [`attention_backward`](crate::attention_backward). `rows` become
+/// `(queries, h)`. The place of a weight for dropout is its index in `(b, h, s_q, keys)`.
+///
+/// # Errors
+/// The errors of `attend`, and dropout in a ragged batch.
+pub fn attend_for_training(
+    isa: Isa,
+    team: Team,
+    problem: &AttentionProblem<f32>,
+    dropout: Option<Dropout>,
+    to: &mut Vec<f32>,
+    rows: &mut Vec<SoftmaxRow>,
+) -> Result<()> {
+    let size = problem.checked_output_size()?;
+    let queries = if size == 0 { 0 } else { size / problem.d_v };
+    if dropout.is_some() && !matches!(problem.batch, Batch::Padded { .. }) {
+        return Err(Error::value("dropout", "in a ragged batch", "in a padded one"));
+    }
+    let (out, kept) = (Output::Vec(to), Output::Vec(rows));
+    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all: for each query and head
+    // one row, and `d_v` values of the output.
+    unsafe {
+        kept.write("the rows of the softmax", queries, |rows| {
+            let training = Some(Training { dropout, rows });
+            let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, training, out) };
+            out.write("the output of attention", size, run)
+        })
+    }
+}
+
 /// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.
 /// `out` is memory for all of them.
-fn run_tasks<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, out: SharedOut<T>) -> Result<()> {
+fn run_tasks<T: Convert>(
+    isa: Isa,
+    team: Team,
+    problem: &AttentionProblem<T>,
+    training: Option<Training>,
+    out: SharedOut<T>,
+) -> Result<()> {
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
         let mut result = Ok(());
-        let kernel = TaskKernel { problem, task: tasks[i], pool: &pool, out, result: &mut result };
+        let kernel = TaskKernel { problem, task: tasks[i], pool: &pool, training, out, result: &mut result };
         if problem.bf16 && isa.has_bf16_dot() {
             isa.run_bf16(kernel)
         } else {
@@ -93,6 +148,7 @@ struct TaskKernel<'a, T> {
     problem: &'a AttentionProblem<'a, T>,
     task: Task,
     pool: &'a ScratchPool,
+    training: Option<Training>,
     out: SharedOut<T>,
     result: &'a mut Result<()>,
 }
@@ -163,7 +219,7 @@ impl<'a> Scratch<'a> {
 impl<T: Convert> TaskKernel<'_, T> {
     #[inline(always)]
     fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
-        let Self { problem, task: Task { b, h_kv, from, to }, out, .. } = *self;
+        let Self { problem, task: Task { b, h_kv, from, to }, training, out, .. } = *self;
         let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
         const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
@@ -232,6 +288,9 @@ impl<T: Convert> TaskKernel<'_, T> {
                         };
                         let products = products.as_ref().map(|products| TileProducts { products, row });
                         online_softmax_update(s, problem, pos, score_factor, products, scratch.scores, &mut state);
+                        if let Some(dropout) = training.and_then(|training| training.dropout) {
+                            drop_weights(s, dropout, problem, pos, scratch.scores);
+                        }
                         let values = &scratch.values[C::values_offset(block, width_v)..];
                         tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
                     }
@@ -256,13 +315,31 @@ impl<T: Convert> TaskKernel<'_, T> {
                         let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
                         finite.add_visible::<C>(values, sees, scratch.tokens, row);
                     }
-                    let at = ((problem.batch.queries_before(b) + first + i) * problem.h + h) * d_v;
-                    // SAFETY: `attend` has reserved the output; only this task writes this query and head.
-                    T::downcast(&row[..d_v], unsafe { out.part(at, d_v) });
+                    let at = (problem.batch.queries_before(b) + first + i) * problem.h + h;
+                    // SAFETY: the callers have reserved the output; only this task writes this query and head.
+                    T::downcast(&row[..d_v], unsafe { out.part(at * d_v, d_v) });
+                    if let Some(training) = training {
+                        let max = if factor == 0.0 { 0.0 } else { scratch.row_max[i] };
+                        // SAFETY: for the same reason.
+                        let kept = unsafe { training.rows.part(at, 1) };
+                        kept[0].write(SoftmaxRow { max, factor });
+                    }
                 }
                 first += rows;
             }
         }
         Ok(())
+    }
+}
+
+/// Drops attention weights of a tile.
+#[inline(always)]
+fn drop_weights<S: Simd, T>(s: S, dropout: Dropout, problem: &AttentionProblem<T>, pos: TilePos, weights: &mut [f32]) {
+    let mut factors = [0.0; KEY_BLOCK];
+    for (r, row) in weights.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
+        dropout.factors(pos.place(problem, r), &mut factors[..pos.count]);
+        for (weights, factors) in row.chunks_exact_mut(S::LANES).zip(factors.chunks_exact(S::LANES)) {
+            s.store_slice(weights, s.mul(s.load_slice(weights), s.load_slice(factors)));
+        }
     }
 }

@@ -50,8 +50,10 @@
 
 mod activation;
 mod attention;
+mod attention_backward;
 mod convert;
 mod distance_products;
+mod dropout;
 mod element;
 mod error;
 mod exp;
@@ -64,6 +66,7 @@ mod gemm;
 mod int8;
 mod isa;
 mod mask;
+mod matmul;
 mod max_sim;
 mod memory;
 mod microkernel;
@@ -88,8 +91,10 @@ extern crate self as candle_attention_kernels;
 mod tests;
 
 pub use activation::Activation;
-pub use attention::scratch_floats;
+pub use attention::{SoftmaxRow, attend_for_training, scratch_floats};
+pub use attention_backward::{AttentionGradient, Gradients, attention_backward, backward_floats};
 pub use distance_products::distance_floats;
+pub use dropout::Dropout;
 pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use gate::{GateFunction, RowGate};
@@ -97,6 +102,7 @@ pub use int8::encode::WeightFormat;
 pub use int8::rows::QuantizedRows;
 pub use isa::Isa;
 pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
+pub use matmul::{Matrix, column_sums, matmul};
 pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;

@@ -306,6 +306,14 @@ impl DistanceTable<'_> {
         }
     }
 
+    /// Adds the gradients of the scores of the keys from `key` on, with a query at `position`, to those of the biases of
+    /// their head.
+    #[inline(always)]
+    pub(super) fn add_gradients(&self, to: &mut [f32], position: i64, key: usize, gradients: &[f32]) {
+        let to = &mut to[column(self.first, position, key)..][..gradients.len()];
+        to.iter_mut().zip(gradients).for_each(|(to, gradient)| *to += gradient);
+    }
+
     /// Hides again what the table hides, whatever was added to the scores since.
     pub(super) fn hide(&self, scores: &mut [f32], h: usize, position: i64, key: usize) {
         let biases = self.row(h, position, key, scores.len());

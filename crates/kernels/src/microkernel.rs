@@ -52,3 +52,34 @@ pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, cons
     }
     sums
 }
+
+/// [`microkernel`] for A in columns: the `MR` values of term `t` start at `a + t · a_stride`.
+///
+/// # Safety
+/// A can be read for `k` terms of `MR` values, `a_stride` values apart, and B for `k` rows of `NR · LANES` values,
+/// `b_stride` values apart.
+#[inline(always)]
+pub(super) unsafe fn column_microkernel<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    k: usize,
+    (a, a_stride): (*const f32, usize),
+    (b, b_stride): (*const f32, usize),
+) -> [[S::V; NR]; MR] {
+    let mut sums = [[s.splat(0.0); NR]; MR];
+    for term in 0..k {
+        // SAFETY: `term < k`, `n < NR` and `r < MR` stay inside the memory that the caller promises.
+        unsafe {
+            let mut columns = [s.splat(0.0); NR];
+            for (n, column) in columns.iter_mut().enumerate() {
+                *column = s.load(b.add(term * b_stride + n * S::LANES));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = s.splat(*a.add(term * a_stride + r));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = s.mul_add(x, column, *sum);
+                }
+            }
+        }
+    }
+    sums
+}

@@ -22,6 +22,14 @@ pub(super) struct TilePos {
     pub count: usize,
 }
 
+impl TilePos {
+    /// The index of the first score of row `r` in `(b, h, s_q, keys)`.
+    pub fn place<T>(&self, problem: &AttentionProblem<T>, r: usize) -> u64 {
+        let row = (self.b * problem.h + self.h) * self.s_q + self.query + r;
+        row as u64 * (self.s_kv + problem.appended) as u64 + self.start as u64
+    }
+}
+
 /// What the queries of a tile have accumulated over the key blocks so far.
 pub(super) struct SoftmaxState<'a> {
     /// Largest score per query.
@@ -113,7 +121,7 @@ fn largest<S: Simd>(s: S, row: &[f32]) -> f32 {
 /// Multiplies scores with `factor`, then applies the softcap `cap · tanh(score / cap)`. The length of `row` is a
 /// multiple of `LANES`.
 #[inline(always)]
-fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut [f32]) {
+pub(super) fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut [f32]) {
     if factor == 1.0 && softcap.is_none() {
         return;
     }
@@ -131,7 +139,7 @@ fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>, row: &mut
 /// the keys of the tile. `products` with embeddings of distances are those of a row of a query block, with their
 /// factor.
 #[inline(always)]
-fn apply_mask<S: Simd>(
+pub(super) fn apply_mask<S: Simd>(
     s: S,
     mask: &Mask,
     pos: TilePos,

@@ -5,6 +5,7 @@ pub(crate) mod amx;
 #[cfg(target_arch = "aarch64")]
 mod arm;
 mod attention;
+mod backward;
 mod convert;
 mod distances;
 mod functions;

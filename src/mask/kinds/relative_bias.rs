@@ -110,6 +110,10 @@ impl MaskTerm for RelativeBias {
         true
     }
 
+    fn biases_by_distance(&self) -> Option<&Tensor> {
+        Some(&self.table).filter(|_| self.factors.is_none())
+    }
+
     fn tracks_gradient(&self) -> bool {
         self.table.track_op() || self.factors.as_ref().is_some_and(Tensor::track_op)
     }

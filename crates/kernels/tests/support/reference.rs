@@ -57,7 +57,7 @@ pub fn naive<T: Element>(problem: &AttentionProblem<T>) -> Vec<f64> {
 
 /// What the mask adds to the score of query `i` with key `j`: -inf if the key is hidden. By the definition of each
 /// field, element by element, without the methods of the mask types.
-pub(super) fn mask_term(mask: &Mask, [b, h, i, j]: [usize; 4], s_q: usize, s_kv: usize) -> f64 {
+pub fn mask_term(mask: &Mask, [b, h, i, j]: [usize; 4], s_q: usize, s_kv: usize) -> f64 {
     let structure = &mask.structure;
     let at = |[b_stride, h_stride, i_stride, j_stride]: [usize; 4]| {
         b * b_stride + h * h_stride + i * i_stride + j * j_stride

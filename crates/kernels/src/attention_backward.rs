@@ -1,0 +1,647 @@
+//! The backward pass of fused attention: gradients of queries, keys and values without a score matrix.
+//!
+//! Scores are computed again, a block of queries by a block of keys at a time, from what the forward pass has kept of
+//! each row of the softmax ([Dao 2023](https://arxiv.org/abs/2307.08691), algorithm 2). With `P` the attention weights,
+//! `S` the scores and `O` the output of a head:
+//!
+//! ```text
+//! dV = Pᵀ dO    dP = dO Vᵀ    dS = P ∘ (dP - D), D = rowsum(dO ∘ O)    dQ = scale · dS K    dK = scale · dSᵀ Q
+//! ```
+//!
+//! A task is one key-value head of one sequence with all of its query heads, so that no gradient is a sum over tasks,
+//! and sums have the same order on any number of threads. The alternative, tasks over blocks of keys, would need either
+//! a sum of the gradients of queries over tasks, or all scores twice.
+
+use super::attention::SoftmaxRow;
+use super::dropout::Dropout;
+use super::error::{Error, Result};
+use super::exp::exp;
+use super::isa::Isa;
+use super::isa::kernel::Kernel;
+use super::isa::simd::{MAX_LANES, Simd};
+use super::mask::DistanceTable;
+use super::memory::{ScratchPool, element_count, zeros};
+use super::microkernel::{StridedRows, column_microkernel, microkernel};
+use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
+use super::problem::{AttentionProblem, Batch};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::team::{Output, SharedOut, Team};
+use super::tile_f32::{TileF32, vectors_per_step};
+
+/// Queries whose weights with a key block are in memory together.
+const QUERY_BLOCK: usize = 64;
+/// f32 values in a cache line.
+const LINE: usize = 16;
+
+/// The backward pass of one call of attention in f32.
+#[derive(Debug)]
+pub struct AttentionGradient<'a> {
+    /// The call.
+    pub problem: &'a AttentionProblem<'a, f32>,
+    /// That of the forward pass.
+    pub dropout: Option<Dropout>,
+    /// `(queries, h)`: what [`attend_for_training`](crate::attend_for_training) has kept.
+    pub rows: &'a [SoftmaxRow],
+    /// `(queries, h, d_v)`: the output of the forward pass.
+    pub output: &'a [f32],
+    /// `(queries, h, d_v)`: the gradient of the output.
+    pub gradient: &'a [f32],
+    /// Whether the gradient of the mask's biases by distance is computed, of which there is one table without factors.
+    pub learns_table: bool,
+}
+
+/// The gradients that [`attention_backward`] computes.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// Of queries, `(queries, h, d)`.
+    pub q: Vec<f32>,
+    /// Of keys, `(keys, h_kv, d)`.
+    pub k: Vec<f32>,
+    /// Of values, `(keys, h_kv, d_v)`.
+    pub v: Vec<f32>,
+    /// Of the biases by distance, `(h, distances)`; empty if they are not learned.
+    pub table: Vec<f32>,
+}
+
+impl AttentionGradient<'_> {
+    /// The sizes of the gradients of queries, keys and values, if the call is consistent.
+    fn checked_sizes(&self) -> Result<[usize; 3]> {
+        let AttentionProblem { h_kv, d, d_v, batch, appended, .. } = *self.problem;
+        let size = self.problem.checked_output_size()?;
+        if self.problem.mask.embeddings.is_some() {
+            return Err(Error::value("a mask of a backward pass", "embeddings of distances", "a mask without them"));
+        }
+        if self.learns_table && self.table().is_none() {
+            let expected = "one table of biases by distance, without factors";
+            return Err(Error::value("a mask that learns", "another one", expected));
+        }
+        if self.dropout.is_some() && !matches!(batch, Batch::Padded { .. }) {
+            return Err(Error::value("dropout", "in a ragged batch", "in a padded one"));
+        }
+        let queries = if size == 0 { 0 } else { size / d_v };
+        for (what, found, expected) in [
+            ("the rows of the softmax", self.rows.len(), queries),
+            ("the output of attention", self.output.len(), size),
+            ("the gradient of the output of attention", self.gradient.len(), size),
+        ] {
+            if found != expected {
+                return Err(Error::shape(what, &[found], format!("[{expected}]")));
+            }
+        }
+        let keys = match batch {
+            Batch::Padded { b, s_kv, .. } => element_count("the keys", &[b, s_kv.saturating_add(appended)])?,
+            _ => batch.queries(),
+        };
+        let sizes = [[queries, 1, d], [keys, h_kv, d], [keys, h_kv, d_v]];
+        let [q, k, v] = sizes.map(|sizes| element_count("a gradient of attention", &sizes));
+        Ok([q?, k?, v?])
+    }
+
+    /// The biases that learn.
+    fn table(&self) -> Option<&DistanceTable<'_>> {
+        match &self.problem.mask.tables[..] {
+            [table] if self.learns_table && table.factors.is_none() => Some(table),
+            _ => None,
+        }
+    }
+}
+
+/// Computes the gradients of queries, keys and values. All elements of queries, keys, values, output and its gradient
+/// must be finite, or gradients of others may become NaN.
+///
+/// # Errors
+/// If the sizes, views and masks contradict each other, if the mask has embeddings of distances, dropout in a ragged
+/// batch, and if there is not enough memory.
+pub fn attention_backward(isa: Isa, team: Team, call: &AttentionGradient) -> Result<Gradients> {
+    let [q_size, k_size, v_size] = call.checked_sizes()?;
+    // The gradients of the biases of each sequence, which are then added in order.
+    let h = call.problem.h;
+    let heads = call.table().map_or(0, |table| h.saturating_mul(table.distances));
+    let sequences = call.problem.batch.sequences().len();
+    let zeros = |size: usize| zeros("gradients of attention", size);
+    let mut tables = zeros(element_count("gradients of biases", &[sequences, heads])?)?;
+    if q_size == 0 {
+        // No query: nothing depends on keys and values.
+        return Ok(Gradients { q: Vec::new(), k: zeros(k_size)?, v: zeros(v_size)?, table: zeros(heads)? });
+    }
+    let mut gradients = Gradients::default();
+    let [q, k, v] = [&mut gradients.q, &mut gradients.k, &mut gradients.v].map(Output::Vec);
+    let table = SharedOut(tables.as_mut_ptr());
+    // SAFETY: the tasks cover all sequences and key-value heads, and each task that returns `Ok` has written the gradients
+    // of all its queries, keys and values.
+    unsafe {
+        q.write("the gradient of queries", q_size, |q| {
+            k.write("the gradient of keys", k_size, |k| {
+                v.write("the gradient of values", v_size, |v| run_tasks(isa, team, call, [q, k, v], table))
+            })
+        })?;
+    }
+    if heads > 0 {
+        gradients.table = zeros(heads)?;
+        for sequence in tables.chunks_exact(heads) {
+            gradients.table.iter_mut().zip(sequence).for_each(|(sum, x)| *sum += x);
+        }
+    }
+    Ok(gradients)
+}
+
+/// Runs the tasks of a call that was checked. `out` is memory for all gradients, and `table` for those of the biases of
+/// each sequence, if they learn.
+fn run_tasks(
+    isa: Isa,
+    team: Team,
+    call: &AttentionGradient,
+    out: [SharedOut<f32>; 3],
+    table: SharedOut<f32>,
+) -> Result<()> {
+    let (pool, heads, sequences) = (ScratchPool::default(), call.problem.h_kv, call.problem.batch.sequences());
+    team.try_for_each(sequences.len() * heads, |i| {
+        let mut result = Ok(());
+        let (b, h_kv) = (sequences.start + i / heads, i % heads);
+        isa.run(TaskKernel { call, b, h_kv, pool: &pool, out, table, result: &mut result });
+        result
+    })
+}
+
+/// Size in f32 values of the memory that one thread needs beside inputs and outputs. An estimate, which saturates.
+pub fn backward_floats(keys: usize, d: usize, d_v: usize) -> usize {
+    let widths = d.saturating_add(d_v).saturating_add(32);
+    let per_key = keys.saturating_add(KEY_BLOCK).saturating_mul(widths).saturating_mul(3);
+    per_key.saturating_add(QUERY_BLOCK.saturating_mul(widths.saturating_mul(2).saturating_add(2 * KEY_BLOCK)))
+}
+
+/// One key-value head of one sequence.
+struct TaskKernel<'a> {
+    call: &'a AttentionGradient<'a>,
+    b: usize,
+    h_kv: usize,
+    pool: &'a ScratchPool,
+    /// Gradients of queries, keys and values.
+    out: [SharedOut<f32>; 3],
+    /// `(sequences, h, distances)`, if biases learn.
+    table: SharedOut<f32>,
+    result: &'a mut Result<()>,
+}
+
+impl Kernel for TaskKernel<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        *self.result = self.run_with::<S, MR, NR>(s);
+    }
+}
+
+/// The scratch memory of a task, divided by purpose.
+struct Scratch<'a> {
+    /// Keys and values in panels of columns.
+    key_panels: &'a mut [f32],
+    value_panels: &'a mut [f32],
+    /// Keys `(keys, width)`.
+    keys: &'a mut [f32],
+    key_gradients: &'a mut [f32],
+    value_gradients: &'a mut [f32],
+    /// Of a query block: queries times the scale, gradients of outputs and of queries, each padded to whole vectors.
+    queries: &'a mut [f32],
+    output_gradients: &'a mut [f32],
+    query_gradients: &'a mut [f32],
+    /// `D` of each query of a block.
+    deltas: &'a mut [f32],
+    /// `(QUERY_BLOCK, KEY_BLOCK)`: scores, then attention weights.
+    weights: &'a mut [f32],
+    /// `(QUERY_BLOCK, KEY_BLOCK)`: gradients of attention weights, then of scores.
+    score_gradients: &'a mut [f32],
+    tokens: &'a mut [f32],
+}
+
+impl<'a> Scratch<'a> {
+    /// The size of each part for `keys` keys, and of all together.
+    fn sizes<S: Simd, const MR: usize, const NR: usize>(
+        keys: usize,
+        d: usize,
+        d_v: usize,
+    ) -> Result<([usize; 12], usize)> {
+        let what = "the scratch memory of the backward pass of attention";
+        let widths = d.saturating_add(d_v).saturating_add(2 * LINE);
+        // All of the sum but a small constant is at most this product: then nothing in it wraps around.
+        element_count(what, &[keys.saturating_add(4 * QUERY_BLOCK), widths, 4])?;
+        let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
+        let (panels, tiles) = (keys.next_multiple_of(NR * S::LANES), keys.next_multiple_of(MR));
+        let sizes = [
+            panels * d,
+            panels * d_v,
+            keys * width,
+            tiles * width,
+            tiles * width_v,
+            QUERY_BLOCK * width,
+            QUERY_BLOCK * width_v,
+            QUERY_BLOCK * width,
+            QUERY_BLOCK,
+            QUERY_BLOCK * KEY_BLOCK,
+            QUERY_BLOCK * KEY_BLOCK,
+            MAX_LANES * d.max(d_v),
+        ]
+        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
+        Ok((sizes, sizes.iter().sum()))
+    }
+
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 12]) -> Self {
+        let mut part = |i: usize| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(sizes[i]);
+            rest = after;
+            part
+        };
+        Self {
+            key_panels: part(0),
+            value_panels: part(1),
+            keys: part(2),
+            key_gradients: part(3),
+            value_gradients: part(4),
+            queries: part(5),
+            output_gradients: part(6),
+            query_gradients: part(7),
+            deltas: part(8),
+            weights: part(9),
+            score_gradients: part(10),
+            tokens: part(11),
+        }
+    }
+}
+
+/// A block of queries of one head by a block of keys.
+#[derive(Clone, Copy)]
+struct Block {
+    pos: TilePos,
+    width: usize,
+    width_v: usize,
+}
+
+impl TaskKernel<'_> {
+    #[inline(always)]
+    fn run_with<S: Simd, const MR: usize, const NR: usize>(&self, s: S) -> Result<()> {
+        let learned = self.call.table();
+        const {
+            assert!(KEY_BLOCK.is_multiple_of(MR) && KEY_BLOCK.is_multiple_of(NR * S::LANES));
+            assert!(QUERY_BLOCK.is_multiple_of(MR));
+        }
+        let (problem, b, h_kv) = (self.call.problem, self.b, self.h_kv);
+        let AttentionProblem { d, d_v, batch, appended, .. } = *problem;
+        let (s_q, s_kv, start) = (batch.s_q(b), batch.s_kv(b), batch.start(b));
+        let keys = s_kv + appended;
+        let (sizes, total) = Scratch::sizes::<S, MR, NR>(keys, d, d_v)?;
+        let mut memory = self.pool.take(total)?;
+        let mut scratch = Scratch::divide(&mut memory, sizes);
+        let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
+
+        let tile = TileF32::<S, MR, NR>(s);
+        let key_tokens = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
+        let value_tokens = Tokens { heads: &problem.v, d: d_v, ..key_tokens };
+        tile.pack_keys(key_tokens, scratch.tokens, scratch.key_panels);
+        tile.pack_keys(value_tokens, scratch.tokens, scratch.value_panels);
+        tile.pack_values(key_tokens, width, scratch.tokens, scratch.keys);
+        scratch.key_gradients.fill(0.0);
+        scratch.value_gradients.fill(0.0);
+
+        let group = problem.h / problem.h_kv;
+        for h in h_kv * group..(h_kv + 1) * group {
+            let mut table = learned.map(|table| {
+                let at = ((b - batch.sequences().start) * problem.h + h) * table.distances;
+                // SAFETY: `attention_backward` has allocated them; only this task uses those of this sequence and head.
+                unsafe { std::slice::from_raw_parts_mut(self.table.start().add(at), table.distances) }
+            });
+            for first in (0..s_q).step_by(QUERY_BLOCK) {
+                let rows = QUERY_BLOCK.min(s_q - first);
+                self.load_queries(first, rows, h, [width, width_v], &mut scratch);
+                let seen = self.seen_keys(first..first + rows, s_q, s_kv);
+                let panel = NR * S::LANES;
+                for block in (seen.start / panel * panel..seen.end).step_by(KEY_BLOCK) {
+                    let count = KEY_BLOCK.min(seen.end - block);
+                    let pos = TilePos { b, h, s_q, s_kv, query: first, rows, start: block, count };
+                    let block = Block { pos, width, width_v };
+                    self.add_block::<S, MR, NR>(s, block, &mut scratch, table.as_deref_mut());
+                }
+                for (r, row) in scratch.query_gradients.chunks_exact(width).take(rows).enumerate() {
+                    let at = ((batch.queries_before(b) + first + r) * problem.h + h) * d;
+                    // SAFETY: `attention_backward` has reserved the memory; only this task writes this query and head.
+                    let to = unsafe { self.out[0].part(at, d) };
+                    to.iter_mut().zip(row).for_each(|(to, x)| _ = to.write(x * problem.scale));
+                }
+            }
+        }
+        let keys_before = match batch {
+            Batch::Padded { .. } => b * keys,
+            _ => batch.queries_before(b),
+        };
+        let gradients = [(scratch.key_gradients, width, d), (scratch.value_gradients, width_v, d_v)];
+        for ((gradients, width, d), out) in gradients.into_iter().zip(&self.out[1..]) {
+            for (key, row) in gradients.chunks_exact(width).take(keys).enumerate() {
+                // SAFETY: `attention_backward` has reserved the memory; only this task writes this sequence and head.
+                let to = unsafe { out.part(((keys_before + key) * problem.h_kv + h_kv) * d, d) };
+                to.iter_mut().zip(row).for_each(|(to, x)| _ = to.write(*x));
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys from the first to the last that any of these queries sees.
+    fn seen_keys(&self, queries: std::ops::Range<usize>, s_q: usize, s_kv: usize) -> std::ops::Range<usize> {
+        let problem = self.call.problem;
+        let ranges = queries.map(|i| problem.mask.range(self.b, i, s_q, s_kv)).filter(|range| !range.is_empty());
+        let seen = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        match (seen, problem.appended) {
+            (seen, 0) => seen.unwrap_or(0..0),
+            (seen, appended) => seen.map_or(s_kv, |seen| seen.start)..s_kv + appended,
+        }
+    }
+
+    /// Loads a block of queries, the gradients of their outputs and `D`, and starts their gradients.
+    #[inline(always)]
+    fn load_queries(&self, first: usize, rows: usize, h: usize, [width, width_v]: [usize; 2], scratch: &mut Scratch) {
+        let AttentionGradient { problem, output, gradient, .. } = *self.call;
+        let AttentionProblem { d, d_v, batch, scale, .. } = *problem;
+        scratch.query_gradients.fill(0.0);
+        for r in 0..rows {
+            let query = problem.q.head(batch.start(self.b), first + r, h, d);
+            let (to, padding) = scratch.queries[r * width..][..width].split_at_mut(d);
+            to.iter_mut().zip(query).for_each(|(to, x)| *to = x * scale);
+            padding.fill(0.0);
+            let at = ((batch.queries_before(self.b) + first + r) * problem.h + h) * d_v;
+            let (output, gradient) = (&output[at..][..d_v], &gradient[at..][..d_v]);
+            let (to, padding) = scratch.output_gradients[r * width_v..][..width_v].split_at_mut(d_v);
+            to.iter_mut().zip(gradient).for_each(|(to, x)| *to = *x);
+            padding.fill(0.0);
+            scratch.deltas[r] = dot(output, gradient);
+        }
+    }
+
+    /// Computes the scores of a block again, and adds what it contributes to the gradients.
+    #[inline(always)]
+    fn add_block<S: Simd, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        block: Block,
+        scratch: &mut Scratch,
+        mut table: Option<&mut [f32]>,
+    ) {
+        let Block { pos, width, width_v } = block;
+        let AttentionProblem { d, d_v, .. } = *self.call.problem;
+        let panel = NR * S::LANES;
+        // The keys of the block that the queries of each tile see, from a panel's start on.
+        let mut seen = [(0, 0); QUERY_BLOCK];
+        let tiles = pos.rows.div_ceil(MR);
+        for (tile, seen) in seen[..tiles].iter_mut().enumerate() {
+            let rows = MR.min(pos.rows - tile * MR);
+            let queries = pos.query + tile * MR..pos.query + tile * MR + rows;
+            let keys = self.seen_keys(queries, pos.s_q, pos.s_kv);
+            let in_block = |key: usize| key.saturating_sub(pos.start).min(pos.count);
+            let (from, to) = (in_block(keys.start) / panel * panel, in_block(keys.end));
+            *seen = (from, to.max(from));
+            let (weights, gradients) = (
+                &mut scratch.weights[tile * MR * KEY_BLOCK..][..MR * KEY_BLOCK],
+                &mut scratch.score_gradients[tile * MR * KEY_BLOCK..][..MR * KEY_BLOCK],
+            );
+            let products = [
+                (&*scratch.queries, width, &*scratch.key_panels, d, &mut *weights),
+                (&*scratch.output_gradients, width_v, &*scratch.value_panels, d_v, &mut *gradients),
+            ];
+            for (rows, stride, panels, d, to) in products {
+                let (rows, panels) = (&rows[tile * MR * stride..][..MR * stride], &panels[pos.start * d..]);
+                panel_products::<S, MR, NR>(s, (rows, stride), (panels, d), *seen, to);
+            }
+            let tile = TilePos { query: pos.query + tile * MR, rows, ..pos };
+            let deltas = &scratch.deltas[tile.query - pos.query..];
+            self.score_gradients(s, tile, *seen, deltas, [weights, gradients], table.as_deref_mut());
+        }
+        let seen = &seen[..tiles];
+        let sums = [
+            (&*scratch.weights, &*scratch.output_gradients, width_v, &mut *scratch.value_gradients),
+            (&*scratch.score_gradients, &*scratch.queries, width, &mut *scratch.key_gradients),
+        ];
+        for (weights, rows, width, to) in sums {
+            add_column_products::<S, MR>(s, weights, (rows, width), pos, seen, &mut to[pos.start * width..]);
+        }
+        for (tile, (from, to)) in seen.iter().enumerate() {
+            let gradients = &scratch.score_gradients[tile * MR * KEY_BLOCK..][..MR * KEY_BLOCK];
+            let keys = &scratch.keys[(pos.start + from) * width..];
+            let sums = &mut scratch.query_gradients[tile * MR * width..][..MR * width];
+            add_row_products::<S, MR>(s, &gradients[*from..], (keys, to - from), sums, width);
+        }
+    }
+
+    /// Turns the scores of a tile `(rows, KEY_BLOCK)` into attention weights after dropout, and the gradients of its
+    /// attention weights into those of its scores. Keys outside `seen` get zeros.
+    #[inline(always)]
+    fn score_gradients<S: Simd>(
+        &self,
+        s: S,
+        pos: TilePos,
+        (from, to): (usize, usize),
+        deltas: &[f32],
+        [weights, gradients]: [&mut [f32]; 2],
+        mut table: Option<&mut [f32]>,
+    ) {
+        let AttentionGradient { problem, dropout, rows, .. } = self.call;
+        let (count, padded) = (to - from, (to - from).next_multiple_of(S::LANES));
+        let (mut capped, mut factors, mut of_biases) = ([0.0; KEY_BLOCK], [1.0; KEY_BLOCK], [0.0; KEY_BLOCK]);
+        let first = (problem.batch.queries_before(pos.b) + pos.query) * problem.h + pos.h;
+        let tile = weights.chunks_exact_mut(KEY_BLOCK).zip(gradients.chunks_exact_mut(KEY_BLOCK));
+        for (r, (weights, gradients)) in tile.take(pos.rows).enumerate() {
+            for row in [&mut *weights, &mut *gradients] {
+                row[..from].fill(0.0);
+                row[from + padded..].fill(0.0);
+            }
+            let (scores, gradients) = (&mut weights[from..][..padded], &mut gradients[from..][..padded]);
+            scale_and_softcap(s, 1.0, problem.softcap, scores);
+            if problem.softcap.is_some() {
+                capped[..padded].copy_from_slice(scores);
+            }
+            scores[count..].fill(f32::NEG_INFINITY);
+            gradients[count..].fill(0.0);
+            let keys = TilePos { start: pos.start + from, count, ..pos };
+            apply_mask(s, &problem.mask, keys, pos.query + r, None, &mut scores[..count]);
+            if let Some(dropout) = dropout {
+                dropout.factors(keys.place(problem, r), &mut factors[..padded]);
+            }
+            let row = rows[first + r * problem.h];
+            let (max, factor, delta) = (s.splat(row.max), s.splat(row.factor), s.splat(deltas[r]));
+            for i in (0..padded).step_by(S::LANES) {
+                let score = s.load_slice(&scores[i..]);
+                let weight = s.mul(exp(s, s.sub(score, max)), factor);
+                let mut gradient = s.load_slice(&gradients[i..]);
+                let mut dropped = weight;
+                if dropout.is_some() {
+                    let kept = s.load_slice(&factors[i..]);
+                    (dropped, gradient) = (s.mul(weight, kept), s.mul(gradient, kept));
+                }
+                let mut gradient = s.mul(weight, s.sub(gradient, delta));
+                if table.is_some() {
+                    s.store_slice(&mut of_biases[i..], gradient);
+                }
+                if let Some(cap) = problem.softcap {
+                    let tanh = s.mul(s.load_slice(&capped[i..]), s.splat(1.0 / cap));
+                    gradient = s.mul(gradient, s.sub(s.splat(1.0), s.mul(tanh, tanh)));
+                }
+                s.store_slice(&mut scores[i..], dropped);
+                s.store_slice(&mut gradients[i..], gradient);
+            }
+            if let (Some(to), Some(table)) = (table.as_deref_mut(), self.call.table()) {
+                let count = count.min(pos.s_kv.saturating_sub(keys.start));
+                let position = problem.mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
+                table.add_gradients(to, position, keys.start, &of_biases[..count]);
+            }
+        }
+    }
+}
+
+/// Σ a · b, always added in the same order.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; MAX_LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(MAX_LANES), b.chunks_exact(MAX_LANES));
+    let rest: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum::<f32>() + rest
+}
+
+/// Writes the products of `MR` rows with the columns `seen` of panels of `d` terms to a tile `(MR, KEY_BLOCK)`.
+#[inline(always)]
+fn panel_products<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    (rows, stride): (&[f32], usize),
+    (panels, d): (&[f32], usize),
+    (from, to): (usize, usize),
+    tile: &mut [f32],
+) {
+    let panel = NR * S::LANES;
+    assert!(from.is_multiple_of(panel) && to <= KEY_BLOCK && KEY_BLOCK.is_multiple_of(panel));
+    assert!(d <= stride && rows.len() >= MR * stride && tile.len() >= MR * KEY_BLOCK);
+    assert!(panels.len() >= to.next_multiple_of(panel) * d);
+    for start in (from..to).step_by(panel) {
+        let a = StridedRows { at: rows.as_ptr(), stride };
+        // SAFETY: the assertions check the lengths. `start` is a multiple of `panel` below `to`, and so `start + panel` at
+        // most `KEY_BLOCK`, which is a multiple of `panel`.
+        unsafe {
+            let sums = microkernel::<S, MR, NR, false>(s, d, a, panels.as_ptr().add(start * d), panel);
+            for (r, sums) in sums.into_iter().enumerate() {
+                for (n, sum) in sums.into_iter().enumerate() {
+                    s.store(tile.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
+                }
+            }
+        }
+    }
+}
+
+/// Adds `Wᵀ · rows` to `to` `(keys, width)`, for weights or gradients `W` `(queries, KEY_BLOCK)` of a block, `MR` keys
+/// at a time, from the first tile of queries that sees one of them to the last.
+#[inline(always)]
+fn add_column_products<S: Simd, const MR: usize>(
+    s: S,
+    weights: &[f32],
+    (rows, width): (&[f32], usize),
+    pos: TilePos,
+    seen: &[(usize, usize)],
+    to: &mut [f32],
+) {
+    for key in (0..pos.count).step_by(MR) {
+        let sees = |(from, to): &(usize, usize)| *from < key + MR && key < *to;
+        let Some(first) = seen.iter().position(sees) else { continue };
+        let last = seen.iter().rposition(sees).unwrap_or(first);
+        let (first, last) = (first * MR, pos.rows.min((last + 1) * MR));
+        let weights = &weights[first * KEY_BLOCK..last * KEY_BLOCK];
+        let rows = &rows[first * width..last * width];
+        let to = &mut to[key * width..][..MR * width];
+        assert!(key + MR <= KEY_BLOCK && width.is_multiple_of(S::LANES));
+        let mut column = 0;
+        while column < width {
+            let step = vectors_per_step((width - column) / S::LANES);
+            // SAFETY: `weights` has `last - first` rows of `KEY_BLOCK` values, of which those from `key` on are at least
+            // `MR`; `rows` has as many of `width`, and `to` `MR`. `column + step · LANES` is at most `width`.
+            unsafe {
+                let a = weights.as_ptr().add(key);
+                let b = rows.as_ptr().add(column);
+                let to = to.as_mut_ptr().add(column);
+                match step {
+                    1 => add_columns::<S, MR, 1>(s, last - first, a, b, to, width),
+                    2 => add_columns::<S, MR, 2>(s, last - first, a, b, to, width),
+                    _ => add_columns::<S, MR, 3>(s, last - first, a, b, to, width),
+                }
+            }
+            column += step * S::LANES;
+        }
+    }
+}
+
+/// # Safety
+/// `a` can be read for `terms` rows of `MR` values, `KEY_BLOCK` values apart, `b` for as many of `NV` vectors, `width`
+/// values apart, and `to` can be written for `MR` rows like these.
+#[inline(always)]
+unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    terms: usize,
+    a: *const f32,
+    b: *const f32,
+    to: *mut f32,
+    width: usize,
+) {
+    // SAFETY: the caller promises it.
+    unsafe {
+        let sums = column_microkernel::<S, MR, NV>(s, terms, (a, KEY_BLOCK), (b, width));
+        add_tile(s, &sums, to, width);
+    }
+}
+
+/// Adds the products of `MR` rows of a tile `(MR, KEY_BLOCK)` with `count` rows of `width` values to `to`
+/// `(MR, width)`.
+#[inline(always)]
+fn add_row_products<S: Simd, const MR: usize>(
+    s: S,
+    tile: &[f32],
+    (rows, count): (&[f32], usize),
+    to: &mut [f32],
+    width: usize,
+) {
+    if count == 0 {
+        return;
+    }
+    assert!(width.is_multiple_of(S::LANES) && rows.len() >= count * width && to.len() >= MR * width);
+    assert!(tile.len() >= (MR - 1) * KEY_BLOCK + count);
+    let a = StridedRows { at: tile.as_ptr(), stride: KEY_BLOCK };
+    let mut column = 0;
+    while column < width {
+        let step = vectors_per_step((width - column) / S::LANES);
+        // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width`.
+        unsafe {
+            let (b, to) = (rows.as_ptr().add(column), to.as_mut_ptr().add(column));
+            match step {
+                1 => add_tile(s, &microkernel::<S, MR, 1, false>(s, count, a, b, width), to, width),
+                2 => add_tile(s, &microkernel::<S, MR, 2, false>(s, count, a, b, width), to, width),
+                _ => add_tile(s, &microkernel::<S, MR, 3, false>(s, count, a, b, width), to, width),
+            }
+        }
+        column += step * S::LANES;
+    }
+}
+
+/// Adds a register tile to memory.
+///
+/// # Safety
+/// `to` can be read and written for `MR` rows of `NV` vectors, `width` values apart.
+#[inline(always)]
+unsafe fn add_tile<S: Simd, const MR: usize, const NV: usize>(
+    s: S,
+    sums: &[[S::V; NV]; MR],
+    to: *mut f32,
+    width: usize,
+) {
+    for (r, sums) in sums.iter().enumerate() {
+        for (n, sum) in sums.iter().enumerate() {
+            // SAFETY: the caller promises it.
+            unsafe {
+                let to = to.add(r * width + n * S::LANES);
+                s.store(to, s.add(s.load(to), *sum));
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The product of a projection with gradients, by the CPU kernels: an operation of candle's graph.
+//!
+//! Candle's own product needs three more passes for it: one that adds the bias, one that sums the gradient of the bias
+//! over the rows, and copies of transposed matrices. What is multiplied here is packed for each product, because weights
+//! may change between two calls.
+
+use std::sync::{Mutex, PoisonError};
+
+use candle_attention_kernels::{Isa, Matrix, Team, column_sums, matmul};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Tensor};
+
+use crate::error::{Error, Result};
+use crate::ops::linear::accumulate_dtype;
+use crate::tensor::{check_allocation, element_count, with_slices};
+use crate::weights::LinearWeights;
+
+/// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they cannot,
+/// or where a build uses Accelerate or MKL for products.
+pub(super) fn trained(xs: &Tensor, LinearWeights { weight, bias }: &LinearWeights) -> Result<Option<Tensor>> {
+    let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
+    if !own || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
+        return Ok(None);
+    }
+    let (b, s, input) = xs.dims3()?;
+    check_product(xs, weight)?;
+    let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
+    let (xs, bias) = (wide(xs)?.contiguous()?.reshape((b * s, input))?, bias.as_ref().map(wide).transpose()?);
+    trained_product(&xs, &wide(weight)?, bias.as_ref()).map(Some)
+}
+
+/// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have
+/// any size, and candle wraps around or aborts where they do not.
+pub(super) fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
+    let (b, s, _) = xs.dims3()?;
+    let output = element_count("the output of a product", &[b, s, weight.dim(0)?])?;
+    let (input, weight) = (element_count("xs", xs.dims())?, element_count("a weight", weight.dims())?);
+    if xs.device().is_cpu() {
+        check_allocation::<f64>("a product", input.max(weight).max(output))?;
+    }
+    Ok(())
+}
+
+/// `xs` `(rows, in)` times `weight` `(out, in)`, plus `bias` `(out)`, all f32 on the CPU → `(rows, out)`.
+fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
+    let [a, b] = [(rows, input, false), (input, out, true)];
+    let product = |data: [&[f32]; 2], bias: Option<&[f32]>| multiply([data[0], data[1]], [a, b], bias);
+    let output = match bias {
+        Some(bias) => with_slices([xs, weight, bias], |[xs, weight, bias]| product([xs, weight], Some(bias)))?,
+        None => with_slices([xs, weight], |data| product(data, None))?,
+    };
+    let output = Mutex::new(Some((CpuStorage::F32(output?), Shape::from((rows, out)))));
+    Ok(match bias {
+        Some(bias) => xs.apply_op3(weight, bias, TrainedProduct { output })?,
+        None => xs.apply_op2(weight, TrainedProduct { output })?,
+    })
+}
+
+/// The product of two matrices, each with its rows, its columns and whether it is transposed.
+fn multiply(data: [&[f32]; 2], of: [(usize, usize, bool); 2], bias: Option<&[f32]>) -> Result<Vec<f32>> {
+    let [a, b] = [0, 1].map(|i| {
+        let (rows, columns, transposed) = of[i];
+        Matrix { data: data[i], dims: [rows, columns], transposed }
+    });
+    let mut output = Vec::new();
+    let work = a.dims[0].saturating_mul(a.dims[1]).saturating_mul(b.dims[1]);
+    Team::with(work, |team| matmul(Isa::detect()?, team, a, b, bias, &mut output))?;
+    Ok(output)
+}
+
+/// The operation. It holds its output until that becomes a tensor.
+struct TrainedProduct {
+    output: Mutex<Option<(CpuStorage, Shape)>>,
+}
+
+impl TrainedProduct {
+    fn take(&self) -> candle_core::Result<(CpuStorage, Shape)> {
+        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
+        output.ok_or_else(|| Error::value("the output of a product", "taken", "one that is taken once").into())
+    }
+
+    /// The gradients of `xs` and `weight`, of those that track one.
+    fn gradients(xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+        let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
+        let tensor = |data, dims: (usize, usize)| Ok::<_, Error>(Tensor::from_vec(data, dims, &Device::Cpu)?);
+        let of_xs = xs.track_op().then(|| {
+            let of = [(rows, out, false), (out, input, false)];
+            tensor(with_slices([gradient, weight], |data| multiply(data, of, None))??, (rows, input))
+        });
+        let of_weight = weight.track_op().then(|| {
+            let of = [(out, rows, true), (rows, input, false)];
+            tensor(with_slices([gradient, xs], |data| multiply(data, of, None))??, (out, input))
+        });
+        Ok([of_xs.transpose()?, of_weight.transpose()?])
+    }
+}
+
+impl CustomOp2 for TrainedProduct {
+    fn name(&self) -> &'static str {
+        "trained-product"
+    }
+
+    /// The output that [`trained_product`] has computed.
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.take()
+    }
+
+    fn bwd(
+        &self,
+        xs: &Tensor,
+        weight: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
+        let [xs, weight] = Self::gradients(xs, weight, gradient)?;
+        Ok((xs, weight))
+    }
+}
+
+impl CustomOp3 for TrainedProduct {
+    fn name(&self) -> &'static str {
+        "trained-product-with-bias"
+    }
+
+    /// The output that [`trained_product`] has computed.
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        self.take()
+    }
+
+    fn bwd(
+        &self,
+        xs: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [xs, weight] = Self::gradients(xs, weight, gradient)?;
+        let sums = |gradient: &Tensor| -> Result<Tensor> {
+            let columns = gradient.dim(1)?;
+            let sums = with_slices([gradient], |[rows]: [&[f32]; 1]| column_sums(rows, columns))?;
+            Ok(Tensor::from_vec(sums, columns, &Device::Cpu)?)
+        };
+        Ok((xs, weight, bias.track_op().then(|| sums(gradient)).transpose()?))
+    }
+}
