@@ -191,8 +191,7 @@ impl<T: Convert> TaskKernel<'_, T> {
             [QUERY_BLOCK, keys],
             std::mem::take(&mut scratch.products),
         );
-        // Queries in f32 are rounded once, scaled or not.
-        let (query_factor, score_factor) = if T::IS_F32 { (problem.scale, 1.0) } else { C::split_scale(problem.scale) };
+        let (query_factor, score_factor) = C::split_scale::<T>(problem.scale);
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
             if let Some(products) = &mut products {
