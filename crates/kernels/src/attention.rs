@@ -199,7 +199,7 @@ impl<'a> Scratch<'a> {
             QUERY_BLOCK,
             QUERY_BLOCK,
             C::SCORES,
-            (MAX_LANES + 2) * d + width + 3 * width_v,
+            (MAX_LANES + 2) * d.max(width) + 3 * width_v,
             products,
         ]
         .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
@@ -247,7 +247,7 @@ impl<T: Convert> TaskKernel<'_, T> {
             [QUERY_BLOCK, keys],
             std::mem::take(&mut scratch.products),
         );
-        let (query_factor, score_factor) = C::split_scale(problem.scale);
+        let (query_factor, score_factor) = C::split_scale::<T>(problem.scale);
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
             if let Some(products) = &mut products {

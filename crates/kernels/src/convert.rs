@@ -7,11 +7,14 @@ use half::{bf16, f16};
 #[cfg(target_arch = "aarch64")]
 use super::isa::neon;
 use super::isa::pair_dot::{Pair, PairDot, PairFormat};
+use super::isa::simd::Simd;
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
+    /// Whether [`store`](Self::store) is faster than a slice in f32 between.
+    const STORES_VECTORS: bool = false;
     /// Zero.
     const ZERO: Self;
 
@@ -20,12 +23,28 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     /// Rounds from f32 to nearest, ties to even. Both slices have the same length.
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]);
 
+    /// Rounds the values of a vector as [`downcast`](Self::downcast) does. Only for types that
+    /// [store vectors](Self::STORES_VECTORS).
+    ///
+    /// # Safety
+    /// `LANES` elements can be written at `to`.
+    #[inline(always)]
+    unsafe fn store<S: Simd>(_: S, _: *mut Self, _: S::V) {
+        unreachable!("is rounded in slices")
+    }
+
     /// The values in f32: `from` itself, or upcast into `buffer`, which is at least as long.
     #[inline(always)]
     fn as_f32<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
         let buffer = &mut buffer[..from.len()];
         Self::upcast(from, buffer);
         buffer
+    }
+
+    /// The values as pairs of a format, where they are such pairs in memory.
+    #[inline(always)]
+    fn as_pairs(_: PairFormat, _: &[Self]) -> Option<&[Pair]> {
+        None
     }
 
     /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
@@ -38,6 +57,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
 
 impl Convert for f32 {
     const IS_F32: bool = true;
+    const STORES_VECTORS: bool = true;
     const ZERO: Self = 0.0;
 
     #[inline(always)]
@@ -48,6 +68,11 @@ impl Convert for f32 {
     #[inline(always)]
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
         to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from));
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.store(to, values) }
     }
     #[inline(always)]
     fn as_f32<'a>(from: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
@@ -75,6 +100,10 @@ impl Convert for f16 {
         downcast_by_half(from, to);
     }
     #[inline(always)]
+    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
+        if format == PairFormat::F16 { bytemuck::try_cast_slice(values).ok() } else { None }
+    }
+    #[inline(always)]
     fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
         match D::FORMAT {
             PairFormat::F16 => copy_pairs(from, to, f16::to_bits),
@@ -98,6 +127,7 @@ const CHUNK: usize = 16;
 
 /// Converted by integer arithmetic, which the compiler vectorizes for the instruction set of the kernel around it.
 impl Convert for bf16 {
+    const STORES_VECTORS: bool = true;
     const ZERO: Self = bf16::ZERO;
 
     #[inline(always)]
@@ -119,6 +149,15 @@ impl Convert for bf16 {
             }
         }
         to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| _ = to.write(f32_to_bf16(*from)));
+    }
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.store_bf16(to, values) }
+    }
+    #[inline(always)]
+    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
+        if format == PairFormat::Bf16 { bytemuck::try_cast_slice(values).ok() } else { None }
     }
     #[inline(always)]
     fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
@@ -149,8 +188,9 @@ fn bf16_to_f32(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
+/// Rounds to nearest, ties to even.
 #[inline(always)]
-fn f32_to_bf16(x: f32) -> bf16 {
+pub(crate) fn f32_to_bf16(x: f32) -> bf16 {
     const QUIET: u32 = 0x0040_0000;
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));

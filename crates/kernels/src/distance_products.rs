@@ -154,7 +154,7 @@ impl<'a> DistanceProducts<'a> {
         }
         if let Some(p2c) = self.embeddings.p2c {
             self.pack(tile, problem, p2c, h, buffer);
-            let (d, width, (factor, _)) = (problem.d, C::key_width(problem.d), C::split_scale(problem.scale));
+            let (d, width, (factor, _)) = (problem.d, C::key_width(problem.d), C::split_scale::<T>(problem.scale));
             let block = packed.len() / width / C::ROWS * C::ROWS;
             let positions = self.positions(self.queries.clone());
             for from in (0..self.keys).step_by(block) {

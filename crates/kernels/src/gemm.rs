@@ -3,6 +3,8 @@
 //! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a
 //! row is bitwise the same alone and in any batch, on any number of threads.
 
+use std::mem::MaybeUninit;
+
 use super::activation::Activation;
 use super::convert::Convert;
 use super::error::{Error, Result};
@@ -144,20 +146,22 @@ impl<A, O: Convert> GemmTask<'_, A, O> {
         let bias = &bias[panel * panel_width..][..*panel_width];
         let columns = (*panel_width).min(out_features - panel * panel_width);
         let at = row * out_features + panel * panel_width;
-        let mut buffer = [0.0f32; MAX_COLUMNS];
-        let direct = O::IS_F32 && columns == *panel_width;
-        for (v, sum) in sums.iter().enumerate() {
-            // SAFETY: `bias` has `panel_width` values. So has the row of the output, which `multiply` has reserved, if
-            // the panel is full; if not, or if the output is not f32, the values are stored in `buffer` first.
-            unsafe {
+        let mut buffer = [MaybeUninit::<f32>::uninit(); MAX_COLUMNS];
+        let direct = O::STORES_VECTORS && columns == *panel_width;
+        // SAFETY: `bias` and `buffer` have `panel_width` values. So has the row of the output, which `multiply` has
+        // reserved, if the panel is full; if not, the values are stored in `buffer` first, and `columns` of them are
+        // left in this row, which only this task writes.
+        unsafe {
+            for (v, sum) in sums.iter().enumerate() {
                 let sum = self.activation.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
-                let to = if direct { self.out.0.cast::<f32>().add(at) } else { buffer.as_mut_ptr() };
-                s.store(to.add(v * S::LANES), sum);
+                match direct {
+                    true => O::store(s, self.out.0.add(at + v * S::LANES), sum),
+                    false => s.store(buffer.as_mut_ptr().cast::<f32>().add(v * S::LANES), sum),
+                }
             }
-        }
-        if !direct {
-            // SAFETY: `columns` values are left in this row of the output, which only this task writes.
-            O::downcast(&buffer[..columns], unsafe { self.out.part(at, columns) });
+            if !direct {
+                O::downcast(buffer[..columns].assume_init_ref(), self.out.part(at, columns));
+            }
         }
     }
 }
@@ -278,10 +282,18 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
         assert_eq!(width, self.task.weights.panel_width, "the weights are packed for another instruction set");
         let pairs = k.div_ceil(2).next_multiple_of(D::PAIR_STEP);
         let rows = self.task.to - self.task.from;
-        self.round_inputs(dot, rows, pairs);
+        // Inputs that are pairs already, whole tiles of them, are read where they are.
+        let in_place = D::ORDER == PairOrder::Rows && k == 2 * pairs && rows.is_multiple_of(D::MAX_ROWS);
+        let in_place = match in_place {
+            true => A::as_pairs(D::FORMAT, &self.task.a[self.task.from * k..self.task.to * k]),
+            false => None,
+        };
+        if in_place.is_none() {
+            self.round_inputs(dot, rows, pairs);
+        }
         let Self { task, panels, rounded, .. } = self;
         // A tile may read more rows than it has. Their contents do not matter: no row affects another.
-        let rounded = &rounded[..rows.next_multiple_of(D::MAX_ROWS) * pairs];
+        let rounded = in_place.unwrap_or(&rounded[..rows.next_multiple_of(D::MAX_ROWS) * pairs]);
         let layout = match D::ORDER {
             PairOrder::Rows => TileLayout::Rows { a: pairs, b: width },
             _ => TileLayout::Packed,

@@ -91,13 +91,18 @@ pub(super) fn online_softmax_update<S: Simd, T>(
             s.store_slice(scores, e);
             sum = s.add(sum, e);
         }
+        state.row_max[r] = new_max;
+        if old_max == f32::NEG_INFINITY {
+            // Sum and output are still 0.
+            state.row_sum[r] += s.reduce_add(sum);
+            continue;
+        }
         let rescale = s.first_lane(exp(s, s.splat(old_max - new_max)));
         state.row_sum[r] = state.row_sum[r] * rescale + s.reduce_add(sum);
         if rescale != 1.0 {
             let width_v = state.width_v;
             state.output[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= rescale);
         }
-        state.row_max[r] = new_max;
     }
 }
 

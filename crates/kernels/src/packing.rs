@@ -132,6 +132,11 @@ impl PackedWeights {
     pub fn rounds_to_bf16(&self) -> bool {
         matches!(self.panels, Panels::Pairs(PairFormat::Bf16, _))
     }
+
+    /// Whether products round their inputs to bf16 or to integers, so that bf16 between two of them costs little.
+    pub fn rounds_coarsely(&self) -> bool {
+        self.rounds_to_bf16() || matches!(self.panels, Panels::Quantized(_))
+    }
 }
 
 /// The sizes: the weights themselves are megabytes.

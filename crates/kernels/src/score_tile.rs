@@ -72,8 +72,8 @@ pub(super) trait ScoreTile: Copy {
     fn value_width(d_v: usize) -> usize;
     /// Where the packed values of key `key` start.
     fn values_offset(key: usize, width_v: usize) -> usize;
-    /// Splits `scale` into a factor on the queries and a factor on the scores.
-    fn split_scale(scale: f32) -> (f32, f32);
+    /// Splits `scale` into a factor on queries of type `T` and a factor on the scores.
+    fn split_scale<T: Convert>(scale: f32) -> (f32, f32);
 
     /// Packs keys into panels of `PANEL`; the last panel is zero-padded. `buffer` has room for as many tokens as a
     /// vector has lanes, and two more.

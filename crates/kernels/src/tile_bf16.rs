@@ -2,7 +2,7 @@
 
 use super::convert::Convert;
 use super::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
-use super::isa::simd::Simd;
+use super::isa::simd::{MAX_LANES, Simd};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::tile_f32::vectors_per_step;
 
@@ -33,23 +33,43 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn values_offset(key: usize, width_v: usize) -> usize {
         key.div_ceil(2) * width_v
     }
-    /// A power of two scales rounded queries exactly. Any other scale is left to the f32 scores.
-    fn split_scale(scale: f32) -> (f32, f32) {
+    /// Queries in f32 are rounded once, scaled or not. A power of two scales rounded queries exactly. Any other scale is
+    /// left to the f32 scores.
+    fn split_scale<T: Convert>(scale: f32) -> (f32, f32) {
         const FRACTION: u32 = (1 << 23) - 1;
-        if scale.is_normal() && scale.to_bits() & FRACTION == 0 { (scale, 1.0) } else { (1.0, scale) }
+        let is_power_of_two = scale.is_normal() && scale.to_bits() & FRACTION == 0;
+        if T::IS_F32 || is_power_of_two { (scale, 1.0) } else { (1.0, scale) }
     }
 
     /// A panel holds the first pair of each key, then the second, and so on.
     #[inline(always)]
     fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
-        let width = Self::key_width(keys.d);
+        let (s, width) = (self.0, Self::key_width(keys.d));
         let (upcast, rest) = buffer.split_at_mut(keys.d);
-        let rounded = &mut as_pairs_mut(rest)[..width];
-        for (panel, to) in as_pairs_mut(to).chunks_exact_mut(Self::PANEL * width).enumerate() {
-            for lane in 0..Self::PANEL {
-                keys.write_pairs(self.1, panel * Self::PANEL + lane, upcast, rounded);
-                for (column, pair) in to.chunks_exact_mut(Self::PANEL).zip(&*rounded) {
-                    column[lane] = *pair;
+        let rounded = &mut rest[..S::LANES * width];
+        let whole = width / S::LANES * S::LANES;
+        assert!(Self::PANEL.is_multiple_of(S::LANES));
+        for (panel, to) in to.chunks_exact_mut(Self::PANEL * width).enumerate() {
+            for first in (0..Self::PANEL).step_by(S::LANES) {
+                let mut rows = [std::ptr::null(); MAX_LANES];
+                for ((lane, row), rounded) in
+                    rows.iter_mut().take(S::LANES).enumerate().zip(rounded.chunks_exact_mut(width))
+                {
+                    let key = panel * Self::PANEL + first + lane;
+                    keys.write_pairs(self.1, key, upcast, as_pairs_mut(rounded));
+                    *row = rounded.as_ptr();
+                }
+                for at in (0..whole).step_by(S::LANES) {
+                    let part = rows.map(|row| row.wrapping_add(at));
+                    // SAFETY: `LANES` of the `width` pairs of a key from `at` on; in `to` there are `width` rows of
+                    // `PANEL` pairs, and those from `at` and `first` on have `LANES` more. Pairs are moved as they are.
+                    unsafe { s.transpose(&part, to.as_mut_ptr().add(at * Self::PANEL + first), Self::PANEL) };
+                }
+                for at in whole..width {
+                    let to = &mut as_pairs_mut(&mut to[at * Self::PANEL + first..])[..S::LANES];
+                    for (lane, to) in to.iter_mut().enumerate() {
+                        *to = as_pairs(rounded)[lane * width + at];
+                    }
                 }
             }
         }

@@ -30,7 +30,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     fn values_offset(key: usize, width_v: usize) -> usize {
         key * width_v
     }
-    fn split_scale(scale: f32) -> (f32, f32) {
+    fn split_scale<T: Convert>(scale: f32) -> (f32, f32) {
         (scale, 1.0)
     }
 

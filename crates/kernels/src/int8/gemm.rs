@@ -3,6 +3,9 @@
 //! The kernels here read and write f32 only, and what surrounds them converts other dtypes row by row. So they are
 //! compiled once for each instruction set, not for each pair of dtypes.
 
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use half::f16;
 
 use super::dot::{InputRows, Int8Dot};
@@ -157,13 +160,17 @@ struct MultiplyPanel<'a> {
 impl Int8Kernel for MultiplyPanel<'_> {
     #[inline(always)]
     fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
-        match self.layout.format {
-            WeightFormat::Q8_0 => self.all_rows::<D, BLOCK_MR, NR, true, false>(dot),
-            WeightFormat::Q4_0 => self.all_rows::<D, BLOCK_MR, NR, true, true>(dot),
-            _ => self.all_rows::<D, MR, NR, false, false>(dot),
-        }
-        if self.activation != Activation::Identity {
-            self.activate(dot.simd());
+        let mut row = 0;
+        while row < self.rows {
+            let done = match self.layout.format {
+                WeightFormat::Q8_0 => self.next_tile::<D, BLOCK_MR, NR, true, false>(dot, row),
+                WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, row),
+                _ => self.next_tile::<D, MR, NR, false, false>(dot, row),
+            };
+            if self.activation != Activation::Identity {
+                self.activate(dot.simd(), row..row + done);
+            }
+            row += done;
         }
     }
 }
@@ -191,7 +198,7 @@ impl Int8TileKernel for MultiplyPanel<'_> {
         let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
         self.store_sums(s, last, self.rows - last, sums);
         if self.activation != Activation::Identity {
-            self.activate(s);
+            self.activate(s, 0..self.rows);
         }
     }
 }
@@ -226,26 +233,28 @@ impl MultiplyPanel<'_> {
         }
     }
 
+    /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
     #[inline(always)]
-    fn all_rows<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(&self, dot: D) {
-        let mut row = 0;
-        // Only the first tile fetches the panel from afar; the others find it in the cache.
-        if MR <= self.rows {
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, true>(dot, 0);
-            row = MR;
-        }
-        while row + MR <= self.rows {
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, false>(dot, row);
-            row += MR;
-        }
-        // The remaining rows, by four and by one.
-        while MR > 4 && row + 4 <= self.rows {
+    fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
+        &self,
+        dot: D,
+        row: usize,
+    ) -> usize {
+        let left = self.rows - row;
+        if MR <= left {
+            // Only the first tile fetches the panel from afar; the others find it in the cache.
+            if row == 0 {
+                self.tile::<D, MR, NR, BLOCKS, NIBBLES, true>(dot, row);
+            } else {
+                self.tile::<D, MR, NR, BLOCKS, NIBBLES, false>(dot, row);
+            }
+            MR
+        } else if MR > 4 && left >= 4 {
             self.tile::<D, 4, NR, BLOCKS, NIBBLES, true>(dot, row);
-            row += 4;
-        }
-        while row < self.rows {
+            4
+        } else {
             self.tile::<D, 1, NR, BLOCKS, NIBBLES, true>(dot, row);
-            row += 1;
+            1
         }
     }
 
@@ -274,6 +283,7 @@ impl MultiplyPanel<'_> {
         assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
         assert!(row + ROWS <= self.rows && self.bias.len() >= width && width <= MAX_COLUMNS);
+        let groups = if BLOCKS { groups } else { 1 };
         let mut results = [[s.splat(0.0); NR]; ROWS];
         for index in 0..groups {
             // SAFETY: the assertions check the lengths for all groups; a group is a whole number of steps, and blocks
@@ -299,28 +309,34 @@ impl MultiplyPanel<'_> {
                 }
             }
         }
-        for (r, results) in results.into_iter().enumerate() {
-            let mut buffer = [0.0; MAX_COLUMNS];
-            // SAFETY: `row + r` is one of the rows, and `bias` and `buffer` have `width` values, which were checked. If
-            // the columns are fewer, they are copied from `buffer`.
-            unsafe {
-                let out = self.out.add((row + r) * self.stride);
-                let to = if self.columns == width { out } else { buffer.as_mut_ptr() };
+        // SAFETY: `row + ROWS` is at most the number of rows and `bias` has `width` values, which were checked. If the
+        // columns are fewer, they are copied from `buffer`, which has as many rows of at least `width` values.
+        unsafe {
+            let out = self.out.add(row * self.stride);
+            let mut buffer = [const { MaybeUninit::<[f32; MAX_COLUMNS]>::uninit() }; ROWS];
+            let whole = self.columns == width;
+            let (to, stride) =
+                if whole { (out, self.stride) } else { (buffer.as_mut_ptr().cast::<f32>(), MAX_COLUMNS) };
+            for (r, results) in results.into_iter().enumerate() {
                 for (v, result) in results.into_iter().enumerate() {
-                    s.store(to.add(v * lanes), s.add(result, s.load(self.bias.as_ptr().add(v * lanes))));
+                    let result = s.add(result, s.load(self.bias.as_ptr().add(v * lanes)));
+                    s.store(to.add(r * stride + v * lanes), result);
                 }
-                if self.columns != width {
-                    out.copy_from_nonoverlapping(buffer.as_ptr(), self.columns);
+            }
+            if !whole {
+                for (r, results) in buffer.iter().enumerate() {
+                    out.add(r * self.stride).copy_from_nonoverlapping(results.as_ptr().cast(), self.columns);
                 }
             }
         }
     }
 
-    /// Applies the activation to the results of all rows, which are in the cache. This is code of its own because
-    /// activations are long, and there are many sizes of tiles.
+    /// Applies the activation to the results of a tile, which are in the L1 cache: those of all rows would not be,
+    /// because rows are often so far apart that they share few of its lines. This is code of its own because activations
+    /// are long, and there are many sizes of tiles.
     #[inline(always)]
-    fn activate<S: Simd>(&self, s: S) {
-        for row in 0..self.rows {
+    fn activate<S: Simd>(&self, s: S, rows: Range<usize>) {
+        for row in rows {
             // SAFETY: a row of results has `columns` values, which were written.
             let results = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.stride), self.columns) };
             for results in results.chunks_mut(S::LANES) {

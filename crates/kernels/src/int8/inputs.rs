@@ -29,45 +29,60 @@ pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32,
     let (inverse, magic) = (s.splat(1.0 / scale), s.splat(MAGIC));
     // Not fused, so that all instruction sets give the same bits.
     let round = |x: &[f32]| s.add(s.mul(s.load_slice(x), inverse), magic);
-    let (whole, rest) = from.split_at(from.len() / D::S::LANES * D::S::LANES);
-    let (to, to_rest) = to.split_at_mut(whole.len());
     // Sums of integers below 2^24, which are exact in f32.
-    let mut sums = s.splat(0.0);
-    for (x, to) in whole.chunks_exact(D::S::LANES).zip(to.chunks_exact_mut(D::S::LANES)) {
-        let rounded = round(x);
-        sums = s.add(sums, s.sub(rounded, magic));
-        // SAFETY: the chunk has `LANES` bytes.
-        unsafe { dot.store_low_bytes(to.as_mut_ptr(), rounded) };
+    let mut sums = [s.splat(0.0); SUMS];
+    let (blocks, rest) = from.split_at(from.len() / (SUMS * D::S::LANES) * (SUMS * D::S::LANES));
+    let (to, to_rest) = to.split_at_mut(blocks.len());
+    for (block, to) in blocks.chunks_exact(SUMS * D::S::LANES).zip(to.chunks_exact_mut(SUMS * D::S::LANES)) {
+        let vectors = block.chunks_exact(D::S::LANES).zip(to.chunks_exact_mut(D::S::LANES));
+        for (sum, (x, to)) in sums.iter_mut().zip(vectors) {
+            let rounded = round(x);
+            *sum = s.add(*sum, s.sub(rounded, magic));
+            // SAFETY: the chunk has `LANES` bytes.
+            unsafe { dot.store_low_bytes(to.as_mut_ptr(), rounded) };
+        }
     }
-    if !rest.is_empty() {
+    for (rest, to) in rest.chunks(D::S::LANES).zip(to_rest.chunks_mut(D::S::LANES)) {
         let (mut x, mut bytes) = ([0.0; MAX_LANES], [0; MAX_LANES]);
         x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
         let rounded = round(&x);
-        sums = s.add(sums, s.sub(rounded, magic));
+        sums[0] = s.add(sums[0], s.sub(rounded, magic));
         // SAFETY: there are `MAX_LANES` bytes.
         unsafe { dot.store_low_bytes(bytes.as_mut_ptr(), rounded) };
-        to_rest.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+        to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
     }
-    (scale, s.reduce_add(sums) as i32)
+    let sum = s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]));
+    (scale, s.reduce_add(sum) as i32)
 }
+
+/// Vectors that are summed or compared side by side: one alone would wait for each operation before the next.
+const SUMS: usize = 4;
 
 /// The largest magnitude; `None` if a value is not finite.
 #[inline(always)]
 fn largest_magnitude<S: Simd>(s: S, values: &[f32]) -> Option<f32> {
-    let (zero, mut largest, mut zeros) = (s.splat(0.0), s.splat(0.0), s.splat(0.0));
-    let mut add = |x: &[f32]| {
-        let x = s.load_slice(x);
-        largest = s.max(s.max(x, s.sub(zero, x)), largest);
-        // NaN if `x` is not finite.
-        zeros = s.add(zeros, s.sub(x, x));
-    };
-    let chunks = values.chunks_exact(S::LANES);
-    let rest = chunks.remainder();
-    chunks.for_each(&mut add);
-    if !rest.is_empty() {
+    let zero = s.splat(0.0);
+    let (mut largest, mut least, mut zeros) = ([zero; SUMS], [zero; SUMS], [zero; SUMS]);
+    let (blocks, rest) = values.split_at(values.len() / (SUMS * S::LANES) * (SUMS * S::LANES));
+    for block in blocks.chunks_exact(SUMS * S::LANES) {
+        for (i, x) in block.chunks_exact(S::LANES).enumerate() {
+            let x = s.load_slice(x);
+            (largest[i], least[i]) = (s.max(x, largest[i]), s.min(x, least[i]));
+            // NaN if `x` is not finite.
+            zeros[i] = s.mul_add(x, zero, zeros[i]);
+        }
+    }
+    for rest in rest.chunks(S::LANES) {
         let mut x = [0.0; MAX_LANES];
         x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
-        add(&x);
+        let x = s.load_slice(&x);
+        (largest[0], least[0]) = (s.max(x, largest[0]), s.min(x, least[0]));
+        zeros[0] = s.mul_add(x, zero, zeros[0]);
     }
-    (s.reduce_add(zeros) == 0.0).then(|| s.reduce_max(largest))
+    for i in 1..SUMS {
+        (largest[0], least[0]) = (s.max(largest[i], largest[0]), s.min(least[i], least[0]));
+        zeros[0] = s.add(zeros[i], zeros[0]);
+    }
+    let magnitude = s.max(largest[0], s.sub(zero, least[0]));
+    (s.reduce_add(zeros[0]) == 0.0).then(|| s.reduce_max(magnitude))
 }

@@ -2,6 +2,8 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
+
 use super::avx2::Avx2;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
@@ -121,6 +123,19 @@ unsafe impl Simd for Avx512 {
     unsafe fn store(self, to: *mut f32, a: __m512) {
         // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
         unsafe { _mm512_storeu_ps(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
+        // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
+        unsafe {
+            let bits = _mm512_castps_si512(a);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a);
+            let rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+            _mm256_storeu_si256(to.cast(), halves);
+        }
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m512 {

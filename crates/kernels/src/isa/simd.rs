@@ -1,5 +1,9 @@
 //! The SIMD operations that each instruction set implements: vectors of f32 and what the kernels do with them.
 
+use half::bf16;
+
+use crate::convert::f32_to_bf16;
+
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
 
@@ -9,7 +13,7 @@ pub(crate) const MAX_LANES: usize = 16;
 /// each lane by itself, except the two reductions.
 ///
 /// # Safety
-/// `load` and `store` access `LANES` values at the pointer and nothing else, and `gather` those that it describes.
+/// `load` and the stores access `LANES` values at the pointer and nothing else, and `gather` those that it describes.
 pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// A vector of `LANES` values.
     type V: Copy;
@@ -44,6 +48,19 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
+    /// Rounds to bf16, to nearest, ties to even.
+    ///
+    /// # Safety
+    /// `LANES` values can be written at `to`.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16, a: Self::V) {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store_slice(&mut lanes, a);
+        for (i, lane) in lanes.into_iter().take(Self::LANES).enumerate() {
+            // SAFETY: `i < LANES`.
+            unsafe { to.add(i).write(f32_to_bf16(lane)) };
+        }
+    }
     /// In lane `i` the value at `from + i · step + indices[i]`.
     ///
     /// # Safety
