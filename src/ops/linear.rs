@@ -363,7 +363,7 @@ impl Linear {
         let (b, s, _) = xs.dims3()?;
         let LinearWeights { weight, bias } = weights;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = match trained(xs, weights)? {
+        let ys = match trained_product(xs, weights)? {
             Some(ys) => ys,
             None => match bias {
                 Some(bias) => add_bias(product(xs, weight)?, bias)?,
@@ -508,23 +508,9 @@ fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
 }
 
-/// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they cannot,
-/// or where a build uses Accelerate or MKL for products.
-fn trained(xs: &Tensor, LinearWeights { weight, bias }: &LinearWeights) -> Result<Option<Tensor>> {
-    let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
-    if !own || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
-        return Ok(None);
-    }
-    let (b, s, input) = xs.dims3()?;
-    check_product(xs, weight)?;
-    let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
-    let (xs, bias) = (wide(xs)?.contiguous()?.reshape((b * s, input))?, bias.as_ref().map(wide).transpose()?);
-    trained_product(&xs, &wide(weight)?, bias.as_ref()).map(Some)
-}
-
 /// Checks that the input `(b, s, in)`, the weight `(out, in)` and the output of a product fit into memory. Views have
 /// any size, and candle wraps around or aborts where they do not.
-fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
+pub(super) fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
     let (b, s, _) = xs.dims3()?;
     let output = element_count("the output of a product", &[b, s, weight.dim(0)?])?;
     let (input, weight) = (element_count("xs", xs.dims())?, element_count("a weight", weight.dims())?);
