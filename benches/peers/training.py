@@ -95,7 +95,8 @@ def main():
 
     print("| layer | ours, ms | PyTorch, ms | ours / PyTorch | ours, MB | PyTorch, MB |\n|---|---|---|---|---|---|")
     for work in sys.argv[2:] or WORKS:
-        ours, theirs = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment), Layer(work)
+        theirs = Layer(work)
+        ours = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
         def run():
             print(work, RUNS, file=ours.stdin, flush=True)

@@ -2,9 +2,9 @@
 //!
 //! Each operation is one function whatever the device: it runs a fused kernel where there is one for the call, and
 //! candle's differentiable operations otherwise. Of the kernels only the product of a projection has a gradient, on the
-//! CPU (`trained_product`), so a tensor that tracks operations reaches no other. The alternative, candle's `CustomOp` per
-//! kernel, was rejected: it cannot take the number of inputs that a fused step needs, and a backward pass would have to
-//! be written and kept equal for each.
+//! CPU (`trained_product`), so a tensor that tracks operations reaches no other. The alternative, candle's `CustomOp`
+//! per kernel, was rejected: it cannot take the number of inputs that a fused step needs, and a backward pass would
+//! have to be written and kept equal for each.
 
 pub(crate) mod cuda;
 mod latent;

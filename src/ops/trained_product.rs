@@ -1,8 +1,8 @@
 //! The product of a projection with gradients, by the CPU kernels: an operation of candle's graph.
 //!
 //! Candle's own product needs three more passes for it: one that adds the bias, one that sums the gradient of the bias
-//! over the rows, and copies of transposed matrices. What is multiplied here is packed for each product, because weights
-//! may change between two calls.
+//! over the rows, and copies of transposed matrices. What is multiplied here is packed for each product, because
+//! weights may change between two calls.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,8 +14,8 @@ use crate::ops::linear::accumulate_dtype;
 use crate::tensor::{check_allocation, element_count, with_slices};
 use crate::weights::LinearWeights;
 
-/// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they cannot,
-/// or where a build uses Accelerate or MKL for products.
+/// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they
+/// cannot, or where a build uses Accelerate or MKL for products.
 pub(super) fn trained(xs: &Tensor, LinearWeights { weight, bias }: &LinearWeights) -> Result<Option<Tensor>> {
     let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
     if !own || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
@@ -44,10 +44,10 @@ pub(super) fn check_product(xs: &Tensor, weight: &Tensor) -> Result<()> {
 fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
     let [a, b] = [(rows, input, false), (input, out, true)];
-    let product = |data: [&[f32]; 2], bias: Option<&[f32]>| multiply([data[0], data[1]], [a, b], bias);
+    let multiplied = |data: [&[f32]; 2], bias: Option<&[f32]>| multiply([data[0], data[1]], [a, b], bias);
     let output = match bias {
-        Some(bias) => with_slices([xs, weight, bias], |[xs, weight, bias]| product([xs, weight], Some(bias)))?,
-        None => with_slices([xs, weight], |data| product(data, None))?,
+        Some(bias) => with_slices([xs, weight, bias], |[xs, weight, bias]| multiplied([xs, weight], Some(bias)))?,
+        None => with_slices([xs, weight], |data| multiplied(data, None))?,
     };
     let output = Mutex::new(Some((CpuStorage::F32(output?), Shape::from((rows, out)))));
     Ok(match bias {

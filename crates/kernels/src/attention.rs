@@ -83,8 +83,8 @@ pub fn attend_for_training(
         return Err(Error::value("dropout", "in a ragged batch", "in a padded one"));
     }
     let (out, kept) = (Output::Vec(to), Output::Vec(rows));
-    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all: for each query and head
-    // one row, and `d_v` values of the output.
+    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all: for each query and
+    // head one row, and `d_v` values of the output.
     unsafe {
         kept.write("the rows of the softmax", queries, |rows| {
             let training = Some(Training { dropout, rows });

@@ -13,6 +13,7 @@
 //! a sum of the gradients of queries over tasks, or all scores twice.
 
 use super::attention::SoftmaxRow;
+use super::backward_products::{add_column_products, add_row_products, dot, panel_products};
 use super::dropout::Dropout;
 use super::error::{Error, Result};
 use super::exp::exp;
@@ -21,12 +22,11 @@ use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::mask::DistanceTable;
 use super::memory::{ScratchPool, element_count, zeros};
-use super::microkernel::{StridedRows, column_microkernel, microkernel};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
 use super::problem::{AttentionProblem, Batch};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::team::{Output, SharedOut, Team};
-use super::tile_f32::{TileF32, vectors_per_step};
+use super::tile_f32::TileF32;
 
 /// Queries whose weights with a key block are in memory together.
 const QUERY_BLOCK: usize = 64;
@@ -127,8 +127,8 @@ pub fn attention_backward(isa: Isa, team: Team, call: &AttentionGradient) -> Res
     let mut gradients = Gradients::default();
     let [q, k, v] = [&mut gradients.q, &mut gradients.k, &mut gradients.v].map(Output::Vec);
     let table = SharedOut(tables.as_mut_ptr());
-    // SAFETY: the tasks cover all sequences and key-value heads, and each task that returns `Ok` has written the gradients
-    // of all its queries, keys and values.
+    // SAFETY: the tasks cover all sequences and key-value heads, and each task that returns `Ok` has written the
+    // gradients of all its queries, keys and values.
     unsafe {
         q.write("the gradient of queries", q_size, |q| {
             k.write("the gradient of keys", k_size, |k| {
@@ -486,161 +486,6 @@ impl TaskKernel<'_> {
                 let count = count.min(pos.s_kv.saturating_sub(keys.start));
                 let position = problem.mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
                 table.add_gradients(to, position, keys.start, &of_biases[..count]);
-            }
-        }
-    }
-}
-
-/// Σ a · b, always added in the same order.
-#[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; MAX_LANES];
-    let (a_chunks, b_chunks) = (a.chunks_exact(MAX_LANES), b.chunks_exact(MAX_LANES));
-    let rest: f32 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    sums.iter().sum::<f32>() + rest
-}
-
-/// Writes the products of `MR` rows with the columns `seen` of panels of `d` terms to a tile `(MR, KEY_BLOCK)`.
-#[inline(always)]
-fn panel_products<S: Simd, const MR: usize, const NR: usize>(
-    s: S,
-    (rows, stride): (&[f32], usize),
-    (panels, d): (&[f32], usize),
-    (from, to): (usize, usize),
-    tile: &mut [f32],
-) {
-    let panel = NR * S::LANES;
-    assert!(from.is_multiple_of(panel) && to <= KEY_BLOCK && KEY_BLOCK.is_multiple_of(panel));
-    assert!(d <= stride && rows.len() >= MR * stride && tile.len() >= MR * KEY_BLOCK);
-    assert!(panels.len() >= to.next_multiple_of(panel) * d);
-    for start in (from..to).step_by(panel) {
-        let a = StridedRows { at: rows.as_ptr(), stride };
-        // SAFETY: the assertions check the lengths. `start` is a multiple of `panel` below `to`, and so `start + panel` at
-        // most `KEY_BLOCK`, which is a multiple of `panel`.
-        unsafe {
-            let sums = microkernel::<S, MR, NR, false>(s, d, a, panels.as_ptr().add(start * d), panel);
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (n, sum) in sums.into_iter().enumerate() {
-                    s.store(tile.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
-                }
-            }
-        }
-    }
-}
-
-/// Adds `Wᵀ · rows` to `to` `(keys, width)`, for weights or gradients `W` `(queries, KEY_BLOCK)` of a block, `MR` keys
-/// at a time, from the first tile of queries that sees one of them to the last.
-#[inline(always)]
-fn add_column_products<S: Simd, const MR: usize>(
-    s: S,
-    weights: &[f32],
-    (rows, width): (&[f32], usize),
-    pos: TilePos,
-    seen: &[(usize, usize)],
-    to: &mut [f32],
-) {
-    for key in (0..pos.count).step_by(MR) {
-        let sees = |(from, to): &(usize, usize)| *from < key + MR && key < *to;
-        let Some(first) = seen.iter().position(sees) else { continue };
-        let last = seen.iter().rposition(sees).unwrap_or(first);
-        let (first, last) = (first * MR, pos.rows.min((last + 1) * MR));
-        let weights = &weights[first * KEY_BLOCK..last * KEY_BLOCK];
-        let rows = &rows[first * width..last * width];
-        let to = &mut to[key * width..][..MR * width];
-        assert!(key + MR <= KEY_BLOCK && width.is_multiple_of(S::LANES));
-        let mut column = 0;
-        while column < width {
-            let step = vectors_per_step((width - column) / S::LANES);
-            // SAFETY: `weights` has `last - first` rows of `KEY_BLOCK` values, of which those from `key` on are at least
-            // `MR`; `rows` has as many of `width`, and `to` `MR`. `column + step · LANES` is at most `width`.
-            unsafe {
-                let a = weights.as_ptr().add(key);
-                let b = rows.as_ptr().add(column);
-                let to = to.as_mut_ptr().add(column);
-                match step {
-                    1 => add_columns::<S, MR, 1>(s, last - first, a, b, to, width),
-                    2 => add_columns::<S, MR, 2>(s, last - first, a, b, to, width),
-                    _ => add_columns::<S, MR, 3>(s, last - first, a, b, to, width),
-                }
-            }
-            column += step * S::LANES;
-        }
-    }
-}
-
-/// # Safety
-/// `a` can be read for `terms` rows of `MR` values, `KEY_BLOCK` values apart, `b` for as many of `NV` vectors, `width`
-/// values apart, and `to` can be written for `MR` rows like these.
-#[inline(always)]
-unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    terms: usize,
-    a: *const f32,
-    b: *const f32,
-    to: *mut f32,
-    width: usize,
-) {
-    // SAFETY: the caller promises it.
-    unsafe {
-        let sums = column_microkernel::<S, MR, NV>(s, terms, (a, KEY_BLOCK), (b, width));
-        add_tile(s, &sums, to, width);
-    }
-}
-
-/// Adds the products of `MR` rows of a tile `(MR, KEY_BLOCK)` with `count` rows of `width` values to `to`
-/// `(MR, width)`.
-#[inline(always)]
-fn add_row_products<S: Simd, const MR: usize>(
-    s: S,
-    tile: &[f32],
-    (rows, count): (&[f32], usize),
-    to: &mut [f32],
-    width: usize,
-) {
-    if count == 0 {
-        return;
-    }
-    assert!(width.is_multiple_of(S::LANES) && rows.len() >= count * width && to.len() >= MR * width);
-    assert!(tile.len() >= (MR - 1) * KEY_BLOCK + count);
-    let a = StridedRows { at: tile.as_ptr(), stride: KEY_BLOCK };
-    let mut column = 0;
-    while column < width {
-        let step = vectors_per_step((width - column) / S::LANES);
-        // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width`.
-        unsafe {
-            let (b, to) = (rows.as_ptr().add(column), to.as_mut_ptr().add(column));
-            match step {
-                1 => add_tile(s, &microkernel::<S, MR, 1, false>(s, count, a, b, width), to, width),
-                2 => add_tile(s, &microkernel::<S, MR, 2, false>(s, count, a, b, width), to, width),
-                _ => add_tile(s, &microkernel::<S, MR, 3, false>(s, count, a, b, width), to, width),
-            }
-        }
-        column += step * S::LANES;
-    }
-}
-
-/// Adds a register tile to memory.
-///
-/// # Safety
-/// `to` can be read and written for `MR` rows of `NV` vectors, `width` values apart.
-#[inline(always)]
-unsafe fn add_tile<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    sums: &[[S::V; NV]; MR],
-    to: *mut f32,
-    width: usize,
-) {
-    for (r, sums) in sums.iter().enumerate() {
-        for (n, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller promises it.
-            unsafe {
-                let to = to.add(r * width + n * S::LANES);
-                s.store(to, s.add(s.load(to), *sum));
             }
         }
     }

@@ -51,6 +51,7 @@
 mod activation;
 mod attention;
 mod attention_backward;
+mod backward_products;
 mod convert;
 mod distance_products;
 mod dropout;

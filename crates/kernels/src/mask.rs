@@ -306,8 +306,8 @@ impl DistanceTable<'_> {
         }
     }
 
-    /// Adds the gradients of the scores of the keys from `key` on, with a query at `position`, to those of the biases of
-    /// their head.
+    /// Adds the gradients of the scores of the keys from `key` on, with a query at `position`, to those of the biases
+    /// of their head.
     #[inline(always)]
     pub(super) fn add_gradients(&self, to: &mut [f32], position: i64, key: usize, gradients: &[f32]) {
         let to = &mut to[column(self.first, position, key)..][..gradients.len()];

@@ -292,8 +292,8 @@ impl Task<'_> {
         }
         for (r, sums) in sums.iter().take(count).enumerate() {
             let at = (self.first_row + row + r) * all_columns + column;
-            // SAFETY: the caller promises that this part of the result is for this thread alone. It was written with the
-            // first terms.
+            // SAFETY: the caller promises that this part of the result is for this thread alone. It was written with
+            // the first terms.
             unsafe {
                 let to = out.start().add(at);
                 if present == width {

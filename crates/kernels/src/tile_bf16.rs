@@ -33,8 +33,8 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn values_offset(key: usize, width_v: usize) -> usize {
         key.div_ceil(2) * width_v
     }
-    /// Queries in f32 are rounded once, scaled or not. A power of two scales rounded queries exactly. Any other scale is
-    /// left to the f32 scores.
+    /// Queries in f32 are rounded once, scaled or not. A power of two scales rounded queries exactly. Any other scale
+    /// is left to the f32 scores.
     fn split_scale<T: Convert>(scale: f32) -> (f32, f32) {
         const FRACTION: u32 = (1 << 23) - 1;
         let is_power_of_two = scale.is_normal() && scale.to_bits() & FRACTION == 0;

@@ -332,8 +332,8 @@ impl MultiplyPanel<'_> {
     }
 
     /// Applies the activation to the results of a tile, which are in the L1 cache: those of all rows would not be,
-    /// because rows are often so far apart that they share few of its lines. This is code of its own because activations
-    /// are long, and there are many sizes of tiles.
+    /// because rows are often so far apart that they share few of its lines. This is code of its own because
+    /// activations are long, and there are many sizes of tiles.
     #[inline(always)]
     fn activate<S: Simd>(&self, s: S, rows: Range<usize>) {
         for row in rows {
