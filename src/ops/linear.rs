@@ -367,14 +367,8 @@ impl Linear {
             Weights::Other(other) => return other.forward(xs, dtype),
         };
         let (b, s, _) = xs.dims3()?;
-        let LinearWeights { weight, bias } = weights;
         // Round to a half type once, after the bias, as a fused `addmm` does.
-        let ys = match (trained(xs, weights)?, bias) {
-            (Some(ys), _) => ys,
-            (None, Some(bias)) => add_bias(product(xs, weight)?, bias)?,
-            (None, None) => product(xs, weight)?,
-        };
-        Ok(ys.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
+        Ok(differentiable_product(xs, weights)?.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
 
     /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left
@@ -501,6 +495,15 @@ pub(super) fn to_packable(weights: LinearWeights) -> Result<LinearWeights> {
         DType::F64 => weights.map_tensors(&mut |tensor| Ok(tensor.to_dtype(DType::F32)?)),
         _ => Ok(weights),
     }
+}
+
+/// `xs` `(b, s, in)` projected to `(b · s, out)` in [`accumulate_dtype`], with gradients.
+pub(super) fn differentiable_product(xs: &Tensor, weights: &LinearWeights) -> Result<Tensor> {
+    Ok(match (trained(xs, weights)?, &weights.bias) {
+        (Some(ys), _) => ys,
+        (None, Some(bias)) => add_bias(product(xs, &weights.weight)?, bias)?,
+        (None, None) => product(xs, &weights.weight)?,
+    })
 }
 
 /// `xs` `(b, s, in)` times `weight` `(out, in)` → `(b · s, out)`, in [`accumulate_dtype`].

@@ -8,8 +8,11 @@ use candle_attention_kernels::PackedWeights;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::pack::{unpack, unpack_bias};
+use crate::ops::linear::differentiable_product;
+use crate::ops::pack::unpack;
+use crate::ops::trained_product::input_gradient;
 use crate::tensor::{check_allocation, element_count};
+use crate::weights::LinearWeights;
 
 /// `xs` `(b, s, in)`, which tracks a gradient, times these outputs of packed weights, plus their bias → `(b, s, out)`
 /// in `dtype`. Computed in f32 with the weights as they are unpacked, so that it is the function whose gradient
@@ -39,9 +42,8 @@ impl PackedProduct {
         self.packed.get().ok_or_else(|| Error::value("the weights of a product", "not packed", "packed ones"))
     }
 
-    /// The weights `(out, in)`.
-    fn weight(&self) -> Result<Tensor> {
-        Ok(unpack(self.packed()?, self.outputs.clone(), false, DType::F32)?.weight)
+    fn weights(&self, has_bias: bool) -> Result<LinearWeights> {
+        unpack(self.packed()?, self.outputs.clone(), has_bias, DType::F32)
     }
 }
 
@@ -54,13 +56,12 @@ impl CustomOp1 for PackedProduct {
         let (rows, input) = layout.shape().dims2()?;
         let start = layout.start_offset();
         let xs = &xs.as_slice::<f32>()?[start..start + rows * input];
-        let xs = Tensor::from_slice(xs, (rows, input), &candle_core::Device::Cpu)?;
-        let ys = xs.matmul(&self.weight()?.t()?)?;
-        let ys = ys.broadcast_add(&unpack_bias(self.packed()?, self.outputs.clone(), DType::F32)?)?;
+        let xs = Tensor::from_slice(xs, (1, rows, input), &candle_core::Device::Cpu)?;
+        let ys = differentiable_product(&xs, &self.weights(true)?)?;
         Ok((CpuStorage::F32(ys.flatten_all()?.to_vec1()?), ys.shape().clone()))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        Ok(Some(gradient.matmul(&self.weight()?)?))
+        Ok(Some(input_gradient(gradient, &self.weights(false)?.weight)?))
     }
 }

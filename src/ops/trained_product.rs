@@ -14,11 +14,13 @@ use crate::ops::linear::accumulate_dtype;
 use crate::tensor::{check_allocation, element_count, with_slices};
 use crate::weights::LinearWeights;
 
+/// Whether products with gradients run on the CPU kernels, and not in Accelerate or MKL.
+const OWN_KERNELS: bool = cfg!(not(any(feature = "accelerate", feature = "mkl")));
+
 /// `xs` `(b, s, in)` projected to `(b · s, out)` by the CPU kernels, in f32 and with gradients; `None` where they
 /// cannot, or where a build uses Accelerate or MKL for products.
 pub(super) fn trained(xs: &Tensor, LinearWeights { weight, bias }: &LinearWeights) -> Result<Option<Tensor>> {
-    let own = cfg!(not(any(feature = "accelerate", feature = "mkl")));
-    if !own || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
+    if !OWN_KERNELS || !xs.device().is_cpu() || accumulate_dtype(weight) != DType::F32 {
         return Ok(None);
     }
     let (b, s, input) = xs.dims3()?;
@@ -56,6 +58,17 @@ fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resul
     })
 }
 
+/// The gradient `(rows, in)` of the input of a product with `weight` `(out, in)`, from that of its output `(rows, out)`.
+pub(super) fn input_gradient(gradient: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    if !OWN_KERNELS {
+        return Ok(gradient.matmul(weight)?);
+    }
+    let (rows, (out, input)) = (gradient.dim(0)?, weight.dims2()?);
+    let of = [(rows, out, false), (out, input, false)];
+    let data = with_slices([gradient, weight], |data| multiply(data, of, None))??;
+    Ok(Tensor::from_vec(data, (rows, input), &Device::Cpu)?)
+}
+
 /// The product of two matrices, each with its rows, its columns and whether it is transposed.
 fn multiply(data: [&[f32]; 2], of: [(usize, usize, bool); 2], bias: Option<&[f32]>) -> Result<Vec<f32>> {
     let [a, b] = [0, 1].map(|i| {
@@ -81,15 +94,12 @@ impl TrainedProduct {
 
     /// The gradients of `xs` and `weight`, of those that track one.
     fn gradients(xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
-        let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
-        let tensor = |data, dims: (usize, usize)| Ok::<_, Error>(Tensor::from_vec(data, dims, &Device::Cpu)?);
-        let of_xs = xs.track_op().then(|| {
-            let of = [(rows, out, false), (out, input, false)];
-            tensor(with_slices([gradient, weight], |data| multiply(data, of, None))??, (rows, input))
-        });
+        let of_xs = xs.track_op().then(|| input_gradient(gradient, weight));
         let of_weight = weight.track_op().then(|| {
+            let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
             let of = [(out, rows, true), (rows, input, false)];
-            tensor(with_slices([gradient, xs], |data| multiply(data, of, None))??, (out, input))
+            let data = with_slices([gradient, xs], |data| multiply(data, of, None))??;
+            Ok::<_, Error>(Tensor::from_vec(data, (out, input), &Device::Cpu)?)
         });
         Ok([of_xs.transpose()?, of_weight.transpose()?])
     }

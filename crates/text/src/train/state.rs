@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_tensors;
 use candle_attention::{Error, Result};
+use candle_attention_kernels::Isa;
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
 use tokenizers::Tokenizer;
@@ -57,24 +58,15 @@ pub(super) fn save(
         ("key", key.to_string()),
         ("step", step.to_string()),
         ("tokenizer", tokenizer),
-        ("instructions", instructions()),
+        ("instructions", instructions()?),
     ];
     write_tensors(path, tensors, metadata.map(|(name, value)| (name.to_string(), value)).into())
 }
 
-/// What the rounding of candle's products depends on, beside its version: the instructions of the processor. Written to
-/// the file for whoever compares two runs.
-fn instructions() -> String {
-    let wide: &[(&str, bool)] = &[
-        #[cfg(target_arch = "x86_64")]
-        ("avx2", std::arch::is_x86_feature_detected!("avx2")),
-        #[cfg(target_arch = "x86_64")]
-        ("fma", std::arch::is_x86_feature_detected!("fma")),
-        #[cfg(target_arch = "x86_64")]
-        ("avx512f", std::arch::is_x86_feature_detected!("avx512f")),
-    ];
-    let found = wide.iter().filter(|(_, has)| *has).map(|(name, _)| *name);
-    std::iter::once(std::env::consts::ARCH).chain(found).collect::<Vec<_>>().join(" ")
+/// What the rounding of products depends on, beside the versions of this crate and of candle: the processor's family and
+/// the instructions that the kernels run on. Written to the file for whoever compares two runs.
+fn instructions() -> Result<String> {
+    Ok(format!("{} {}", std::env::consts::ARCH, Isa::detect()?.f32_name()))
 }
 
 impl State {
