@@ -58,7 +58,7 @@ fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resul
     })
 }
 
-/// The gradient `(rows, in)` of the input of a product with `weight` `(out, in)`, from that of its output `(rows, out)`.
+/// The gradient `(rows, in)` of the input of a product with `weight` `(out, in)`, from its output's `(rows, out)`.
 pub(super) fn input_gradient(gradient: &Tensor, weight: &Tensor) -> Result<Tensor> {
     if !OWN_KERNELS {
         return Ok(gradient.matmul(weight)?);

@@ -5,10 +5,10 @@
 //! numbers come from the seed and the step, never from a generator's history, so a run resumed from [`Trainer::save`]
 //! after a kill gives the same losses, bit for bit, as one that was never interrupted.
 //!
-//! This holds on one machine with one build of the program, for any number of threads. Another processor, another version
-//! of candle or another instruction set of the kernels (`CANDLE_ATTENTION_ISA`) may round sums otherwise. A run resumes
-//! there as well, from the same weights, and differs from then on in the last bits; the saved file names the instructions
-//! that wrote it in its metadata, as `instructions`.
+//! This holds on one machine with one build of the program, for any number of threads. Another processor, another
+//! version of candle or another instruction set of the kernels (`CANDLE_ATTENTION_ISA`) may round sums otherwise. A run
+//! resumes there as well, from the same weights, and differs from then on in the last bits; the saved file names the
+//! instructions that wrote it in its metadata, as `instructions`.
 
 mod adamw;
 mod config;

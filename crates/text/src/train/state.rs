@@ -63,8 +63,8 @@ pub(super) fn save(
     write_tensors(path, tensors, metadata.map(|(name, value)| (name.to_string(), value)).into())
 }
 
-/// What the rounding of products depends on, beside the versions of this crate and of candle: the processor's family and
-/// the instructions that the kernels run on. Written to the file for whoever compares two runs.
+/// What the rounding of products depends on, beside the versions of this crate and of candle: the processor's family
+/// and the instructions that the kernels run on. Written to the file for whoever compares two runs.
 fn instructions() -> Result<String> {
     Ok(format!("{} {}", std::env::consts::ARCH, Isa::detect()?.f32_name()))
 }
