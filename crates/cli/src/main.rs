@@ -5,8 +5,8 @@ mod tests;
 
 use std::process::ExitCode;
 
-use candle_attention_cli::shared::Result;
 use candle_attention_cli::shared::program::{self, Command};
+use candle_attention_cli::shared::{Result, interrupt};
 use candle_attention_cli::{
     attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search,
     train,
@@ -61,5 +61,7 @@ impl Command for Program {
 }
 
 fn main() -> ExitCode {
+    // Without it, Ctrl-C ends the program all the same.
+    let _ = interrupt::listen();
     program::main::<Program>()
 }
