@@ -24,7 +24,7 @@ pub struct Passage {
     pub document: usize,
     /// Its first and its last line, from 1.
     pub lines: (usize, usize),
-    /// Its lines, without the spaces around them, joined by spaces.
+    /// Its lines, without the spaces around them, joined by spaces, and after a heading by a colon.
     pub text: String,
 }
 
@@ -33,8 +33,8 @@ const MARKUP: [&str; 6] = ["md", "markdown", "rst", "adoc", "org", "tex"];
 /// Those of texts that may be prose. Standard input and files such as `README` have none.
 const PLAIN: [&str; 3] = ["txt", "text", ""];
 
-/// The longest line that a person or an editor wraps, in characters.
-const WIDEST: usize = 160;
+/// Lines are wrapped at a width from the first to the second, in characters.
+const WIDTHS: (usize, usize) = (60, 160);
 
 /// The passages of a document that are not blank.
 pub fn passages(document: usize, path: &Path, text: &str, by: Option<By>) -> Vec<Passage> {
@@ -56,8 +56,8 @@ pub fn passages(document: usize, path: &Path, text: &str, by: Option<By>) -> Vec
 /// Whether a text is wrapped: after most lines, the next word would not have fit, and goes on in lower case (or in a
 /// script without cases).
 fn is_wrapped(text: &str) -> bool {
-    let length = |line: &str| line.chars().count();
-    let width = text.lines().map(length).filter(|length| *length <= WIDEST).max().unwrap_or(0);
+    let (length, (least, most)) = (|line: &str| line.chars().count(), WIDTHS);
+    let width = text.lines().map(length).filter(|length| *length <= most).max().unwrap_or(0).max(least);
     let (mut wraps, mut breaks) = (0, 0);
     for (line, next) in text.lines().zip(text.lines().skip(1)) {
         let (Some(word), Some(first)) = (next.split_whitespace().next(), next.trim_start().chars().next()) else {
@@ -68,7 +68,7 @@ fn is_wrapped(text: &str) -> bool {
         }
         breaks += 1;
         // A fifth less: people wrap less exactly than editors.
-        let is_full = length(line) <= WIDEST && 5 * (length(line) + 1 + length(word)) > 4 * width;
+        let is_full = length(line) <= most && 5 * (length(line) + 1 + length(word)) > 4 * width;
         wraps += usize::from(is_full && first.is_alphabetic() && !first.is_uppercase());
     }
     2 * wraps > breaks
@@ -115,12 +115,11 @@ impl<'a> Splitter<'a> {
             self.is_open = self.is_heading;
         } else if is_heading(line) {
             self.is_open &= self.is_heading;
-            self.add(number, line);
+            self.add(number, line.trim_matches(['#', ' ']));
             self.heading();
         } else {
             self.is_open &= self.is_heading || !begins_block(line);
             self.add(number, line);
-            self.is_heading = false;
         }
     }
 
@@ -129,7 +128,7 @@ impl<'a> Splitter<'a> {
         match self.passages.last_mut().filter(|_| self.is_open) {
             Some(passage) => {
                 passage.lines.1 = number;
-                passage.text.push(' ');
+                passage.text.push_str(if self.is_heading { ": " } else { " " });
                 passage.text.push_str(line);
             }
             None => {
@@ -137,7 +136,7 @@ impl<'a> Splitter<'a> {
                 self.passages.push(Passage { document, lines: (number, number), text });
             }
         }
-        self.is_open = true;
+        (self.is_open, self.is_heading) = (true, false);
     }
 
     fn is_one_line(&self) -> bool {

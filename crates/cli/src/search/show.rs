@@ -108,11 +108,11 @@ impl Show {
             match self.form {
                 Form::Json => print::json(&mut out, &self.json_hit(query, rank, hit))?,
                 Form::Files => writeln!(out, "{0}{1}{0:#}", self.styles.file, file(hit.place))?,
-                Form::Text if self.context > 0 && rank > 1 => {
-                    writeln!(out, "--")?;
+                Form::Text => {
+                    let between = if self.context > 0 && rank > 1 { "--\n" } else { "" };
+                    write!(out, "{between}")?;
                     self.print_hit(&mut out, hit, &format!("{lines:>width$}"))?;
                 }
-                Form::Text => self.print_hit(&mut out, hit, &format!("{lines:>width$}"))?,
             }
         }
         Ok(out.flush()?)
