@@ -21,7 +21,8 @@ use sources::{Corpus, Walk};
 
 use super::shared::model::{Batches, Model, note_truncated};
 use super::shared::program::{Command, NoHit};
-use super::shared::{Result, print, read};
+use super::shared::read::Lines;
+use super::shared::{Result, print};
 
 /// Find the passages of files that are closest in meaning to a query.
 ///
@@ -110,6 +111,7 @@ fn score(text: &str) -> std::result::Result<f32, String> {
 impl Command for Search {
     fn run(mut self) -> Result<()> {
         let paths = self.arguments()?;
+        let query_file = self.query_file.as_deref().map(Lines::open).transpose()?;
         let sources = self.walk.read(&paths)?;
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
@@ -128,7 +130,7 @@ impl Command for Search {
             searched.push(Searched { source, corpus, index, cache });
         }
         cache::fill(&mut searched, &encoder, &options)?;
-        self.answer(&encoder, &searched)
+        self.answer(&encoder, &searched, query_file)
     }
 }
 
@@ -170,7 +172,7 @@ impl Search {
     }
 
     /// Prints the hits of each query.
-    fn answer(&self, encoder: &SentenceEncoder, searched: &[Searched]) -> Result<()> {
+    fn answer(&self, encoder: &SentenceEncoder, searched: &[Searched], query_file: Option<Lines>) -> Result<()> {
         let is_stdin = self.query_file.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let interactive = is_stdin && std::io::stdin().is_terminal();
         let (form, fold) = match (self.json, self.files_with_matches, self.no_fold) {
@@ -201,14 +203,14 @@ impl Search {
             show.print(query, &hits)
         };
         self.queries.iter().try_for_each(|query| answer(query))?;
-        if let Some(path) = &self.query_file {
+        if let Some(queries) = query_file {
             let prompt = |text: &str| {
                 if interactive {
                     let _ = write!(std::io::stderr(), "{text}");
                 }
             };
             prompt("query> ");
-            for query in read::Lines::open(path)? {
+            for query in queries {
                 answer(query?.trim())?;
                 prompt("query> ");
             }
