@@ -113,6 +113,10 @@ impl Command for Search {
         let paths = self.arguments()?;
         let query_file = self.query_file.as_deref().map(Lines::open).transpose()?;
         let sources = self.walk.read(&paths)?;
+        if sources.iter().all(|source| source.passages.is_empty()) {
+            print::note(format_args!("there is no text to search"));
+            return Err(NoHit.into());
+        }
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));

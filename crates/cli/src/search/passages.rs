@@ -53,8 +53,8 @@ pub fn passages(document: usize, path: &Path, text: &str, by: Option<By>) -> Vec
     }
 }
 
-/// Whether a text is wrapped: after most lines, the next word would not have fit, and goes on in lower case (or in a
-/// script without cases).
+/// Whether a text is wrapped: after most lines, the next word would not have fit, and does not begin with a capital,
+/// unless all are capitals.
 fn is_wrapped(text: &str) -> bool {
     let (length, (least, most)) = (|line: &str| line.chars().count(), WIDTHS);
     let width = text.lines().map(length).filter(|length| *length <= most).max().unwrap_or(0).max(least);
@@ -69,7 +69,8 @@ fn is_wrapped(text: &str) -> bool {
         breaks += 1;
         // A fifth less: people wrap less exactly than editors.
         let is_full = length(line) <= most && 5 * (length(line) + 1 + length(word)) > 4 * width;
-        wraps += usize::from(is_full && first.is_alphabetic() && !first.is_uppercase());
+        let is_shouted = || line.chars().rfind(|c| c.is_alphabetic()).is_some_and(char::is_uppercase);
+        wraps += usize::from(is_full && first.is_alphabetic() && (!first.is_uppercase() || is_shouted()));
     }
     2 * wraps > breaks
 }

@@ -80,9 +80,9 @@ impl Walk {
             more => print::count(more.len(), "file"),
         };
         if sources.iter().all(|source| source.documents.is_empty()) {
-            return Err(format!("nothing to search: {files} without text in UTF-8").into());
+            return Err(format!("{files}: not text in UTF-8, and there is nothing else to search").into());
         }
-        print::note(format_args!("skipped {files} without text in UTF-8"));
+        print::note(format_args!("skipped {files}: not text in UTF-8"));
         Ok(sources)
     }
 

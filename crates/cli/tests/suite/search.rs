@@ -122,8 +122,10 @@ fn exit_codes_and_mistakes() {
         assert_eq!((code, said.as_str(), note.as_str()), (1, "", "note: nothing is near enough to `zebra`\n"));
     }
     assert_eq!(run(&mut folder.tiny(&["-e", "one", "-e", "zebra", "--min-score", "0.9999", "a.txt"]), "").0, 0);
-    assert_eq!(run(&mut folder.tiny(&["zebra"]), "").0, 1, "an empty text");
-    assert_eq!(run(&mut folder.tiny(&["zebra", "empty"]), "").0, 1);
+    for empty in [&["zebra"][..], &["zebra", "empty"]] {
+        let none = "note: there is no text to search\n".to_string();
+        assert_eq!(run(&mut folder.tiny(empty), ""), (1, String::new(), none));
+    }
     // What a shell makes of `search *`.
     fails(
         &mut folder.tiny(&["a.txt", "b.md", "zebra"]),
@@ -134,7 +136,7 @@ fn exit_codes_and_mistakes() {
     fails(&mut folder.tiny(&[" ", "a.txt"]), "a query is blank");
     fails(&mut folder.tiny(&["-f", "-", "-"]), "standard input cannot hold both");
     fails(&mut folder.tiny(&["-f", "no.txt"]), "no.txt: No such file");
-    fails(&mut folder.tiny(&["a", "latin.txt"]), "nothing to search: latin.txt without text in UTF-8");
+    fails(&mut folder.tiny(&["a", "latin.txt"]), "latin.txt: not text in UTF-8, and there is nothing else to search");
     fails(&mut folder.tiny(&["a", "a.txt", "-k", "0"]), "0 is not in 1..");
     fails(&mut folder.tiny(&["a", "a.txt", "--min-score", "2"]), "expected a number from -1 to 1");
     fails(&mut folder.tiny(&["a", ".", "-t", "nope"]), "--type: unrecognized file type: nope");
@@ -170,11 +172,8 @@ fn folders_are_walked_as_by_ripgrep() {
         assert_eq!(code, 0);
         (files.join(" "), note)
     };
-    assert_eq!(
-        files(&[]),
-        ("deep/two.md one.txt zero.rs".into(), "note: skipped 2 files without text in UTF-8\n".into())
-    );
-    let skipped = "note: skipped latin.txt without text in UTF-8\n";
+    assert_eq!(files(&[]), ("deep/two.md one.txt zero.rs".into(), "note: skipped 2 files: not text in UTF-8\n".into()));
+    let skipped = "note: skipped latin.txt: not text in UTF-8\n";
     assert_eq!(files(&["-g", "*e.txt"]), ("one.txt".into(), String::new()));
     assert_eq!(files(&["-g", "!*.{md,txt,png}"]), ("zero.rs".into(), String::new()));
     assert_eq!(files(&["-t", "rust", "-t", "md"]), ("deep/two.md zero.rs".into(), String::new()));
@@ -186,7 +185,7 @@ fn folders_are_walked_as_by_ripgrep() {
     assert_eq!(files(&["--hidden", "-g", "!.git", "-g", "!*.{md,rs,png}"]).0, ".gitignore .hidden.txt one.txt");
     assert_eq!(files(&["-k", "1", "-t", "rust", "-t", "md"]), ("deep/two.md".into(), String::new()), "the best file");
     // A file is searched once, and a file that is named is searched whatever is ignored.
-    assert_eq!(folder.hits(&["rent", "one.txt", "target/made.txt", ".", "-t", "txt", "--no-fold"]).len(), 2);
+    assert_eq!(folder.hits(&["rent", "one.txt", "target/made.txt", ".", "-t", "md", "--no-fold"]).len(), 3);
 }
 
 const PAGE: &str = "\
