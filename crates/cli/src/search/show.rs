@@ -146,8 +146,9 @@ impl Show {
             return format!("{}{style}{}{style:#}{}", plain(before), plain(hit.window), plain(after));
         }
         let start = if before.is_empty() { "" } else { "… " };
-        let end = if after.is_empty() { "" } else { " …" };
-        format!("{start}{}{end}", one_line(hit.window, self.max_columns))
+        let window = one_line(hit.window, self.max_columns);
+        let end = if after.is_empty() || window.ends_with('…') { "" } else { " …" };
+        format!("{start}{window}{end}")
     }
 
     fn json_hit<'a>(&self, query: &'a str, rank: usize, hit: &'a Hit) -> JsonHit<'a> {
