@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use candle_attention_cli::shared::program::{self, Command};
@@ -61,7 +62,9 @@ impl Command for Program {
 }
 
 fn main() -> ExitCode {
-    // Without it, Ctrl-C ends the program all the same.
-    let _ = interrupt::listen();
+    // Elsewhere there is no line to clean up, and `nohup` stays what it is.
+    if std::io::stderr().is_terminal() {
+        interrupt::listen();
+    }
     program::main::<Program>()
 }

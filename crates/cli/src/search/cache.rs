@@ -16,18 +16,13 @@ use super::sources::Source;
 /// The time between two saves of unfinished work.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
-/// The folder of the saved embeddings, if the user has a cache folder.
-pub fn folder() -> Option<PathBuf> {
-    Some(dirs::cache_dir()?.join("candle-attention").join("search"))
-}
-
 /// The file of a source; `key` is what the vectors and the texts depend on beside the content of the source. Standard
 /// input and pipes have none.
 pub fn file(source: &Source, key: &str) -> Option<PathBuf> {
     let path = source.path.canonicalize().ok().filter(|path| path.is_file() || path.is_dir())?;
     let hash = Sha256::new().chain_update(key).chain_update(path.as_os_str().as_encoded_bytes()).finalize();
     let name: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(folder()?.join(name + ".safetensors"))
+    Some(dirs::cache_dir()?.join("candle-attention").join("search").join(name + ".safetensors"))
 }
 
 /// Loads the saved embeddings, computes the missing ones and saves them. What cannot be read or written is no matter:
@@ -62,7 +57,7 @@ pub fn fill(searched: &mut [Searched], encoder: &SentenceEncoder, options: &Enco
             }
             Ok(())
         });
-        let is_saved = missing > 0 && save(index);
+        let is_saved = missing == 0 || save(index);
         if interrupt::asked() {
             let goes_on = if is_saved { "; the same command goes on from there" } else { "" };
             let line = format!("interrupted after {} of {count} passages{goes_on}", before + index.len() - had);

@@ -1,6 +1,7 @@
 //! The hits of a query: the best window of each passage, near-equal passages folded into one.
 
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
 use candle_attention_text::search::Index;
@@ -33,7 +34,7 @@ pub struct Hit<'a> {
     pub window: &'a str,
     /// The passages that say nearly the same, nearest first.
     pub similar: Vec<Place<'a>>,
-    words: HashSet<String>,
+    words: Vec<u64>,
 }
 
 /// Which passages are one hit.
@@ -84,7 +85,7 @@ pub fn hits<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted) -> Resu
             continue;
         }
         let window = corpus.windows[window];
-        let words = if wanted.fold == Fold::NearEqual { words(window) } else { HashSet::new() };
+        let words = if wanted.fold == Fold::NearEqual { words(window) } else { Vec::new() };
         for passage in &corpus.texts[text].1 {
             let place = Place { source, passage };
             let twin = hits.iter().position(|hit| match wanted.fold {
@@ -102,13 +103,25 @@ pub fn hits<'a>(searched: &'a [Searched], query: &[f32], wanted: Wanted) -> Resu
     Ok(hits)
 }
 
-/// The words of a text, without case and punctuation.
-fn words(text: &str) -> HashSet<String> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).map(str::to_lowercase).collect()
+/// Hashes of the distinct words of a text, without case and punctuation, ascending: this is done for every window.
+fn words(text: &str) -> Vec<u64> {
+    let hash = |word: &str| {
+        let mut hasher = DefaultHasher::new();
+        word.chars().flat_map(char::to_lowercase).for_each(|c| hasher.write_u32(c.into()));
+        hasher.finish()
+    };
+    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    let mut words: Vec<u64> = words.map(hash).collect();
+    words.sort_unstable();
+    words.dedup();
+    words
 }
 
 /// Whether two sets of words are nearly the same, by Jaccard's index. Texts without words are never.
-fn near_equal(a: &HashSet<String>, b: &HashSet<String>) -> bool {
-    let common = a.intersection(b).count();
+fn near_equal(a: &[u64], b: &[u64]) -> bool {
+    if (a.len().min(b.len()) as f32) < NEAR_EQUAL * a.len().max(b.len()) as f32 {
+        return false;
+    }
+    let common = a.iter().filter(|word| b.binary_search(word).is_ok()).count();
     common > 0 && common as f32 >= NEAR_EQUAL * (a.len() + b.len() - common) as f32
 }

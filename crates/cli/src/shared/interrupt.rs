@@ -8,19 +8,23 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use super::print;
 use super::program::INTERRUPTED;
 
+#[cfg(feature = "program")]
+static LISTENS: std::sync::Once = std::sync::Once::new();
 static HELD: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// What the line says beside the interrupt.
 static OUTCOME: Mutex<String> = Mutex::new(String::new());
 
-/// Listens for Ctrl-C as long as the program runs.
-#[cfg(feature = "program")]
-pub fn listen() -> super::Result<()> {
-    Ok(ctrlc::set_handler(|| {
-        if ASKED.swap(true, SeqCst) || !HELD.load(SeqCst) {
-            end();
-        }
-    })?)
+/// Listens for Ctrl-C from now on. Where that fails, the system ends the program, as without it.
+pub fn listen() {
+    #[cfg(feature = "program")]
+    LISTENS.call_once(|| {
+        let _ = ctrlc::set_handler(|| {
+            if ASKED.swap(true, SeqCst) || !HELD.load(SeqCst) {
+                end();
+            }
+        });
+    });
 }
 
 fn end() -> ! {
@@ -30,8 +34,9 @@ fn end() -> ! {
     std::process::exit(INTERRUPTED.into())
 }
 
-/// From now on the line of an interrupt also says what becomes of the work.
+/// From now on an interrupt also says what becomes of the work.
 pub fn set_outcome(outcome: &str) {
+    listen();
     if let Ok(mut line) = OUTCOME.lock() {
         *line = format!("; {outcome}");
     }
@@ -39,6 +44,7 @@ pub fn set_outcome(outcome: &str) {
 
 /// From now on an interrupt only sets [`asked`], once; or, with `false`, it ends the program again.
 pub fn hold(holds: bool) {
+    listen();
     HELD.store(holds, SeqCst);
 }
 
@@ -51,7 +57,7 @@ pub fn asked() -> bool {
 pub fn finish<T>(work: impl FnOnce() -> T) -> T {
     let held = HELD.swap(true, SeqCst);
     let made = work();
-    hold(held);
+    HELD.store(held, SeqCst);
     if asked() && !held {
         end();
     }
