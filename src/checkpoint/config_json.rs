@@ -53,7 +53,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let prefix = source.full_name("");
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
-    let is_named = like.is_none() || section.get("model_type").is_some();
+    let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
     let keys = match is_named && json.as_object().is_some_and(is_of_class) {
         true => read_keys(section, model_type)?,
         false => Cow::Borrowed(section),

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::families::family::Family;
 use crate::families::keys::KEYS;
+use crate::families::table::layer_family;
 
 /// The version of transformers whose classes the lists are of.
 const VERSION: (u32, u32) = (5, 23);
@@ -146,23 +147,24 @@ pub(crate) fn is_of_class(json: &Map<String, Value>) -> bool {
     !is_later && !json.contains_key("auto_map")
 }
 
-/// The keys of this section of a file that the class of the family ignores. `model_type` is that of its row; a section
-/// of another one is for other code.
+/// The keys of this section of a file that its class ignores. `model_type` is that of its row: where the section states
+/// another one, both have to ignore a key.
 pub(crate) fn ignored_keys(section: &Map<String, Value>, model_type: &str, family: &Family) -> Vec<&'static str> {
     let stated = section.get("model_type").and_then(Value::as_str).unwrap_or(model_type);
-    if stated != model_type || OTHERS.iter().any(|(name, _)| *name == model_type) {
-        return Vec::new();
-    }
-    let changes =
-        KEYS.iter().map(|(key, _)| *key).filter(|key| !family.reads_key(key) && !has(key, model_type, family));
-    let sizes = SIZES.iter().map(|(key, _)| *key).filter(|key| !lists(SIZES, key, model_type));
-    changes.chain(sizes).filter(|key| section.contains_key(*key)).collect()
+    let Ok(other) = layer_family(Some(stated)) else { return Vec::new() };
+    let keys = KEYS.iter().map(|(key, _)| *key).chain(SIZES.iter().map(|(key, _)| *key));
+    let ignored = |key: &&str| ignores(key, model_type, family) && ignores(key, stated, other);
+    keys.filter(|key| section.contains_key(*key)).filter(ignored).collect()
 }
 
-/// Whether the class has a key that changes attention and that the row does not read.
-fn has(key: &str, model_type: &str, family: &Family) -> bool {
-    let of_rotation = OF_ROTATION.contains(&key) && family.reads_key("rope_parameters");
-    OF_ALL.contains(&key) || of_rotation || lists(UNREAD, key, model_type)
+/// Whether a class does not have a key, and its row does not read it.
+fn ignores(key: &str, model_type: &str, family: &Family) -> bool {
+    let of_rotation = || OF_ROTATION.contains(&key) && family.reads_key("rope_parameters");
+    let has = match SIZES.iter().any(|(size, _)| *size == key) {
+        true => lists(SIZES, key, model_type),
+        false => family.reads_key(key) || OF_ALL.contains(&key) || of_rotation() || lists(UNREAD, key, model_type),
+    };
+    !has && !OTHERS.iter().any(|(name, _)| *name == model_type)
 }
 
 fn lists(table: &[(&str, &[&str])], key: &str, model_type: &str) -> bool {
