@@ -19,8 +19,11 @@ use crate::error::Result;
 use crate::gemm::{GemmTask, MAX_COLUMNS};
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
-use crate::isa::simd::Simd;
+use crate::isa::simd::{MAX_LANES, Simd};
 use crate::memory::element_count;
+
+/// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
+const PREFETCH_BYTES: usize = 2048;
 
 /// Runs a task on the packed panels of its weights.
 pub(crate) fn run_quantized<A: Convert, O: Convert>(
@@ -167,9 +170,7 @@ impl Int8Kernel for MultiplyPanel<'_> {
                 WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, row),
                 _ => self.next_tile::<D, MR, NR, false, false>(dot, row),
             };
-            if self.activation != Activation::Identity {
-                self.activate(dot.simd(), row..row + done);
-            }
+            self.activate(dot.simd(), row..row + done);
             row += done;
         }
     }
@@ -197,9 +198,7 @@ impl Int8TileKernel for MultiplyPanel<'_> {
         }
         let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
         self.store_sums(s, last, self.rows - last, sums);
-        if self.activation != Activation::Identity {
-            self.activate(s, 0..self.rows);
-        }
+        self.activate(s, 0..self.rows);
     }
 }
 
@@ -234,31 +233,36 @@ impl MultiplyPanel<'_> {
     }
 
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
+    ///
+    /// The first `NR` tiles fetch the next panel from memory, a share each, so that products and memory are busy at the
+    /// same time. If there are fewer, all tiles but the first fetch nothing, and that one what it reads itself soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         row: usize,
     ) -> usize {
-        let left = self.rows - row;
+        let (left, start) = (self.rows - row, self.panel.as_ptr());
+        let few = self.rows < NR * MR;
+        if MR <= left && !(few && row == 0) {
+            let share = if few || row >= NR * MR { 0 } else { self.panel.len() + row / MR * (self.panel.len() / NR) };
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, start.wrapping_add(share));
+            return MR;
+        }
+        let soon = start.wrapping_add(PREFETCH_BYTES);
         if MR <= left {
-            // Only the first tile fetches the panel from afar; the others find it in the cache.
-            if row == 0 {
-                self.tile::<D, MR, NR, BLOCKS, NIBBLES, true>(dot, row);
-            } else {
-                self.tile::<D, MR, NR, BLOCKS, NIBBLES, false>(dot, row);
-            }
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             MR
         } else if MR > 4 && left >= 4 {
-            self.tile::<D, 4, NR, BLOCKS, NIBBLES, true>(dot, row);
+            self.tile::<D, 4, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             4
         } else {
-            self.tile::<D, 1, NR, BLOCKS, NIBBLES, true>(dot, row);
+            self.tile::<D, 1, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             1
         }
     }
 
-    /// Computes `ROWS` rows from `row`, without the activation.
+    /// Computes `ROWS` rows from `row`, without the activation. `next` and `AHEAD` are those of [`Int8Dot::sums`].
     #[inline(always)]
     fn tile<
         D: Int8Dot,
@@ -266,11 +270,12 @@ impl MultiplyPanel<'_> {
         const NR: usize,
         const BLOCKS: bool,
         const NIBBLES: bool,
-        const PREFETCH: bool,
+        const AHEAD: usize,
     >(
         &self,
         dot: D,
         row: usize,
+        next: *const u8,
     ) {
         let (s, lanes) = (dot.simd(), D::S::LANES);
         let PanelLayout { width, inputs, groups, .. } = self.layout;
@@ -296,7 +301,8 @@ impl MultiplyPanel<'_> {
                     starts_stride: groups,
                 };
                 let panel = self.panel.as_ptr().add(index * bytes);
-                let sums = dot.sums::<ROWS, NR, NIBBLES, PREFETCH>(group / D::STEP, a, panel);
+                let next = next.wrapping_add(index * bytes / NR * AHEAD);
+                let sums = dot.sums::<ROWS, NR, NIBBLES, AHEAD>(group / D::STEP, a, panel, next);
                 let scale = |v: usize| s.load(self.panel_scales.as_ptr().add(index * width + v * lanes));
                 let panel_scales: [_; NR] = std::array::from_fn(scale);
                 for (r, (results, sums)) in results.iter_mut().zip(sums).enumerate() {
@@ -336,19 +342,32 @@ impl MultiplyPanel<'_> {
     /// activations are long, and there are many sizes of tiles.
     #[inline(always)]
     fn activate<S: Simd>(&self, s: S, rows: Range<usize>) {
+        // A loop for each, which keeps its constants in registers.
+        match self.activation {
+            Activation::Identity => {}
+            Activation::Gelu => self.map_rows(s, rows, Activation::Gelu),
+            Activation::GeluTanh => self.map_rows(s, rows, Activation::GeluTanh),
+            Activation::Silu => self.map_rows(s, rows, Activation::Silu),
+            Activation::Relu => self.map_rows(s, rows, Activation::Relu),
+        }
+    }
+
+    #[inline(always)]
+    fn map_rows<S: Simd>(&self, s: S, rows: Range<usize>, activation: Activation) {
         for row in rows {
             // SAFETY: a row of results has `columns` values, which were written.
             let results = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.stride), self.columns) };
-            for results in results.chunks_mut(S::LANES) {
-                let mut lanes = [0.0; crate::isa::simd::MAX_LANES];
-                if results.len() == S::LANES {
-                    s.store_slice(results, self.activation.apply(s, s.load_slice(results)));
-                } else {
-                    lanes[..results.len()].copy_from_slice(results);
-                    let activated = self.activation.apply(s, s.load_slice(&lanes));
-                    s.store_slice(&mut lanes, activated);
-                    results.copy_from_slice(&lanes[..results.len()]);
-                }
+            let mut vectors = results.chunks_exact_mut(S::LANES);
+            for results in &mut vectors {
+                s.store_slice(results, activation.apply(s, s.load_slice(results)));
+            }
+            let rest = vectors.into_remainder();
+            if !rest.is_empty() {
+                let mut lanes = [0.0; MAX_LANES];
+                lanes[..rest.len()].copy_from_slice(rest);
+                let activated = activation.apply(s, s.load_slice(&lanes));
+                s.store_slice(&mut lanes, activated);
+                rest.copy_from_slice(&lanes[..rest.len()]);
             }
         }
     }

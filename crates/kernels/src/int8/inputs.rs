@@ -18,18 +18,16 @@ pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32,
     let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
     padding.fill(0);
-    let largest = match largest_magnitude(s, from) {
-        Some(largest) if largest > 0.0 => largest,
-        zero_or_none => {
-            to.fill(0);
-            return (if zero_or_none.is_some() { 0.0 } else { f32::NAN }, 0);
-        }
-    };
+    let largest = largest_magnitude(s, from);
+    if largest == 0.0 {
+        to.fill(0);
+        return (if from.iter().all(|x| *x == 0.0) { 0.0 } else { f32::NAN }, 0);
+    }
     let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
     let (inverse, magic) = (s.splat(1.0 / scale), s.splat(MAGIC));
     // Not fused, so that all instruction sets give the same bits.
     let round = |x: &[f32]| s.add(s.mul(s.load_slice(x), inverse), magic);
-    // Sums of integers below 2^24, which are exact in f32.
+    // Sums of integers below 2^24, which are exact in f32; NaN if an input is not finite: the inverse of infinity is 0.
     let mut sums = [s.splat(0.0); SUMS];
     let (blocks, rest) = from.split_at(from.len() / (SUMS * D::S::LANES) * (SUMS * D::S::LANES));
     let (to, to_rest) = to.split_at_mut(blocks.len());
@@ -51,25 +49,23 @@ pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32,
         unsafe { dot.store_low_bytes(bytes.as_mut_ptr(), rounded) };
         to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
     }
-    let sum = s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3]));
-    (scale, s.reduce_add(sum) as i32)
+    let sum = s.reduce_add(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
+    (if sum.is_nan() { f32::NAN } else { scale }, sum as i32)
 }
 
 /// Vectors that are summed or compared side by side: one alone would wait for each operation before the next.
 const SUMS: usize = 4;
 
-/// The largest magnitude; `None` if a value is not finite.
+/// The largest magnitude of the values that are not NaN. (NEON: NaN if one is.)
 #[inline(always)]
-fn largest_magnitude<S: Simd>(s: S, values: &[f32]) -> Option<f32> {
+fn largest_magnitude<S: Simd>(s: S, values: &[f32]) -> f32 {
     let zero = s.splat(0.0);
-    let (mut largest, mut least, mut zeros) = ([zero; SUMS], [zero; SUMS], [zero; SUMS]);
+    let (mut largest, mut least) = ([zero; SUMS], [zero; SUMS]);
     let (blocks, rest) = values.split_at(values.len() / (SUMS * S::LANES) * (SUMS * S::LANES));
     for block in blocks.chunks_exact(SUMS * S::LANES) {
         for (i, x) in block.chunks_exact(S::LANES).enumerate() {
             let x = s.load_slice(x);
             (largest[i], least[i]) = (s.max(x, largest[i]), s.min(x, least[i]));
-            // NaN if `x` is not finite.
-            zeros[i] = s.mul_add(x, zero, zeros[i]);
         }
     }
     for rest in rest.chunks(S::LANES) {
@@ -77,12 +73,9 @@ fn largest_magnitude<S: Simd>(s: S, values: &[f32]) -> Option<f32> {
         x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
         let x = s.load_slice(&x);
         (largest[0], least[0]) = (s.max(x, largest[0]), s.min(x, least[0]));
-        zeros[0] = s.mul_add(x, zero, zeros[0]);
     }
     for i in 1..SUMS {
         (largest[0], least[0]) = (s.max(largest[i], largest[0]), s.min(least[i], least[0]));
-        zeros[0] = s.add(zeros[i], zeros[0]);
     }
-    let magnitude = s.max(largest[0], s.sub(zero, least[0]));
-    (s.reduce_add(zeros[0]) == 0.0).then(|| s.reduce_max(magnitude))
+    s.reduce_max(s.max(largest[0], s.sub(zero, least[0])))
 }
