@@ -10,7 +10,7 @@ use half::f16;
 
 use super::dot::{InputRows, Int8Dot};
 use super::encode::{BLOCK, WeightFormat};
-use super::inputs::quantize;
+use super::inputs::RoundedInputs;
 use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
 use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
 use crate::activation::Activation;
@@ -20,49 +20,25 @@ use crate::gemm::{GemmTask, MAX_COLUMNS};
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
 use crate::isa::simd::{MAX_LANES, Simd};
-use crate::memory::element_count;
 
 /// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
 const PREFETCH_BYTES: usize = 2048;
 
 /// Runs a task on the packed panels of its weights.
-pub(crate) fn run_quantized<A: Convert, O: Convert>(
+pub(crate) fn run_quantized<A, O: Convert>(
     isa: Isa,
     task: GemmTask<A, O>,
     panels: &QuantizedPanels,
+    inputs: &RoundedInputs,
 ) -> Result<()> {
     let layout = panels.layout;
-    let PanelLayout { inputs, groups, width, .. } = layout;
-    let (rows, k, n) = (task.to - task.from, task.weights.in_features, task.weights.out_features);
-    // In f32 values: the integers, four in each; scales and starts of the rows; scales of a panel; a row in f32; the
-    // results of a panel in f32.
-    let tiles = layout.format == WeightFormat::Int8 && isa.has_int8_tiles();
-    // A tile may read more rows than it has. Their contents do not matter: no row affects another.
-    let rows_read = if tiles { rows.next_multiple_of(TILE_ROWS) } else { rows };
-    let values = element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
-    let upcast = if A::IS_F32 { 0 } else { k };
+    let PanelLayout { groups, width, .. } = layout;
+    let (rows, n) = (task.to - task.from, task.weights.out_features);
+    // The scales of a panel, and its results in f32.
     let results = if O::IS_F32 { 0 } else { rows * width };
-    let mut memory = task.pool.take(values + 2 * rows * groups + groups * width + upcast + results)?;
-    let (values, rest) = memory.split_at_mut(values);
-    let (scales, rest) = rest.split_at_mut(rows * groups);
-    let (starts, rest) = rest.split_at_mut(rows * groups);
-    let (panel_scales, rest) = rest.split_at_mut(groups * width);
-    let (upcast, results) = rest.split_at_mut(upcast);
-    let (values, starts) = (bytemuck::cast_slice_mut::<_, i8>(values), bytemuck::cast_slice_mut::<_, i32>(starts));
-
-    let a = &task.a[task.from * k..task.to * k];
-    // All rows at once if they are f32.
-    let step = if A::IS_F32 { rows } else { 1 };
-    for row in (0..rows).step_by(step.max(1)) {
-        isa.run_int8(QuantizeInputs {
-            layout,
-            from: A::as_f32(&a[row * k..][..step * k], upcast),
-            rows: step,
-            values: &mut values[row * inputs..],
-            scales: &mut scales[row * groups..],
-            starts: &mut starts[row * groups..],
-        });
-    }
+    let mut memory = task.pool.take(groups * width + results)?;
+    let (panel_scales, results) = memory.split_at_mut(groups * width);
+    let (values, scales, starts) = inputs.rows_from(task.from);
     let count = task.weights.bias.len() / width;
     for panel in task.first..task.last {
         let scales_of_panel = match &panels.scales {
@@ -103,49 +79,11 @@ pub(crate) fn run_quantized<A: Convert, O: Convert>(
     Ok(())
 }
 
-/// Rounds rows of inputs to integers.
-struct QuantizeInputs<'a> {
-    layout: PanelLayout,
-    /// `(rows, in_features)`
-    from: &'a [f32],
-    rows: usize,
-    /// `(rows, inputs)`
-    values: &'a mut [i8],
-    /// `(rows, groups)`
-    scales: &'a mut [f32],
-    /// What sums start with, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
-    starts: &'a mut [i32],
-}
-
-impl Int8Kernel for QuantizeInputs<'_> {
-    #[inline(always)]
-    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
-        let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
-        let k = self.from.len() / self.rows;
-        for row in 0..self.rows {
-            let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
-            let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
-            // Sums wrap around, so what they start with may, too.
-            let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
-            if format == WeightFormat::Int8 {
-                let (scale, sum) = quantize(dot, from, values);
-                (scales[0], starts[0]) = (scale, start(sum));
-                continue;
-            }
-            let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
-            for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
-                let (scale, sum) = quantize(dot, from, values);
-                (*to_scale, *to_start) = (scale, start(sum));
-            }
-        }
-    }
-}
-
 /// Multiplies rows of inputs with a panel, adds the bias and applies the activation.
 struct MultiplyPanel<'a> {
     layout: PanelLayout,
     rows: usize,
-    /// As in [`QuantizeInputs`].
+    /// Those of [`RoundedInputs`].
     values: &'a [i8],
     scales: &'a [f32],
     starts: &'a [i32],
@@ -235,7 +173,7 @@ impl MultiplyPanel<'_> {
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
     ///
     /// The first `NR` tiles fetch the next panel from memory, a share each, so that products and memory are busy at the
-    /// same time. If there are fewer, all tiles but the first fetch nothing, and that one what it reads itself soon.
+    /// same time. If there are fewer, the first one fetches what it reads itself soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
@@ -245,7 +183,11 @@ impl MultiplyPanel<'_> {
         let (left, start) = (self.rows - row, self.panel.as_ptr());
         let few = self.rows < NR * MR;
         if MR <= left && !(few && row == 0) {
-            let share = if few || row >= NR * MR { 0 } else { self.panel.len() + row / MR * (self.panel.len() / NR) };
+            let share = if row < NR * MR {
+                self.panel.len() + (row / MR - usize::from(few)) * (self.panel.len() / NR)
+            } else {
+                0
+            };
             self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, start.wrapping_add(share));
             return MR;
         }

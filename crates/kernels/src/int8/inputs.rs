@@ -1,8 +1,118 @@
 //! Inputs of a product, rounded to int8.
 
 use super::dot::Int8Dot;
-use super::encode::MAX_INT8;
+use super::encode::{BLOCK, MAX_INT8, WeightFormat};
+use super::panels::PanelLayout;
+use super::tiles::TILE_ROWS;
+use crate::convert::Convert;
+use crate::error::Result;
+use crate::isa::Isa;
+use crate::isa::kernel::Int8Kernel;
 use crate::isa::simd::{MAX_LANES, Simd};
+use crate::memory::{Scratch, ScratchPool, element_count};
+use crate::team::{SharedOut, Team};
+
+/// The inputs of a product, rounded once for all of its tasks.
+pub(crate) struct RoundedInputs<'a> {
+    /// Integers `(rows, inputs)`, four in a value; then scales and starts, `(rows, groups)`.
+    memory: Scratch<'a>,
+    layout: PanelLayout,
+    /// Values that hold the integers.
+    integers: usize,
+    rows: usize,
+}
+
+impl<'a> RoundedInputs<'a> {
+    /// Rounds `a` `(rows, in_features)`, of which each thread of the team takes some rows.
+    pub fn new<A: Convert>(
+        isa: Isa,
+        team: Team,
+        pool: &'a ScratchPool,
+        layout: PanelLayout,
+        a: &[A],
+        rows: usize,
+    ) -> Result<Self> {
+        let PanelLayout { inputs, groups, .. } = layout;
+        let k = a.len() / rows.max(1);
+        // A tile may read more rows than there are. Their contents do not matter: no row affects another.
+        let rows_read = rows.next_multiple_of(TILE_ROWS);
+        let integers =
+            element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
+        let mut memory = pool.take(integers + 2 * rows * groups)?;
+        let (values, rest) = memory.split_at_mut(integers);
+        let (scales, starts) = rest.split_at_mut(rows * groups);
+        let values = SharedOut(bytemuck::cast_slice_mut::<_, i8>(values).as_mut_ptr());
+        let (scales, starts) = (SharedOut(scales.as_mut_ptr()), SharedOut(starts.as_mut_ptr().cast::<i32>()));
+        let share = rows.div_ceil(team.threads()).max(1);
+        team.try_for_each(rows.div_ceil(share), |index| {
+            let rows = index * share..rows.min((index + 1) * share);
+            let mut upcast = pool.take(if A::IS_F32 { 0 } else { k })?;
+            // All rows at once if they are f32.
+            let step = if A::IS_F32 { rows.len() } else { 1 };
+            for row in rows.step_by(step) {
+                // SAFETY: these are rows of the memory above, which is borrowed here, and no other thread has them.
+                let (values, scales, starts) = unsafe {
+                    (
+                        std::slice::from_raw_parts_mut(values.start().add(row * inputs), step * inputs),
+                        std::slice::from_raw_parts_mut(scales.start().add(row * groups), step * groups),
+                        std::slice::from_raw_parts_mut(starts.start().add(row * groups), step * groups),
+                    )
+                };
+                let from = A::as_f32(&a[row * k..][..step * k], &mut upcast);
+                isa.run_int8(RoundInputs { layout, from, rows: step, values, scales, starts });
+            }
+            Ok(())
+        })?;
+        Ok(Self { memory, layout, integers, rows })
+    }
+
+    /// The integers, scales and starts of the rows from `row` on.
+    pub fn rows_from(&self, row: usize) -> (&[i8], &[f32], &[i32]) {
+        let PanelLayout { inputs, groups, .. } = self.layout;
+        let (integers, rest) = self.memory.split_at(self.integers);
+        let (scales, starts) = rest.split_at(self.rows * groups);
+        let (integers, starts) = (bytemuck::cast_slice(integers), bytemuck::cast_slice(starts));
+        (&integers[row * inputs..], &scales[row * groups..], &starts[row * groups..])
+    }
+}
+
+/// Rounds rows of inputs to integers.
+struct RoundInputs<'a> {
+    layout: PanelLayout,
+    /// `(rows, in_features)`
+    from: &'a [f32],
+    rows: usize,
+    /// `(rows, inputs)`
+    values: &'a mut [i8],
+    /// `(rows, groups)`
+    scales: &'a mut [f32],
+    /// What sums start with, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
+    starts: &'a mut [i32],
+}
+
+impl Int8Kernel for RoundInputs<'_> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
+        let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
+        let k = self.from.len() / self.rows;
+        for row in 0..self.rows {
+            let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
+            let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
+            // Sums wrap around, so what they start with may, too.
+            let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
+            if format == WeightFormat::Int8 {
+                let (scale, sum) = quantize(dot, from, values);
+                (scales[0], starts[0]) = (scale, start(sum));
+                continue;
+            }
+            let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
+            for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
+                let (scale, sum) = quantize(dot, from, values);
+                (*to_scale, *to_start) = (scale, start(sum));
+            }
+        }
+    }
+}
 
 /// Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, which is then in the low bits: for magnitudes below
 /// 2^22.
@@ -14,7 +124,7 @@ const MAGIC: f32 = 12_582_912.0;
 /// The scale is NaN if an input is not finite, so that everything that depends on it becomes NaN. It is at least the
 /// smallest normal number, so inputs far below that are 0; and 0 if all inputs are.
 #[inline(always)]
-pub(super) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32, i32) {
+fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32, i32) {
     let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
     padding.fill(0);
