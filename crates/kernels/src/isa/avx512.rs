@@ -137,6 +137,7 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
         if BF16 {
+            // Subnormal values become 0, as in products.
             // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX512-BF16.
             return unsafe { to.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(a)) };
         }
