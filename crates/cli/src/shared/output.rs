@@ -147,7 +147,7 @@ impl Output {
     /// Writes tensors with the `format` of this output in the metadata.
     pub fn write_tensors(&self, tensors: HashMap<String, Tensor>) -> Result<()> {
         let Kind::Tensors(format) = self.kind else {
-            return Err(about(&self.path, &"is no output of tensors").into());
+            return Err(about(&self.path, &"is not an output for tensors").into());
         };
         let metadata = HashMap::from([("format".to_string(), format.to_string())]);
         match &self.target {
