@@ -45,7 +45,7 @@ fn folder(path: &Path) -> Result<Vec<Document>> {
         if !entry.file_type().is_file() {
             continue;
         }
-        // A file that is no text is no mistake among others.
+        // A file that is not a text is not an error among others.
         match read::text(entry.path()) {
             Ok(text) if !text.contains('\0') => documents.push(Document { path: entry.into_path(), text }),
             _ => skipped += 1,
