@@ -61,8 +61,8 @@
 //! | [`io`] | files and folders that appear complete or not at all, bounded reads |
 //!
 //! Text encoders on this layer are the crate `candle-attention-text`. The guides are in `docs/` of the repository:
-//! checkpoints, caches and positions, training a block, statistics and pruning, devices, performance. candle itself is re-exported as `candle_core` and
-//! `candle_nn`, in the versions whose tensors this crate takes.
+//! checkpoints, caches and positions, training a block, statistics and pruning, devices, performance. candle itself is
+//! re-exported as `candle_core` and `candle_nn`, in the versions whose tensors this crate takes.
 //!
 //! # Cargo features
 //!

@@ -12,7 +12,7 @@ pub(crate) struct Family {
     /// layout is not of this family.
     pub layouts: &'static [&'static str],
     /// Keys that change attention and that the family reads beyond those of its other columns. Every other key of
-    /// [`keys`](crate::families::keys) is an error if it is set.
+    /// [`keys`](crate::families::keys) is an error if it is set, unless transformers ignores it.
     pub reads: &'static [&'static str],
     /// Values of the key `position_embedding_type`, beyond those that `positions` explains.
     pub position_values: &'static [&'static str],

@@ -34,7 +34,8 @@ const OF_ALL: [&str; 2] = ["per_layer_config", "is_decoder"];
 /// Keys that a class with `rope_parameters` takes into them.
 pub(super) const OF_ROTATION: [&str; 2] = ["rope_scaling", "partial_rotary_factor"];
 
-/// Keys that change attention, each with the values of `model_type` whose class knows it and whose row does not read it.
+/// Keys that change attention, each with the values of `model_type` whose class knows it and whose row does not read
+/// it.
 const UNREAD: &[(&str, &[&str])] = &[
     ("attention_k_eq_v", &["diffusion_gemma_text"]),
     ("attn_logit_softcapping", &["gemma3_text", "t5gemma2_text"]),
@@ -139,7 +140,8 @@ const SIZES: &[(&str, &[&str])] = &[
     ("dim", &["distilbert"]),
 ];
 
-/// Whether transformers' own class runs a file: it names no code of its own (`auto_map`), and is not of a later version.
+/// Whether transformers' own class runs a file: it names no code of its own (`auto_map`), and is not of a later
+/// version.
 pub(crate) fn is_of_class(json: &Map<String, Value>) -> bool {
     let version = json.get("transformers_version").and_then(Value::as_str).unwrap_or_default();
     let mut numbers = version.split('.').map_while(|number| number.parse().ok());

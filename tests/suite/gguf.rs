@@ -185,7 +185,7 @@ fn tensors_that_do_not_fit_are_refused() {
     one().tensor("w", &[1 << 40], 8, 0).refused(&["`w`", "ends at"]);
     one().tensor("w", &[1 << 40, 1 << 40], 0, 0).refused(&["`w`", "larger than any memory"]);
     one().tensor("w", &[u64::MAX], 0, 0).refused(&["`w`", "larger than any memory"]);
-    one().tensor("w", &[4], 0, 8).refused(&["`w`", "no multiple of 32"]);
+    one().tensor("w", &[4], 0, 8).refused(&["`w`", "a multiple of 32"]);
     one().tensor("w", &[4], 0, 1 << 50).refused(&["`w`", "ends at"]);
     one().tensor("w", &[16], 0, u64::MAX - 31).refused(&["`w`", "starts at"]);
     one().tensor("w", &[4], 0, u64::MAX - 31).refused(&["`w`", "ends at"]);

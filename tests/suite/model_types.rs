@@ -298,6 +298,8 @@ fn keys_that_no_config_class_knows_change_nothing() {
         changed += add_unknown(&mut config, &classes, &strange, &[]);
         for case in &walked.cases {
             let read = |config: &Value| config_from_json(config, &walked.checkpoint.at(&case.prefix, DType::F32, &CPU));
+            // Files of timm state no family.
+            let Some(_) = config.get("model_type") else { continue };
             let plain = read(&walked.config).unwrap().config;
             let added = read(&config).unwrap_or_else(|error| panic!("{name} {}: {error}", case.prefix)).config;
             // Masks of chunks compare by identity.

@@ -297,7 +297,7 @@ impl Reader<'_> {
         let kind = u32::from_le_bytes(self.take(&name)?);
         let from = u64::from_le_bytes(self.take(&name)?);
         if !from.is_multiple_of(alignment) {
-            return Err(self.invalid(&wrong(format!("its data starts at {from}, no multiple of {alignment}"))));
+            return Err(self.invalid(&wrong(format!("its data starts at {from}, expected a multiple of {alignment}"))));
         }
         let Some(kind) = blocks::type_of(kind) else {
             return Err(self.invalid(&wrong(format!("the unknown type {kind}"))));

@@ -272,15 +272,26 @@ fn attend_finds_the_configuration_beside_the_weights() {
     let path = |name: &str| folder.path().join(name);
     let query = Tensor::ones((1, 5, 24), DType::F32, &Device::Cpu).unwrap();
     candle_core::safetensors::save(&HashMap::from([("query", query)]), path("in.safetensors")).unwrap();
-    let attend = |checkpoint: PathBuf| {
+    let attend_at = |prefix: &str, checkpoint: PathBuf| {
         let mut command = program("attend");
-        command.args(["--prefix", "encoder.layer.0.attention"]).arg("--checkpoint").arg(checkpoint);
+        command.args(["--prefix", prefix]).arg("--checkpoint").arg(checkpoint);
         command.arg("--input").arg(path("in.safetensors")).arg("--output").arg(path("out.safetensors"));
         command
     };
+    let attend = |checkpoint: PathBuf| attend_at("encoder.layer.0.attention", checkpoint);
     for checkpoint in [fixture("tiny-bert"), fixture("tiny-bert/model.safetensors")] {
         assert!(succeeds(&mut attend(checkpoint)).contains("layout bert, 4 heads of 6"));
     }
+    // A prefix of no layer is not the fault of config.json.
+    for beside in [&["--heads", "4"][..], &[]] {
+        let layers = "model.safetensors: tensor `encoder.layer.9.attention` is missing: no tensor is below this prefix; \
+            `encoder.layer` has `0`, `1`; the attention layers are `encoder.layer.0.attention`, `encoder.layer.1.attention`";
+        fails(attend_at("encoder.layer.9.attention", fixture("tiny-bert")).args(beside), layers);
+    }
+    // A GGUF file holds its configuration.
+    let query = Tensor::ones((1, 5, 32), DType::F32, &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&HashMap::from([("query", query)]), path("in.safetensors")).unwrap();
+    assert!(succeeds(&mut attend(fixture("gguf/bert.gguf"))).contains("layout bert, 4 heads of 8"));
     // An output that is not finite is written, with a word about it.
     let nan = Tensor::full(f32::NAN, (1, 5, 24), &Device::Cpu).unwrap();
     candle_core::safetensors::save(&HashMap::from([("query", nan)]), path("in.safetensors")).unwrap();

@@ -34,7 +34,6 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     if let Some(model_type) = checkpoint::resolved_model_type(keys).map(str::to_string) {
         keys.insert("model_type".to_string(), model_type.into());
     }
-    checkpoint::remove_ignored_keys(keys);
     let text = |key: &str| stated_text(keys, key);
     let found = text("model_type").unwrap_or("absent");
     let row = families::model(found, text, |_| false)
@@ -74,6 +73,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
             keys.insert((*ours).to_string(), value);
         }
     }
+    checkpoint::remove_ignored_keys(keys);
     if let Some(gate) = row.gate.filter(|gate| gate.required || keys.contains_key(gate.key)) {
         let activation = activation_of_gate(keys, gate.key, gate.gates)?;
         keys.insert("hidden_act".to_string(), activation.into());

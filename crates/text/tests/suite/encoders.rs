@@ -116,6 +116,17 @@ fn modernbert_with_older_config_keys_gives_the_same_states() {
     says(load(short.path()), &["layer_types = 1 kinds", "one for each of 3 layers"]);
 }
 
+/// Keys that the config class does not have are ignored, as in transformers; not where the file names code of its own.
+#[test]
+fn keys_that_no_config_class_knows_give_the_same_states() {
+    let strange = json!({"num_key_value_heads": 1, "head_dim": 77, "sliding_window": 2});
+    let case = Case::new(&fixture("encoders/electra"));
+    case.check("ignored", &load(changed("electra", &[], strange.clone()).path()).unwrap());
+    let mut own_code = strange;
+    own_code["auto_map"] = json!({"AutoModel": "modeling_own.OwnModel"});
+    assert!(load(changed("electra", &[], own_code).path()).is_err());
+}
+
 /// The keys of Nomic's own code, as nomic-embed-text has them.
 #[test]
 fn nomic_with_its_own_config_keys_gives_the_same_states() {
