@@ -172,28 +172,23 @@ impl MultiplyPanel<'_> {
 
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
     ///
-    /// The first `NR` tiles fetch the next panel from memory, a share each, so that products and memory are busy at the
-    /// same time. If there are fewer, the first one fetches what it reads itself soon.
+    /// The first `NR` tiles of `MR` rows fetch the next panel from memory, a share each, so that products and memory are
+    /// busy at the same time; if there are fewer, the first one fetches all of it. Others fetch what they read soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         row: usize,
     ) -> usize {
-        let (left, start) = (self.rows - row, self.panel.as_ptr());
+        let (left, start, size) = (self.rows - row, self.panel.as_ptr(), self.panel.len());
+        let (next, soon) = (start.wrapping_add(size), start.wrapping_add(PREFETCH_BYTES));
         let few = self.rows < NR * MR;
-        if MR <= left && !(few && row == 0) {
-            let share = if row < NR * MR {
-                self.panel.len() + (row / MR - usize::from(few)) * (self.panel.len() / NR)
-            } else {
-                0
-            };
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, start.wrapping_add(share));
-            return MR;
-        }
-        let soon = start.wrapping_add(PREFETCH_BYTES);
-        if MR <= left {
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
+        if MR <= left && few && row == 0 {
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, NR>(dot, row, next);
+            MR
+        } else if MR <= left {
+            let share = if few || row >= NR * MR { start } else { next.wrapping_add(row / MR * (size / NR)) };
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, share);
             MR
         } else if MR > 4 && left >= 4 {
             self.tile::<D, 4, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
