@@ -10,6 +10,7 @@ use super::convert::Convert;
 use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
+use super::int8::inputs::RoundedInputs;
 use super::isa::Isa;
 use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
@@ -96,25 +97,30 @@ impl PackedWeights {
         let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
         let group = panels.div_ceil(groups);
         let pool = ScratchPool::default();
-        team.try_for_each(row_blocks * groups, |index| {
-            let (block, part) = (index / groups, index % groups);
-            let task = GemmTask {
-                weights: self,
-                a,
-                out,
-                pool: &pool,
-                from: block * row_block,
-                to: rows.min((block + 1) * row_block),
-                first: (part * group).min(panels),
-                last: ((part + 1) * group).min(panels),
-                activation,
-            };
-            match &self.panels {
-                Panels::F32(panels) => run_f32(self.isa, task, panels),
-                Panels::Pairs(format, panels) => run_pairs(self.isa, *format, task, panels),
-                Panels::Quantized(panels) => run_quantized(self.isa, task, panels),
+        let run_each = |run: &(dyn Fn(GemmTask<A, O>) -> Result<()> + Sync)| {
+            team.try_for_each(row_blocks * groups, |index| {
+                let (block, part) = (index / groups, index % groups);
+                run(GemmTask {
+                    weights: self,
+                    a,
+                    out,
+                    pool: &pool,
+                    from: block * row_block,
+                    to: rows.min((block + 1) * row_block),
+                    first: (part * group).min(panels),
+                    last: ((part + 1) * group).min(panels),
+                    activation,
+                })
+            })
+        };
+        match &self.panels {
+            Panels::F32(panels) => run_each(&|task| run_f32(self.isa, task, panels)),
+            Panels::Pairs(format, panels) => run_each(&|task| run_pairs(self.isa, *format, task, panels)),
+            Panels::Quantized(panels) => {
+                let inputs = RoundedInputs::new(self.isa, team, &pool, panels.layout, a, rows)?;
+                run_each(&|task| run_quantized(self.isa, task, panels, &inputs))
             }
-        })
+        }
     }
 }
 
