@@ -34,7 +34,7 @@ RAGGED = (32, 128, 384, 12)
 MINILM, BERT, MODERNBERT = "MiniLM-L6", "BERT-base", "ModernBERT-base"
 # About 4,000 English words are 5,400 tokens.
 ENCODERS = {
-    MINILM: [(1, 16), (1, 128), (8, 128), (32, 128), (4, 512)],
+    MINILM: [(1, 16), (1, 128), (8, 128), (32, 128), (16, 250), (4, 512)],
     BERT: [(1, 32), (16, 256)],
     MODERNBERT: [(1, 5400)],
 }

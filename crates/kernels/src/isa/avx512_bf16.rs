@@ -1,5 +1,5 @@
-//! AVX512-BF16: `vdpbf16ps`, at twice the f32 rate on AMD (Zen 5: two a cycle, with a latency of 6) and at half of it on
-//! Intel.
+//! AVX512-BF16: `vdpbf16ps`, at twice the f32 rate on AMD (Zen 5: two per cycle, with a latency of 6) and at half of
+//! it on Intel.
 
 use std::arch::x86_64::*;
 
