@@ -9,6 +9,8 @@ pub mod device;
 #[cfg(feature = "program")]
 pub mod head_model;
 pub mod model;
+#[cfg(feature = "program")]
+pub mod model_name;
 pub mod output;
 #[cfg(feature = "program")]
 pub mod plot;

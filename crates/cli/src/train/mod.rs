@@ -22,7 +22,8 @@ use session::Session;
 
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, model, print};
+use super::shared::model_name::model_name;
+use super::shared::{self, Result, device, model, print};
 
 /// Train a small text encoder from scratch.
 ///
@@ -157,7 +158,7 @@ impl Train {
     fn texts(&self, path: &Path, held_back: &[String]) -> Result<Vec<String>> {
         let texts = read_texts(path, held_back)?;
         match texts.len() {
-            1 => Err(about(path, &"holds 1 text, expected at least 2").into()),
+            1 => Err(shared::about(path, &"holds 1 text, expected at least 2").into()),
             _ => Ok(texts),
         }
     }
@@ -212,7 +213,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     introduce(&trainer, texts.len(), arguments.sizes.vocab_size);
     let session = Session {
         run: run.path(),
-        plot: plot.as_ref(),
+        plot: plot.as_ref().map(|plot| (plot, about(&trainer, arguments.teacher.as_deref()))),
         held_back: held_back.as_ref(),
         interrupt: &interrupt,
         save_every: arguments.save_every,
@@ -227,6 +228,18 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     trainer.write(&arguments.output, arguments.dtype)?;
     let on_stderr = plot.is_some_and(|plot| plot.is_stdout());
     held_back.map_or(Ok(()), |held_back| held_back.report(&arguments.output, on_stderr))
+}
+
+/// What is trained, for a picture.
+fn about(trainer: &Trainer, teacher: Option<&str>) -> String {
+    let config = trainer.config();
+    let (layers, size, parameters) = (config.num_hidden_layers, config.hidden_size, trainer.parameters());
+    let student = match config.kind {
+        StudentKind::Static => format!("static embeddings of {size} numbers"),
+        _ => format!("encoder with {layers} layers of {size}"),
+    };
+    let learns = teacher.map_or("masked tokens".to_string(), |teacher| format!("teacher {}", model_name(teacher)));
+    format!("{student}, {parameters} parameters; {learns}")
 }
 
 /// Prints what is trained, and what is otherwise than the user may expect.
