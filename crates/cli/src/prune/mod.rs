@@ -197,7 +197,11 @@ fn draw(rows: &[Row], about: &str, output: &Output) -> Result<()> {
     ];
     let lines: Vec<Line> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
     let chart = Chart {
-        title: if lines.len() > 1 { "Quality and time without some attention heads" } else { "Quality without some attention heads" },
+        title: if lines.len() > 1 {
+            "Quality and time without some attention heads"
+        } else {
+            "Quality without some attention heads"
+        },
         about,
         x_name: "attention heads pruned, the least important first (%)",
         y_name: if lines.len() > 1 { "1 = the whole model" } else { "cosine similarity to the whole model" },

@@ -20,9 +20,9 @@ use progress::Progress;
 use record::Record;
 use session::Session;
 
+use super::shared::model_name::model_name;
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
-use super::shared::model_name::model_name;
 use super::shared::{self, Result, device, model, print};
 
 /// Train a small text encoder from scratch.

@@ -21,17 +21,23 @@ struct Sharpness {
 }
 
 impl AttentionMaps {
-    /// The sharpest head and the query of its sharpest weight; `None` if there are no two words that are two tokens
-    /// apart.
+    /// The sharpest head and the query of its sharpest weight; `None` without two words.
     ///
     /// Many heads look at the next token, or all tokens look at the same one. Both are strong, and tell nothing about a
     /// word. So a weight counts as far as neither explains it: by what it exceeds the larger of two means, of the other
-    /// queries' weights at the same distance, and of the other queries' weights for the same key. The sharpness of a head
-    /// is the sum of the squares. Only words count: no special tokens, no punctuation, no pieces that continue a word;
-    /// and, where queries and keys are the same tokens, no token and its neighbors.
+    /// queries' weights at the same distance, and of the other queries' weights for the same key. The sharpness of a
+    /// head is the sum of the squares. Only words count: no special tokens, no punctuation, no pieces that continue a
+    /// word; and, where queries and keys are the same tokens, no word and its neighbors, if there are others.
     pub(super) fn telling_view(&self) -> Option<View> {
+        match self.queries == self.keys {
+            true => self.sharpest(2).or_else(|| self.sharpest(1)),
+            false => self.sharpest(0),
+        }
+    }
+
+    /// The view for keys that are at least so many tokens from the query.
+    fn sharpest(&self, apart: usize) -> Option<View> {
         let (queries, keys) = (words(&self.queries), words(&self.keys));
-        let apart = if self.queries == self.keys { 2 } else { 0 };
         let places = self.layers.iter().enumerate().flat_map(|(i, l)| (0..l.heads.len()).map(move |head| (i, head)));
         let heads = places.collect::<Vec<_>>();
         let sharpest = heads

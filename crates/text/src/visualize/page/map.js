@@ -2,7 +2,7 @@
 // for its place, so that names stay in view and a map of any size fits into memory.
 
 const map = { left: 0, top: 0, cell: 0, fit: 0 };
-const SMALLEST_NAME = 11, NAMED = 14, LARGEST_CELL = 72;
+const SMALLEST_NAME = 11, NAMED = 14, LARGEST_CELL = 140;
 const font = (size) => `${size}px system-ui, sans-serif`;
 const mapImage = { of: "", canvas: document.createElement("canvas") };
 
