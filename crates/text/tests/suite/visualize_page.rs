@@ -408,18 +408,28 @@ fn long_text_leaves_the_map_on_the_screen() {
 #[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
 fn view_is_saved_as_svg_and_png() {
     let script = r##"
+      // Files and pictures are read in real time, of which waiting takes none.
+      const channel = new MessageChannel();
+      const tick = () => new Promise((done) => { channel.port1.onmessage = done; channel.port2.postMessage(0); });
+      const until = async (isDone) => { for (let i = 1; !isDone(); i++) await (i % 500 ? tick() : rest()); };
+      const finished = async (promise) => {
+        let found = null;
+        promise.then((value) => { found = value; });
+        await until(() => found !== null);
+        return found;
+      };
       const files = [];
       URL.createObjectURL = (file) => { files.push(file); return "#"; };
       HTMLAnchorElement.prototype.click = function () { files.push(this.download); };
       const saved = async (kind) => {
         files.length = 0;
         byId(`save-${kind}`).click();
-        while (files.length < 2) await rest();
+        await until(() => files.length === 2);
         return files;
       };
-      const svg = async () => { const [file, name] = await saved("svg"); return [name, file.type, await file.text()]; };
+      const svg = async () => { const [file, name] = await saved("svg"); return [name, file.type, await finished(file.text())]; };
       seen.map = await svg();
-      const [file, name] = await saved("png"), image = await createImageBitmap(file), canvas = document.createElement("canvas");
+      const [file, name] = await saved("png"), image = await finished(createImageBitmap(file)), canvas = document.createElement("canvas");
       [canvas.width, canvas.height] = [image.width, image.height];
       const pen = canvas.getContext("2d");
       pen.drawImage(image, 0, 0);
