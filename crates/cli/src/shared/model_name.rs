@@ -2,8 +2,8 @@
 
 use candle_attention_text::model_card;
 
-/// The name of the model that `--model` names: the title of its model card, or else the name of its folder or file. What is
-/// no path is the id of a hub model.
+/// The name of the model that `--model` names: the title of its model card, or else the name of its folder or file.
+/// What is no path is the id of a hub model.
 pub fn model_name(model: &str) -> String {
     let Ok(path) = std::fs::canonicalize(model) else { return model.to_string() };
     let titled = model_card(&path).ok().and_then(|card| title(&card).map(str::to_string));

@@ -260,7 +260,7 @@ fn models_make_maps_of_a_pair() {
     assert_eq!(cross.attention("a", "", &options).unwrap().queries(), ["[CLS]", "a", "[SEP]", "[SEP]"]);
 }
 
-/// What only distance or only the key explains is not told; neither are special tokens, punctuation and pieces of words.
+/// What distance or the key alone explains does not count; nor do special tokens, punctuation and pieces of words.
 #[test]
 fn page_opens_on_the_head_with_the_sharpest_pattern() {
     let names = ["[CLS]", "one", "two", "three", ",", "five", "six", "ty", "[SEP]"];
