@@ -13,7 +13,7 @@ use candle_attention::norm::{Norm, layer_norm};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
 use candle_attention_cli::shared::{Result, print};
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{AdamW, Init, Linear, Optimizer, VarBuilder, VarMap, loss::cross_entropy};
+use candle_nn::{AdamW, Init, Linear, Optimizer, VarBuilder, VarMap, loss::cross_entropy, sampling::gumbel_softmax};
 use clap::Parser;
 use serde_json::{Value, json};
 use tokens::{
@@ -21,7 +21,8 @@ use tokens::{
     save_model,
 };
 
-/// Trains a small GPT on the bytes of a text and writes it as a GPT-2: config.json and model.safetensors.
+/// Trains a small GPT on the bytes of a text, writes it as a GPT-2 (config.json and model.safetensors), and prints what
+/// it has learned to write. After 200 steps that is the letters of the text and its most frequent words.
 ///
 /// Example: gpt benches/peers/sentences.txt target/gpt --steps 200
 #[derive(Parser)]
@@ -30,6 +31,9 @@ struct Arguments {
     #[command(flatten)]
     training: tokens::Training,
 }
+
+/// What the scores are divided by before a byte is drawn: less than 1 prefers the likely ones.
+const TEMPERATURE: f64 = 0.5;
 
 /// The config.json of a model of these sizes. One token is one byte.
 pub fn config(n_embd: usize, n_layer: usize, n_head: usize, n_positions: usize) -> Value {
@@ -86,7 +90,7 @@ impl Gpt {
         Self::build(&sizes, vb, |vb| Ok(MultiHeadAttention::new(&config, vb)?))
     }
 
-    /// The model of a folder that [`write`](Self::write) or transformers has written.
+    /// The model of a folder that `main` or transformers has written.
     pub fn load(folder: &Path) -> Result<Self> {
         let config = Config::of_folder(folder)?;
         config.expect("model_type", "gpt2")?;
@@ -110,6 +114,18 @@ impl Gpt {
         let s = ids.dim(1)? - 1;
         let logits = self.forward(&ids.narrow(1, 0, s)?, train)?;
         Ok(cross_entropy(&logits.flatten_to(1)?, &ids.narrow(1, 1, s)?.flatten_all()?)?)
+    }
+
+    /// `text` and `count` bytes after it, each drawn from the scores.
+    pub fn continued(&self, text: &str, count: usize) -> Result<String> {
+        let (n_positions, mut bytes) = (self.wpe.dim(0)?, text.as_bytes().to_vec());
+        for _ in 0..count {
+            let seen = &bytes[bytes.len().saturating_sub(n_positions)..];
+            let ids = Tensor::from_iter(seen.iter().map(|&byte| u32::from(byte)), &Device::Cpu)?.unsqueeze(0)?;
+            let scores = self.forward(&ids, false)?.get(0)?.get(seen.len() - 1)?;
+            bytes.push(gumbel_softmax(&scores, TEMPERATURE, 0)?.to_scalar::<u32>()? as u8);
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The model as it is now, for inference: fused kernels on packed weights.
@@ -149,12 +165,14 @@ fn main() -> ExitCode {
         for step in 1..=steps {
             let loss = model.loss(&pieces(train, 8, s, step)?, true)?;
             optimizer.backward_step(&loss)?;
-            if step % 50 == 0 || step == steps {
+            if step == 1 || step % 20 == 0 || step == steps {
                 let held_out = model.frozen()?.loss(&evaluation, false)?.to_scalar::<f32>()?;
                 writeln!(out, "step {step}: loss {:.3}, held out {held_out:.3}", loss.to_scalar::<f32>()?)?;
                 out.flush()?;
             }
         }
+        writeln!(out, "\n{}", print::plain(model.frozen()?.continued("The ", 300)?))?;
+        out.flush()?;
         save_model(&output, &json, model.tensors(&variables)?)?;
         match logits {
             Some(logits) => save_logits(&logits, &evaluation, |ids| Gpt::load(&output)?.forward(ids, false)),

@@ -17,6 +17,8 @@ use tokens::{Config, check_ids, lm_head};
 
 /// Continues rows of token ids by greedy decoding with a key-value cache, and prints the new ids of each row.
 ///
+/// The model in tests/fixtures has random weights: its ids mean nothing. They are those of transformers on this model.
+///
 /// Example: qwen3 tests/fixtures/compose/qwen3 --count 12 5,61,17,2,40,33,8,21,50 7,12,3,44 63
 #[derive(Parser)]
 #[command(name = "qwen3", verbatim_doc_comment)]

@@ -17,6 +17,8 @@ use tokens::{Config, check_ids, lm_head};
 
 /// Reads rows of token ids and prints what the decoder makes of each, by greedy decoding with caches.
 ///
+/// The model in tests/fixtures has random weights: its ids mean nothing. They are those of transformers on this model.
+///
 /// Example: t5 tests/fixtures/compose/t5 --count 12 5,11,17,2,39,33,8,21,30,1 7,12,3,1
 #[derive(Parser)]
 #[command(name = "t5", verbatim_doc_comment)]

@@ -18,6 +18,8 @@ use tokens::Config;
 
 /// Embeds the patches of images, runs the first block of a ViT on them and prints the shape of the result.
 ///
+/// The model in tests/fixtures has random weights: only the shape says something.
+///
 /// Example: vit_block tests/fixtures/compose/vit tests/fixtures/compose/vit/golden.safetensors
 #[derive(Parser)]
 #[command(name = "vit_block", verbatim_doc_comment)]

@@ -91,7 +91,7 @@ def report(options, rows):
         print(line, file=sys.stderr)
     RESULTS.mkdir(exist_ok=True)
     path.write_text(tables.markdown(machine.description(), order, CALIBRATION))
-    chart.draw(tables.times, order, path.with_suffix(".svg"))
+    chart.draw(tables.times, order, machine.description(), path.with_suffix(".svg"))
     print(f"merged into {path}", file=sys.stderr)
 
 

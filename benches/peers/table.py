@@ -4,9 +4,11 @@ from peers import OURS, PEERS, QUANTIZED
 
 KEYS = ("", "dtype", "threads")
 DTYPES = ("f32", "bf16", *QUANTIZED)
-COLUMNS = [*KEYS, OURS, *PEERS, "ratio", "to f32", "cosines"]
+BEST = "best peer"
+COLUMNS = [*KEYS, OURS, *PEERS, BEST, "ratio", "to f32", "cosines"]
 MEMORY = "## Peak resident memory"
 TIMES_LEGEND = """Median milliseconds of one run. Ratio: our time ÷ that of the best peer in the row's dtype, median over rounds.
+Layer b×s×h, n: b sequences of s tokens, hidden size h, n heads. Models: sequences × tokens.
 Int8: weights and inputs of products are int8, all else f32. OpenVINO with ranges that NNCF measures on {calibration} inputs;
 ONNX Runtime's dynamic quantization, a scale per channel. q8_0 and q4_0: blocks of 32 of llama.cpp. To f32: our time ÷ our
 time in f32. Cosines: to PyTorch's output in f32, the mean over texts, or over tokens where there are no texts, of each side

@@ -220,7 +220,9 @@ fn the_program_gpt_trains_and_writes() {
         (folder.path().join("text.txt"), folder.path().join("model"), folder.path().join("logits.safetensors"));
     std::fs::write(&text, "the cat sat on the mat and the dog sat on the log. ".repeat(40)).unwrap();
     let said = succeeds(example("gpt").args([&text, &model]).args(["--steps", "2"]).arg("--logits").arg(&logits));
-    assert!(said.starts_with("step 2: loss ") && said.contains("held out "), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("step 1: loss ") && lines[1].starts_with("step 2: loss "), "{said}");
+    assert!(lines[1].contains("held out ") && lines[3].starts_with("The ") && lines[3].len() > 100, "{said}");
     let logits = Checkpoint::open(logits).unwrap();
     let ids = logits.tensor("ids", &Device::Cpu).unwrap();
     let want = Gpt::load(&model).unwrap().forward(&ids, false).unwrap();

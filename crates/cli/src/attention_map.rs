@@ -70,7 +70,7 @@ impl Command for AttentionMap {
         let first = self.text.as_str();
         let text = self.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
         let maps = encoder.attention(text, &options)?;
-        let maps = maps.with_model(self.model.name());
+        let maps = maps.with_model(&self.model.title());
 
         // All pictures are made before one is written.
         let html = html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));

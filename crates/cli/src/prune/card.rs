@@ -6,6 +6,7 @@ use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::model_card;
 
 use super::super::shared::Result;
+use super::super::shared::model_name::split_card;
 
 /// What was measured.
 pub struct Measured {
@@ -38,7 +39,7 @@ pub fn text(
     measured: &Measured,
 ) -> Result<String> {
     let original = model_card(folder)?;
-    let (metadata, text) = split(&original);
+    let (metadata, text) = split_card(&original);
     let Measured { by, by_layer, rank, judge, cosine } = measured;
     let count = heads.count();
     let done = if masked { "set to zero" } else { "removed" };
@@ -82,10 +83,4 @@ fn layers(heads: &PrunedHeads) -> usize {
         layer += 1;
     }
     layer
-}
-
-/// The metadata at the start of a model card, between lines `---`, and the text after it.
-fn split(card: &str) -> (&str, &str) {
-    let end = card.strip_prefix("---\n").and_then(|rest| rest.find("\n---\n"));
-    end.map_or(("", card), |end| card.split_at("---\n".len() + end + "\n---\n".len()))
 }

@@ -90,7 +90,8 @@ pub fn measure(
         let pruned = encoder.prune_heads(&importance.least_important(count))?;
         let cosines = SimilarityFunction::Cosine.similarity_pairwise(&whole, &texts.encode(&pruned)?)?;
         let cosine = f64::from(cosines.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?);
-        let time = texts.time(encoder, &pruned, runs)?;
+        // Without a pruned head it is the whole model, whose time is the unit.
+        let time = if count == 0 && runs > 0 { Some(1.0) } else { texts.time(encoder, &pruned, runs)? };
         let row = Row { share: count as f64 / all as f64, heads: all - count, cosine, time };
         let shown = time.map(|time| format!(" {time:>18.2}")).unwrap_or_default();
         bar.suspend(|| -> Result<()> {

@@ -10,6 +10,8 @@ pub mod device;
 pub mod head_model;
 pub mod interrupt;
 pub mod model;
+#[cfg(feature = "program")]
+pub mod model_name;
 pub mod output;
 #[cfg(feature = "program")]
 pub mod plot;

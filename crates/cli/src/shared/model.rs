@@ -8,6 +8,8 @@ use candle_attention::{ComputeType, Error};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
 use candle_core::Device;
 
+#[cfg(feature = "program")]
+use super::model_name::model_name;
 use super::{Result, checkpoint, device, print};
 
 #[derive(clap::Args)]
@@ -47,6 +49,12 @@ impl Model {
     /// The name to print for the model.
     pub fn name(&self) -> &str {
         self.model.as_deref().unwrap_or("the embedded model")
+    }
+
+    /// The name of the model for titles and cards.
+    #[cfg(feature = "program")]
+    pub fn title(&self) -> String {
+        self.model.as_deref().map_or_else(|| self.name().to_string(), model_name)
     }
 
     /// The folder of the model, downloaded from the hub if necessary; `None` for the embedded one.

@@ -18,15 +18,19 @@ use progress::Progress;
 use record::Record;
 use session::Session;
 
+use super::shared::model_name::model_name;
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, interrupt, model, print};
+use super::shared::{self, Result, device, interrupt, model, print};
 
 /// Train a small text encoder from scratch.
 ///
 /// The run is saved from time to time and after Ctrl-C. The same command then continues it, with the same losses bit
 /// for bit; with more --steps, a finished run is prolonged. With --eval and without --text, the model in --output is
 /// only measured.
+///
+/// 20 or 100 steps are a smoke test: they take a minute or so, and the model is of no use yet. A useful one takes
+/// thousands of steps on some hundred thousand texts: the model in this program took 9,000, about half an hour.
 #[derive(Parser)]
 #[command(name = "train", verbatim_doc_comment, after_help = EXAMPLES)]
 pub struct Train {
@@ -155,7 +159,7 @@ impl Train {
     fn texts(&self, path: &Path, held_back: &[String]) -> Result<Vec<String>> {
         let texts = read_texts(path, held_back)?;
         match texts.len() {
-            1 => Err(about(path, &"holds 1 text, expected at least 2").into()),
+            1 => Err(shared::about(path, &"holds 1 text, expected at least 2").into()),
             _ => Ok(texts),
         }
     }
@@ -210,7 +214,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     introduce(&trainer, texts.len(), arguments.sizes.vocab_size);
     let session = Session {
         run: run.path(),
-        plot: plot.as_ref(),
+        plot: plot.as_ref().map(|plot| (plot, about(&trainer, arguments.teacher.as_deref()))),
         held_back: held_back.as_ref(),
         save_every: arguments.save_every,
         save_seconds: Duration::from_secs(arguments.save_seconds),
@@ -224,6 +228,18 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     trainer.write(&arguments.output, arguments.dtype)?;
     let on_stderr = plot.is_some_and(|plot| plot.is_stdout());
     held_back.map_or(Ok(()), |held_back| held_back.report(&arguments.output, on_stderr))
+}
+
+/// What is trained, for a picture.
+fn about(trainer: &Trainer, teacher: Option<&str>) -> String {
+    let config = trainer.config();
+    let (layers, size, parameters) = (config.num_hidden_layers, config.hidden_size, trainer.parameters());
+    let student = match config.kind {
+        StudentKind::Static => format!("static embeddings of {size} numbers"),
+        _ => format!("encoder with {layers} layers of {size}"),
+    };
+    let learns = teacher.map_or("masked tokens".to_string(), |teacher| format!("teacher {}", model_name(teacher)));
+    format!("{student}, {parameters} parameters; {learns}")
 }
 
 /// Prints what is trained, and what is otherwise than the user may expect.

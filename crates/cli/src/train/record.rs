@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use plotters::prelude::SeriesLabelPosition::{LowerRight, UpperRight};
-
 use super::super::shared::output::Output;
 use super::super::shared::plot::{self, Chart, Line};
 use super::super::shared::{Result, about, read};
@@ -98,35 +96,41 @@ impl Record {
         number.is_multiple_of(self.steps.div_ceil(POINTS)) || number == self.steps
     }
 
-    /// Draws the losses, and the measurements on held-back texts if there are any.
-    pub fn draw(&self, output: &Output) -> Result<()> {
+    /// Draws the losses, and the measurements on held-back texts if there are any. `about` says what is trained.
+    pub fn draw(&self, about: &str, output: &Output) -> Result<()> {
         if !self.has_losses() {
             return Err(format!("{}: the run has no record of its losses", output.path().display()).into());
         }
-        let chart = |y_name, y_end, legend, lines| Chart {
-            x_name: "steps",
-            y_name,
-            x_end: self.steps as f64,
-            y_end,
-            legend,
-            lines,
-        };
         let losses: Vec<(f64, f64)> = self.losses.iter().map(|&(step, loss)| (step as f64, f64::from(loss))).collect();
         let most = losses.iter().map(|(_, loss)| *loss).fold(0.0, f64::max);
-        let losses = Line { name: "mean loss of 50 steps", points: losses };
-        // A loss may be 0; the length of an axis may not.
-        let mut charts = vec![chart("loss", most.max(1e-9) * 1.05, UpperRight, vec![losses])];
+        let chart = Chart {
+            title: "Training loss",
+            about,
+            x_name: "training step",
+            y_name: "mean loss of the last 50 steps",
+            x_end: self.steps as f64,
+            // A loss may be 0; the length of an axis may not.
+            y_end: most.max(1e-9) * 1.05,
+            lines: vec![Line { name: "loss", points: losses }],
+        };
+        let mut charts = vec![chart];
         if !self.held_back.is_empty() {
             let line = |name, of: fn(&(usize, f32, f32)) -> f32| Line {
                 name,
                 points: self.held_back.iter().map(|point| (point.0 as f64, f64::from(of(point)))).collect(),
             };
-            let lines = vec![
-                line("Spearman's correlation with the teacher", |point| point.1),
-                line("the teacher's nearest among ten", |point| point.2),
-            ];
-            charts.push(chart("texts held back", 1.0, LowerRight, lines));
+            charts.push(Chart {
+                title: "Agreement with the teacher",
+                about: "on texts that are not trained on",
+                y_name: "1 = as the teacher",
+                y_end: 1.0,
+                lines: vec![
+                    line("rank correlation (Spearman) of the similarities of all pairs of texts", |point| point.1),
+                    line("share of texts whose nearest by the teacher is among the ten nearest", |point| point.2),
+                ],
+                ..charts[0]
+            });
         }
-        output.write(plot::svg(&charts, 300)?.as_bytes())
+        output.write(plot::svg(&charts, 340)?.as_bytes())
     }
 }

@@ -16,7 +16,8 @@ use super::record::Record;
 pub struct Session<'a> {
     /// The folder of the run.
     pub run: &'a Path,
-    pub plot: Option<&'a Output>,
+    /// The picture of the losses, and what it says below its title.
+    pub plot: Option<(&'a Output, String)>,
     pub held_back: Option<&'a HeldBack>,
     /// Steps between two measurements.
     pub save_every: u64,
@@ -57,8 +58,8 @@ impl Session<'_> {
         }
         interrupt::hold(false);
         progress.finish();
-        match self.plot {
-            Some(plot) => record.draw(plot),
+        match &self.plot {
+            Some((plot, about)) => record.draw(about, plot),
             None => Ok(()),
         }
     }
@@ -80,9 +81,9 @@ impl Session<'_> {
         // Before the run: `Record::open` drops what is from after the run's last save.
         record.save(self.run, trainer.steps_done())?;
         trainer.save()?;
-        match self.plot {
+        match &self.plot {
             // A pipe would get one picture after the other.
-            Some(plot) if plot.is_file() && record.has_losses() => record.draw(plot),
+            Some((plot, about)) if plot.is_file() && record.has_losses() => record.draw(about, plot),
             _ => Ok(()),
         }
     }

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use crate::visualize::maps::AttentionMaps;
 use crate::visualize::svg;
 use crate::visualize::tokens::{Axis, grouped};
+use crate::visualize::view::View;
 
 /// Weights are stored and shown with four decimals.
 const UNITS: f64 = 10_000.0;
@@ -20,7 +21,7 @@ const UNITS: f64 = 10_000.0;
 const MAX_CUT: usize = 20_000;
 
 /// The program of the page: files of one purpose each, that share one scope. All but the last also serve `docs/demo`.
-const PROGRAM: [&str; 12] = [
+const PROGRAM: [&str; 13] = [
     include_str!("page/data.js"),
     include_str!("page/weights.js"),
     include_str!("page/colors.js"),
@@ -29,6 +30,7 @@ const PROGRAM: [&str; 12] = [
     include_str!("page/readout.js"),
     include_str!("page/lines.js"),
     include_str!("page/overview.js"),
+    include_str!("page/save.js"),
     include_str!("page/state.js"),
     include_str!("page/input.js"),
     include_str!("page/start.js"),
@@ -47,6 +49,8 @@ struct Data<'a> {
     key_marks: Option<Vec<u8>>,
     truncation: Option<TruncationData>,
     layers: Vec<LayerData<'a>>,
+    /// What the page opens on, unless its address says otherwise; `None` is the first head and token.
+    view: Option<View>,
     light: &'a svg::Colormap,
     dark: &'a svg::Colormap,
 }
@@ -99,6 +103,7 @@ impl AttentionMaps {
             key_marks: keys.map(bits),
             truncation: self.truncation_data(),
             layers: self.layers.iter().map(|l| LayerData { layer: l.layer, heads: &l.heads }).collect(),
+            view: self.telling_view(),
             light: &svg::LIGHT,
             dark: &svg::DARK,
         };
@@ -121,7 +126,7 @@ impl AttentionMaps {
             "</title>\n<style>\n",
             include_str!("page/page.css"),
             "</style>\n",
-            include_str!("page/page.html"),
+            &include_str!("page/page.html").replace("{version}", env!("CARGO_PKG_VERSION")),
             "<script type=\"application/json\" id=\"data\">",
             &in_script(&json),
             "</script>\n",

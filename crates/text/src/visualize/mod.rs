@@ -23,6 +23,7 @@ mod maps;
 mod svg;
 mod terminal;
 mod tokens;
+mod view;
 
 pub use maps::AttentionMaps;
 pub use terminal::TerminalColor;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_text::{EncodeOptions, MapOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Golden, LAYER, Random, assert_close, fixture, max_diff, numbers};
@@ -94,4 +94,22 @@ fn attention_weights_are_probabilities_over_real_tokens() {
     assert_close("sums", &sums, &Tensor::ones((2, 12, 9), DType::F32, &Device::Cpu).unwrap(), 1e-5);
     let hidden = weights.narrow(0, 1, 1).unwrap().narrow(3, 4, 5).unwrap();
     assert!(numbers(&hidden).iter().all(|weight| *weight == 0.0));
+}
+
+/// The view that the page opens on: "it" looks at "warm".
+#[test]
+#[ignore = "needs all-MiniLM-L6-v2: set CANDLE_ATTENTION_MINILM to its folder"]
+fn the_page_opens_on_a_telling_head() {
+    let encoder = SentenceEncoder::from_folder(folder(), DType::F32, &Device::Cpu).unwrap();
+    for (text, view, query, key, weight) in [
+        ("The cat sat on the mat because it was warm.", [1, 7, 8], "it", "warm", 0.80),
+        ("The trophy does not fit into the brown suitcase because it is too large.", [2, 1, 11], "it", "large", 0.78),
+    ] {
+        let maps = encoder.attention(text, &MapOptions::default()).unwrap();
+        let found = crate::visualize::data(&maps.html().unwrap())["view"].clone();
+        assert_eq!(found, serde_json::json!({"layer": view[0], "head": view[1], "token": view[2]}), "{text}");
+        let key = maps.keys().iter().position(|name| name == key).unwrap();
+        let shown = maps.weights(view[0], view[1]).unwrap()[view[2] * maps.keys().len() + key];
+        assert!(maps.queries()[view[2]] == query && (shown - weight).abs() < 0.005, "{text}: {shown}");
+    }
 }

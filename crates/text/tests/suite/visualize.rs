@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{AttentionMask, ObserveOptions};
-use candle_attention_text::visualize::{AttentionMaps, TerminalColor};
+use candle_attention_text::visualize::{AttentionMaps, TerminalColor, TokenMarks};
 use candle_attention_text::{ForwardOptions, MapOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
@@ -96,6 +96,7 @@ fn hostile_labels_are_escaped() {
     let data = data(&page);
     assert_eq!(data["queries"][0], HOSTILE[0]);
     assert_eq!(data["keys"], serde_json::Value::Null);
+    let page = page.replace("http://www.w3.org/2000/svg", "the name of SVG");
     assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("src="));
 
     let svg = maps.svg(0).unwrap();
@@ -257,4 +258,34 @@ fn models_make_maps_of_a_pair() {
         (16, &["[CLS]", "hello", "[SEP]", "the"].map(String::from)[..])
     );
     assert_eq!(cross.attention("a", "", &options).unwrap().queries(), ["[CLS]", "a", "[SEP]", "[SEP]"]);
+}
+
+/// What distance or the key alone explains does not count; nor do special tokens, punctuation and pieces of words.
+#[test]
+fn page_opens_on_the_head_with_the_sharpest_pattern() {
+    let names = ["[CLS]", "one", "two", "three", ",", "five", "six", "ty", "[SEP]"];
+    let n = names.len();
+    let marks: Vec<_> =
+        (0..n).map(|i| TokenMarks::default().with_special(i == 0 || i == n - 1).with_continues(i == 7)).collect();
+    let view = |names: &[&str], heads: &[&dyn Fn(usize, usize) -> f32]| {
+        let n = names.len();
+        let weights = heads.iter().flat_map(|head| (0..n * n).map(move |i| head(i / n, i % n))).collect();
+        let weights = Tensor::from_vec(weights, (heads.len(), n, n), &Device::Cpu).unwrap();
+        let maps = AttentionMaps::new(names, names).with_marks(&marks[..n], &marks[..n]).unwrap();
+        data(&maps.with_layer(4, &weights).unwrap().html().unwrap())["view"].clone()
+    };
+    let at = |pairs: &'static [(usize, usize)], weight: f32| {
+        move |query: usize, key: usize| if pairs.contains(&(query, key)) { weight } else { 0.01 }
+    };
+    let distant = |query: usize, key: usize| if key == query + 2 { 0.9 } else { 0.01f32 };
+    let same_key = |_: usize, key: usize| if key == 3 { 0.9 } else { 0.01f32 };
+    let others = at(&[(0, 5), (5, 8), (1, 4), (4, 1), (7, 1), (1, 7), (2, 3), (3, 3)], 0.9);
+    let words = at(&[(5, 1), (6, 3)], 0.5);
+    let all: &[&dyn Fn(usize, usize) -> f32] = &[&distant, &same_key, &others, &words];
+    assert_eq!(view(&names, all), serde_json::json!({"layer": 0, "head": 3, "token": 5}));
+    // Of equal heads the first; neighbors, where there are no other words; nothing.
+    assert_eq!(view(&names, &[&words, &words])["head"], 0);
+    let neighbors = at(&[(2, 1)], 0.7);
+    assert_eq!(view(&names[..3], &[&distant, &neighbors]), serde_json::json!({"layer": 0, "head": 1, "token": 2}));
+    assert_eq!(view(&names[..2], &[&distant]), serde_json::Value::Null);
 }

@@ -99,7 +99,7 @@ fn hostile_tokens_are_shown_as_text() {
       seen.title = [document.title, byId("title").textContent];
       await click(byId("all")); seen.all = list().length;
     "##;
-    let seen = run(&maps, "", script);
+    let seen = run(&maps, "#layer=3&head=0&token=0", script);
     assert_eq!(seen["look"]["list"], want(&keys, &weights, 0, 2));
     assert_eq!(seen["queries"], serde_json::json!(maps.queries()));
     assert_eq!((&seen["elements"], &seen["keys"], &seen["all"]), (&0.into(), &20.into(), &20.into()));
@@ -231,7 +231,8 @@ fn lines_of_two_heads_have_their_colors() {
         const canvas = byId("lines"), box = canvas.getBoundingClientRect(), x = (box.left + box.right) / 2, row = box.height / 4;
         return { straight: pixel(canvas, x, box.top + row / 2), crossed: pixel(canvas, box.left + box.width / 4, box.top + 1.25 * row),
           pressed: [...byId("heads").children].map((button) => button.getAttribute("aria-pressed")),
-          ticks: [...byId("lines-ticks").children].map((tick) => tick.textContent), hash: location.hash };
+          ticks: [...byId("lines-ticks").children].map((tick) => tick.textContent), hash: location.hash,
+          legend: [...byId("lines-heads").children].map((name) => name.textContent) };
       };
       await click(byId("view-lines")); seen.one = look2(); seen.colors = [color(0), color(1)];
       await click(byId("heads").children[1]); seen.two = look2();
@@ -242,7 +243,7 @@ fn lines_of_two_heads_have_their_colors() {
       await click(byId("heads-one")); seen.last = location.hash;
       await click(byId("heads-all")); seen.every = location.hash;
     "##;
-    let seen = run(&maps, "", script);
+    let seen = run(&maps, "#layer=0&head=0&token=0", script);
     let near = |pixel: &Value, color: usize, alpha: i64| {
         let off = |i: usize| (pixel[i].as_i64().unwrap() - seen["colors"][color][i].as_i64().unwrap()).abs();
         (0..3).all(|i| off(i) <= 4) && (pixel[3].as_i64().unwrap() - alpha).abs() <= 70
@@ -255,6 +256,8 @@ fn lines_of_two_heads_have_their_colors() {
     assert!(near(shown("token").0, 0, 255), "{}", seen["token"]);
     assert_eq!(seen["two"]["pressed"], serde_json::json!(["true", "true"]));
     assert_eq!(seen["two"]["ticks"], serde_json::json!(["0", "0.2500", "0.5000", "0.7500", "1.0000"]));
+    assert_eq!(seen["two"]["legend"], serde_json::json!(["head 0", "head 1"]));
+    assert_eq!(seen["other"]["legend"], serde_json::json!(["head 1"]));
     assert_eq!(seen["two"]["hash"], "#layer=0&head=1&token=0&view=lines&heads=0.1");
     assert_eq!(seen["other"]["hash"], "#layer=0&head=1&token=0&view=lines");
     assert_eq!(seen["down"], "#layer=0&head=0&token=1&view=lines&heads=1.0&lines=token");
@@ -273,6 +276,7 @@ fn address_restores_everything_and_keys_reach_everything() {
       const pressed = (id) => byId(id).getAttribute("aria-pressed");
       seen.restored = { ...look(), rows: list().length, theme: document.documentElement.dataset.theme,
         pressed: ["to", "from", "view-lines", "special", "lines-only"].map(pressed), heads: [...byId("heads").children].map((b) => b.getAttribute("aria-pressed")) };
+      byId("cut").querySelector("details").open = true;
       seen.cut = byId("cut").innerText.split("\n").filter((line) => line.trim());
       for (const press of ["v", "d", "s"]) await key(document.body, press);
       seen.turned = location.hash;
@@ -360,4 +364,104 @@ fn phone_has_targets_for_fingers_and_no_overflow() {
         assert!(number("y") < number("top") - 44.0 || number("y") > number("bottom") + 44.0, "{tap}");
     }
     assert_eq!(seen["overview"], serde_json::json!({"scroll": 0, "heads": 24, "outside": 0}));
+}
+
+/// Three heads of `[CLS] t1 t2 ##t3 t4 … [SEP]`: all look at the next token, all at one token, and `t6` at `t1`.
+fn of_three_kinds(n: usize) -> AttentionMaps {
+    let weight = |head: usize, query: usize, key: usize| match head {
+        0 if key == (query + 1).min(n - 1) => 0.9,
+        1 if key == 4 => 0.9,
+        2 if (query, key) == (6, 1) => 0.6,
+        _ => 0.1 / n as f32,
+    };
+    let weights = (0..3 * n * n).map(|i| weight(i / n / n, i / n % n, i % n)).collect();
+    marked(n, &Tensor::from_vec(weights, (3, n, n), &Device::Cpu).unwrap())
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn page_opens_on_the_sharpest_head_unless_the_address_says_otherwise() {
+    let script = "seen.look = look(); seen.special = byId('special').getAttribute('aria-pressed');\
+        seen.made = document.querySelector('footer > p').textContent; const box = byId('map').getBoundingClientRect();\
+        seen.share = box.width / byId('map-part').getBoundingClientRect().width; seen.bottom = box.bottom;";
+    let seen = run(&of_three_kinds(11), "#theme=light", script);
+    assert_eq!(seen["look"]["hash"], "#layer=0&head=2&token=6&special=hidden&theme=light");
+    assert_eq!(seen["look"]["list"][0], serde_json::json!(["t1", 1, "0.6000"]));
+    assert_eq!(seen["special"], "false");
+    assert!(seen["made"].as_str().unwrap().starts_with("Made by candle-attention "), "{}", seen["made"]);
+    assert!(seen["share"].as_f64().unwrap() > 0.7, "the map fills its card: {}", seen["share"]);
+    let seen = run(&of_three_kinds(11), "#layer=5&head=1&token=2", script);
+    assert_eq!((&seen["look"]["hash"], &seen["special"]), (&"#layer=5&head=1&token=2".into(), &"true".into()));
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn long_text_leaves_the_map_on_the_screen() {
+    let maps = marked(200, &softmax(26, &[2, 200, 200])).with_title(&"a long text ".repeat(90));
+    let maps = maps.with_truncation(1014, &["", &"the rest ".repeat(500)]).unwrap();
+    let seen = run(&maps, "", "seen.top = byId('map').getBoundingClientRect().top; seen.screen = innerHeight;");
+    let number = |name: &str| seen[name].as_f64().unwrap();
+    assert!(number("top") < number("screen") - 150.0, "{seen}");
+}
+
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn view_is_saved_as_svg_and_png() {
+    let script = r##"
+      // Files and pictures are read in real time, of which waiting takes none.
+      const channel = new MessageChannel();
+      const tick = () => new Promise((done) => { channel.port1.onmessage = done; channel.port2.postMessage(0); });
+      const until = async (isDone) => { for (let i = 1; !isDone(); i++) await (i % 500 ? tick() : rest()); };
+      const finished = async (promise) => {
+        let found = null;
+        promise.then((value) => { found = value; });
+        await until(() => found !== null);
+        return found;
+      };
+      const files = [];
+      URL.createObjectURL = (file) => { files.push(file); return "#"; };
+      HTMLAnchorElement.prototype.click = function () { files.push(this.download); };
+      const saved = async (kind) => {
+        files.length = 0;
+        byId(`save-${kind}`).click();
+        await until(() => files.length === 2);
+        return files;
+      };
+      const svg = async () => { const [file, name] = await saved("svg"); return [name, file.type, await finished(file.text())]; };
+      seen.map = await svg();
+      const [file, name] = await saved("png"), image = await finished(createImageBitmap(file)), canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [image.width, image.height];
+      const pen = canvas.getContext("2d");
+      pen.drawImage(image, 0, 0);
+      seen.png = [name, file.type, image.width, image.height];
+      seen.inks = new Set(Array.from({ length: image.width }, (_, x) => pen.getImageData(x, image.height / 2, 1, 1).data.join(" "))).size;
+      await click(byId("view-lines")); await click(byId("heads-all")); await click(byId("theme")); seen.lines = await svg();
+    "##;
+    let maps = of_three_kinds(11).with_title(HOSTILE[0]);
+    let seen = run(&maps, "", script);
+    let picture = |name: &str, file: &str| {
+        let saved = &seen[name];
+        assert_eq!((&saved[0], &saved[1]), (&file.into(), &"image/svg+xml".into()));
+        let svg = saved[2].as_str().unwrap().to_string();
+        assert!(svg.starts_with("<svg ") && !svg.contains("<script"), "{svg}");
+        let document = roxmltree::Document::parse(&svg).unwrap();
+        let texts = document.descendants().filter(|node| node.is_text()).filter_map(|node| node.text());
+        let texts: Vec<String> = texts.map(str::to_string).collect();
+        assert!(texts.contains(&"Attention weight".to_string()) && texts.contains(&"##t3".to_string()), "{texts:?}");
+        let size = |name: &str| document.root_element().attribute(name).unwrap().parse::<f64>().unwrap();
+        (texts, size("width"), size("height"), svg.matches("<path").count())
+    };
+    let (texts, width, height, paths) = picture("map", "attention-layer-0-head-2.svg");
+    assert!(texts.contains(&"Layer 0, head 2 · a/model · special tokens hidden".to_string()), "{texts:?}");
+    assert!(texts.iter().any(|text| text.starts_with("</script>")), "{texts:?}");
+    assert!(texts.contains(&"0.6000".to_string()));
+    assert_eq!(paths, 2 + 2, "a path per color, and two borders of the second text");
+    let twice = [width, height].map(|pixels| 2 * pixels as u64);
+    let png = serde_json::json!(["attention-layer-0-head-2.png", "image/png", twice[0], twice[1]]);
+    assert_eq!(seen["png"], png);
+    assert!(seen["inks"].as_u64().unwrap() > 2);
+    let (texts, ..) = picture("lines", "attention-layer-0-head-0-1-2.svg");
+    for head in ["head 0", "head 1", "head 2"] {
+        assert!(texts.contains(&head.to_string()), "{texts:?}");
+    }
 }

@@ -51,6 +51,8 @@ function weightOf(numbers, { direction, token }, other) {
   return numbers[query * keys.names.length + key];
 }
 const heads = () => data.layers[state.layer].heads;
+/** The places of the heads that the view shows. */
+const shownHeads = () => (state.view === "lines" ? state.heads.toSorted((a, b) => a - b) : [state.head]);
 
 const text = (units) => (units / UNITS).toFixed(4);
 // Isolated, so that a right-to-left token does not reorder the text beside it.

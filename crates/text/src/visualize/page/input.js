@@ -126,6 +126,7 @@ const buttons = {
   "special": turn.special, "lines-only": turn.lines,
   "zoom-in": () => zoom(map.cell * 1.5), "zoom-out": () => zoom(map.cell / 1.5), "zoom-fit": () => zoom("fit"),
   "all": () => choose({ list: state.list === "all" ? "first" : "all" }),
+  "save-svg": () => save("svg"), "save-png": () => save("png"),
   "theme": () => choose({ theme: dark() ? "light" : "dark" }),
 };
 for (const [id, press] of Object.entries(buttons)) byId(id).addEventListener("click", press);

@@ -53,7 +53,11 @@ function drawSides() {
   lists[state.direction].setAttribute("aria-activedescendant", lists[state.direction].children[state.token].id);
   drawHeads();
   byId("lines-only").setAttribute("aria-pressed", state.lines === "token");
-  byId("lines-ramp").style.setProperty("--head", headColor(state.head));
+  byId("lines-heads").replaceChildren(...shownHeads().map((head) => {
+    const name = element("span", "", `head ${heads()[head]}`);
+    name.style.setProperty("--head", headColor(head));
+    return name;
+  }));
   drawTicks("lines-ticks", (opacity) => mostOfLines() * opacity);
 }
 /** The weight of an opaque line. */

@@ -2,7 +2,7 @@
 // for its place, so that names stay in view and a map of any size fits into memory.
 
 const map = { left: 0, top: 0, cell: 0, fit: 0 };
-const SMALLEST_NAME = 11, NAMED = 14, LARGEST_CELL = 44;
+const SMALLEST_NAME = 11, NAMED = 14, LARGEST_CELL = 140;
 const font = (size) => `${size}px system-ui, sans-serif`;
 const mapImage = { of: "", canvas: document.createElement("canvas") };
 
@@ -16,12 +16,12 @@ function shorten(pen, name, room) {
 /** Sets the size of a cell and the room for names. Returns the width and height of the whole map. */
 function measureMap(pen) {
   const box = byId("map-room"), rows = queries.shown.length, columns = keys.shown.length;
-  const [wide, high] = [box.parentElement.clientWidth - 2, Math.max(innerHeight * 0.75, 320)];
+  const [wide, high] = [box.parentElement.clientWidth - 2, Math.max(innerHeight * 0.65, 320)];
   const longest = (tokens) => {
     const labels = tokens.shown.slice(0, 80).map((place) => pen.measureText(tokens.labels[place]).width);
     return Math.min(Math.max(...labels) + 10, wide < 420 ? 84 : 104);
   };
-  const fit = (left, top) => Math.min((wide - left - 4) / columns, (high - top - 4) / rows, 28);
+  const fit = (left, top) => Math.min((wide - left - 4) / columns, (high - top - 4) / rows, LARGEST_CELL);
   pen.font = font(12);
   const [left, top] = [longest(queries), longest(keys)];
   const [named, bare] = [fit(left, top), fit(0, 0)];

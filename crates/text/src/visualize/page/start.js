@@ -28,7 +28,6 @@ function showCut({ note, cut }) {
     const part = element("details", "", ""), body = element("del", "", more ? `${text} … and ${more} more characters` : text);
     body.dir = "auto";
     part.append(element("summary", "", `Not read${which}`), body);
-    part.open = true;
     notice.append(part);
   });
 }

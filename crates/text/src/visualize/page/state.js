@@ -45,8 +45,10 @@ function hash() {
   if (state.theme) parts.theme = state.theme;
   return `#${new URLSearchParams(parts)}`;
 }
+/** What the address says. Without a layer in it the page opens on the view that comes with the data, if there is one. */
 function fromHash() {
   const wanted = new URLSearchParams(location.hash.slice(1)), is = (name, value) => wanted.get(name) === value;
+  const view = wanted.has("layer") ? null : data.view;
   const layer = Math.max(data.layers.findIndex((l) => is("layer", String(l.layer))), 0), numbers = data.layers[layer].heads;
   const head = Math.max(numbers.findIndex((number) => is("head", String(number))), 0);
   const picked = (wanted.get("heads") ?? "").split(".").map((number) => numbers.findIndex((n) => String(n) === number));
@@ -56,7 +58,7 @@ function fromHash() {
     direction: is("direction", "to") ? "to" : "from", view: is("view", "lines") ? "lines" : "map",
     lines: is("lines", "token") ? "token" : "all", special: !is("special", "hidden"),
     zoom: is("zoom", "fit") ? "fit" : size > 0 ? size : null, list: is("list", "all") ? "all" : "first",
-    theme: ["light", "dark"].find((theme) => is("theme", theme)) ?? null,
+    theme: ["light", "dark"].find((theme) => is("theme", theme)) ?? null, ...(view && { ...view, special: false }),
   });
 }
 
@@ -76,11 +78,10 @@ function drawControls() {
   press("view-map", state.view === "map");
   press("view-lines", state.view === "lines");
   press("special", state.special);
-  byId("map-part").hidden = state.view !== "map";
+  byId("zoom").hidden = byId("map-part").hidden = state.view !== "map";
   byId("lines-part").hidden = state.view !== "lines";
-  const shown = state.view === "lines" && state.heads.length > 1
-    ? `heads ${state.heads.map((head) => heads()[head]).sort((a, b) => a - b).join(", ")}` : `head ${heads()[state.head]}`;
-  byId("view-name").textContent = `Layer ${numbers[state.layer]}, ${shown}`;
+  const shown = shownHeads().map((head) => heads()[head]).join(", ");
+  byId("view-name").textContent = `Layer ${numbers[state.layer]}, head${shownHeads().length > 1 ? "s" : ""} ${shown}`;
   markThumbnail();
 }
 
