@@ -36,6 +36,12 @@ impl<T: Convert> Tokens<'_, T> {
         }
     }
 
+    /// The view of the heads, if they are f32.
+    #[inline(always)]
+    pub fn f32_heads(&self) -> Option<HeadsView<'_, f32>> {
+        T::IS_F32.then(|| HeadsView { data: T::as_f32(self.heads.data, &mut []), strides: self.heads.strides })
+    }
+
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
     #[cfg_attr(
         not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -97,4 +103,64 @@ pub(super) trait ScoreTile: Copy {
         output: &mut [f32],
         width_v: usize,
     );
+
+    /// [`scores`](Self::scores) of one tile with keys that no other tile reads, at most a block. `memory` is for keys
+    /// in packed form: not all need it.
+    fn scores_of_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: UnpackedMemory,
+        scores: &mut [f32],
+    );
+    /// [`accumulate_values`](Self::accumulate_values) of values that no other tile reads, at most a block.
+    fn accumulate_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        memory: UnpackedMemory,
+        output: &mut [f32],
+        width_v: usize,
+    );
+}
+
+/// Memory for a block of keys or values that is packed for one tile.
+pub(super) struct UnpackedMemory<'a> {
+    /// That of [`ScoreTile::pack_keys`] and [`ScoreTile::pack_values`].
+    pub buffer: &'a mut [f32],
+    /// For the packed block, whole panels.
+    pub packed: &'a mut [f32],
+}
+
+/// [`ScoreTile::scores_of_unpacked`] by packing the keys.
+#[inline(always)]
+pub(super) fn scores_of_packed<C: ScoreTile, T: Convert>(
+    tile: C,
+    rows: usize,
+    queries: &[f32],
+    keys: Tokens<T>,
+    memory: UnpackedMemory,
+    scores: &mut [f32],
+) {
+    let packed = &mut memory.packed[..keys.count.next_multiple_of(C::PANEL) * C::key_width(keys.d)];
+    tile.pack_keys(keys, memory.buffer, packed);
+    tile.scores(rows, queries, keys.d, packed, keys.count, scores);
+}
+
+/// [`ScoreTile::accumulate_unpacked`] by packing the values.
+#[inline(always)]
+pub(super) fn accumulate_packed<C: ScoreTile, T: Convert>(
+    tile: C,
+    rows: usize,
+    attention_weights: &mut [f32],
+    values: Tokens<T>,
+    memory: UnpackedMemory,
+    output: &mut [f32],
+    width_v: usize,
+) {
+    let packed = &mut memory.packed[..C::values_offset(values.count.next_multiple_of(C::PANEL), width_v)];
+    tile.pack_values(values, width_v, memory.buffer, packed);
+    tile.accumulate_values(rows, attention_weights, packed, values.count, output, width_v);
 }

@@ -3,7 +3,7 @@
 use super::convert::Convert;
 use super::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::{MAX_LANES, Simd};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens, UnpackedMemory, accumulate_packed, scores_of_packed};
 use super::tile_f32::vectors_per_step;
 
 /// Score tiles by [`PairDot`]. The softmax between the products is f32, by [`Simd`].
@@ -163,5 +163,29 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
             }
             column += vectors * VECTOR_COLUMNS;
         }
+    }
+    #[inline(always)]
+    fn scores_of_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: UnpackedMemory,
+        scores: &mut [f32],
+    ) {
+        scores_of_packed(self, rows, queries, keys, memory, scores);
+    }
+
+    #[inline(always)]
+    fn accumulate_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        memory: UnpackedMemory,
+        output: &mut [f32],
+        width_v: usize,
+    ) {
+        accumulate_packed(self, rows, attention_weights, values, memory, output, width_v);
     }
 }

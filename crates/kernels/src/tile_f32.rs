@@ -3,7 +3,8 @@
 use super::convert::Convert;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::{StridedRows, microkernel};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::row_products::{add_value_products, key_products};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens, UnpackedMemory, accumulate_packed, scores_of_packed};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -130,6 +131,50 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
                 }
             }
             column += step * S::LANES;
+        }
+    }
+    #[inline(always)]
+    fn scores_of_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: UnpackedMemory,
+        scores: &mut [f32],
+    ) {
+        let Some(heads) = keys.f32_heads() else {
+            return scores_of_packed(self, rows, queries, keys, memory, scores);
+        };
+        let Tokens { start, h, from, count, d, .. } = keys;
+        let keys = Tokens { heads: &heads, start, h, from, count, d };
+        match rows {
+            1 => key_products::<S, 1, NR>(self.0, queries, keys, scores),
+            2 => key_products::<S, 2, NR>(self.0, queries, keys, scores),
+            3 | 4 => key_products::<S, 4, NR>(self.0, queries, keys, scores),
+            _ => key_products::<S, MR, NR>(self.0, queries, keys, scores),
+        }
+    }
+
+    #[inline(always)]
+    fn accumulate_unpacked<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        memory: UnpackedMemory,
+        output: &mut [f32],
+        width_v: usize,
+    ) {
+        let Some(heads) = values.f32_heads().filter(|_| width_v == values.d) else {
+            return accumulate_packed(self, rows, attention_weights, values, memory, output, width_v);
+        };
+        let Tokens { start, h, from, count, d, .. } = values;
+        let values = Tokens { heads: &heads, start, h, from, count, d };
+        match rows {
+            1 => add_value_products::<S, 1, MR, NR>(self.0, attention_weights, values, output),
+            2 => add_value_products::<S, 2, MR, NR>(self.0, attention_weights, values, output),
+            3 | 4 => add_value_products::<S, 4, MR, NR>(self.0, attention_weights, values, output),
+            _ => add_value_products::<S, MR, MR, NR>(self.0, attention_weights, values, output),
         }
     }
 }
