@@ -172,38 +172,36 @@ impl<T: Convert> PairKernel for TaskKernel<'_, T> {
 }
 
 /// The scratch memory of a task, divided by purpose.
-pub(super) struct Scratch<'a> {
-    pub keys: &'a mut [f32],
-    pub values: &'a mut [f32],
-    pub queries: &'a mut [f32],
-    pub output: &'a mut [f32],
-    pub row_max: &'a mut [f32],
-    pub row_sum: &'a mut [f32],
-    pub scores: &'a mut [f32],
-    pub tokens: &'a mut [f32],
+struct Scratch<'a> {
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    queries: &'a mut [f32],
+    output: &'a mut [f32],
+    row_max: &'a mut [f32],
+    row_sum: &'a mut [f32],
+    scores: &'a mut [f32],
+    tokens: &'a mut [f32],
     products: &'a mut [f32],
 }
 
 impl<'a> Scratch<'a> {
-    /// The size of each part for `keys` keys, `rows` queries, a multiple of those of a tile, and that many `products`;
-    /// and of all together.
-    pub fn sizes<C: ScoreTile>(
-        [keys, rows]: [usize; 2],
-        [d, d_v]: [usize; 2],
-        products: usize,
-    ) -> Result<([usize; 9], usize)> {
+    /// The size of each part for `keys` keys and that many `products`, and of all together.
+    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize, products: usize) -> Result<([usize; 9], usize)> {
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
         let what = "the scratch memory of attention";
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
-        element_count(what, &[keys.saturating_add(2 * rows), width.saturating_add(width_v).saturating_add(LINE), 2])?;
+        element_count(
+            what,
+            &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v).saturating_add(LINE), 2],
+        )?;
         let keys = keys.next_multiple_of(C::PANEL);
         let sizes = [
             keys * width,
             C::values_offset(keys, width_v),
-            rows * width,
-            rows * width_v,
-            rows,
-            rows,
+            QUERY_BLOCK * width,
+            QUERY_BLOCK * width_v,
+            QUERY_BLOCK,
+            QUERY_BLOCK,
             C::SCORES,
             (MAX_LANES + 2) * d.max(width) + 3 * width_v,
             products,
@@ -212,7 +210,7 @@ impl<'a> Scratch<'a> {
         Ok((sizes, sizes.iter().sum()))
     }
 
-    pub fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
         let [keys, values, queries, output, row_max, row_sum, scores, tokens, products] = sizes.map(|size| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
             rest = after;
@@ -236,7 +234,7 @@ impl<T: Convert> TaskKernel<'_, T> {
         let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
         let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
         let products = DistanceProducts::size::<C, T>(problem, QUERY_BLOCK, keys)?;
-        let (sizes, total) = Scratch::sizes::<C>([keys, QUERY_BLOCK], [d, d_v], products)?;
+        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v, products)?;
         let mut memory = self.pool.take(total)?;
         let mut scratch = Scratch::divide(&mut memory, sizes);
         let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
@@ -312,7 +310,11 @@ impl<T: Convert> TaskKernel<'_, T> {
                     }
                 }
                 for (i, row) in scratch.output.chunks_exact_mut(width_v).take(rows).enumerate() {
-                    let factor = weighted_mean(row, scratch.row_sum[i]);
+                    let row_sum = scratch.row_sum[i];
+                    // A query that sees no key has sums of 0, and its output is 0.
+                    let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
+                    // 0 is added because the sign of a product that underflows to 0 may come from a hidden key.
+                    row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
                     if let Some(finite) = &finite {
                         let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
                         finite.add_visible::<C>(values, sees, scratch.tokens, row);
@@ -332,16 +334,6 @@ impl<T: Convert> TaskKernel<'_, T> {
         }
         Ok(())
     }
-}
-
-/// Makes the weighted sum of the values of a query their mean, and returns the factor.
-#[inline(always)]
-pub(super) fn weighted_mean(output: &mut [f32], row_sum: f32) -> f32 {
-    // A query that sees no key has sums of 0, and its output is 0.
-    let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
-    // 0 is added because the sign of a product that underflows to 0 may come from a hidden key.
-    output.iter_mut().for_each(|x| *x = *x * factor + 0.0);
-    factor
 }
 
 /// Drops attention weights of a tile.

@@ -1,167 +1,134 @@
-//! Products of the few rows of one tile with keys and values in f32 where they are, without packing them.
+//! Products of the few rows of one tile with keys and values in f32, a part of a block at a time.
 //!
-//! The terms of a sum have the order that they have in the products with packed keys and values. A score is a sum over
-//! the values of a key in order, so a vector holds scores of neighboring keys, and their values are transposed on the
-//! way, as many at a time as a vector has lanes.
+//! The terms of a sum have the order that they have in the products of many rows.
 
-use super::isa::simd::{MAX_LANES, Simd};
-use super::score_tile::{KEY_BLOCK, Tokens};
+use super::isa::simd::Simd;
+use super::microkernel::{StridedRows, microkernel};
+use super::score_tile::{KEY_BLOCK, LINE_BYTES, TOKENS_AHEAD};
 
-/// The most vectors of keys that are multiplied together.
-const MAX_VECTORS: usize = 3;
-/// Values of a cache line.
-const LINE: usize = 16;
-/// How many values are fetched ahead of their use. Processors fetch ahead themselves, but only within a page.
-const VALUES_AHEAD: usize = 16;
-
-/// Writes the products of `R` queries `(R, d)` with the keys of a block to scores `(R, KEY_BLOCK)`.
+/// Writes the products of `R` queries `(R, d)` with the first `count` keys of a packed panel to `scores`, rows of
+/// `KEY_BLOCK`.
 #[inline(always)]
-pub(super) fn key_products<S: Simd, const R: usize, const NR: usize>(
+pub(super) fn panel_scores<S: Simd, const R: usize, const NR: usize>(
     s: S,
     queries: &[f32],
-    keys: Tokens<f32>,
+    (panel, d): (&[f32], usize),
+    count: usize,
     scores: &mut [f32],
 ) {
-    const { assert!(NR <= MAX_VECTORS && KEY_BLOCK.is_multiple_of(NR * S::LANES)) };
-    assert!(keys.count <= KEY_BLOCK && queries.len() >= R * keys.d && scores.len() >= R * KEY_BLOCK);
-    for start in (0..keys.count).step_by(NR * S::LANES) {
-        let left = keys.count - start;
-        // SAFETY: the assertions check the lengths; there are keys from `start` on, and scores of `NR` vectors.
-        unsafe {
-            let to = scores.as_mut_ptr().add(start);
-            match left.div_ceil(S::LANES).min(NR) {
-                1 => vectors_of_keys::<S, R, 1>(s, queries.as_ptr(), keys, start, to),
-                2 => vectors_of_keys::<S, R, 2>(s, queries.as_ptr(), keys, start, to),
-                _ => vectors_of_keys::<S, R, NR>(s, queries.as_ptr(), keys, start, to),
-            }
+    assert!(count <= NR * S::LANES && panel.len() >= NR * S::LANES * d);
+    assert!(queries.len() >= R * d && scores.len() >= (R - 1) * KEY_BLOCK + NR * S::LANES);
+    // SAFETY: the assertions check the lengths; no more than `NR` vectors are multiplied and written.
+    unsafe {
+        match count.div_ceil(S::LANES) {
+            1 => vectors_of_scores::<S, R, 1>(s, queries, (panel, d), NR * S::LANES, scores),
+            2 => vectors_of_scores::<S, R, 2>(s, queries, (panel, d), NR * S::LANES, scores),
+            _ => vectors_of_scores::<S, R, NR>(s, queries, (panel, d), NR * S::LANES, scores),
         }
     }
 }
 
-/// The products with `NV` vectors of keys from `start` on. After the last key it comes again.
-///
 /// # Safety
-/// `queries` can be read for `R` rows of `keys.d` values, and `to` written for `R` rows of `NV` vectors, `KEY_BLOCK`
-/// values apart. `start < keys.count`.
+/// The slices have the lengths that [`panel_scores`] checks, for `NV` of the vectors of a row of the panel.
 #[inline(always)]
-unsafe fn vectors_of_keys<S: Simd, const R: usize, const NV: usize>(
+unsafe fn vectors_of_scores<S: Simd, const R: usize, const NV: usize>(
     s: S,
-    queries: *const f32,
-    keys: Tokens<f32>,
-    start: usize,
-    to: *mut f32,
+    queries: &[f32],
+    (panel, d): (&[f32], usize),
+    width: usize,
+    scores: &mut [f32],
 ) {
-    let d = keys.d;
-    let mut rows = [[std::ptr::null::<f32>(); MAX_LANES]; NV];
-    for (v, rows) in rows.iter_mut().enumerate() {
-        for (lane, row) in rows.iter_mut().take(S::LANES).enumerate() {
-            *row = keys.as_f32((start + v * S::LANES + lane).min(keys.count - 1), &mut []).as_ptr();
-        }
-    }
-    let ahead = NV * S::LANES * keys.heads.strides[1];
-    let mut sums = [[s.splat(0.0); NV]; R];
-    // The values of the keys at some places, first those at the first one.
-    let mut columns = Columns([0.0; MAX_LANES * MAX_VECTORS * MAX_LANES]);
-    for at in (0..d).step_by(S::LANES) {
-        let count = S::LANES.min(d - at);
-        for (v, rows) in rows.iter().enumerate() {
-            if at % LINE == 0 {
-                rows[..S::LANES].iter().for_each(|row| s.prefetch(row.wrapping_add(ahead + at)));
+    let queries = StridedRows { at: queries.as_ptr(), stride: d };
+    // SAFETY: the caller promises it.
+    unsafe {
+        let sums = microkernel::<S, R, NV, false>(s, d, queries, panel.as_ptr(), width);
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + v * S::LANES), sum);
             }
-            let to = columns.0[v * S::LANES..].as_mut_ptr();
-            let part = rows.map(|row| row.wrapping_add(at));
-            // SAFETY: each row has `count` values from `at` on, and `columns` has room for `LANES` places of `NV`
-            // vectors.
-            unsafe {
-                if count == S::LANES {
-                    s.transpose(&part, to, NV * S::LANES);
-                    continue;
-                }
-                for (lane, row) in part[..S::LANES].iter().enumerate() {
-                    (0..count).for_each(|i| *to.add(i * NV * S::LANES + lane) = *row.add(i));
-                }
-            }
-        }
-        for i in 0..count {
-            // SAFETY: `i < LANES`, and `at + i < d`.
-            unsafe {
-                let mut column = [s.splat(0.0); NV];
-                for (v, column) in column.iter_mut().enumerate() {
-                    *column = s.load(columns.0.as_ptr().add((i * NV + v) * S::LANES));
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = s.splat(*queries.add(r * d + at + i));
-                    for (sum, column) in sums.iter_mut().zip(column) {
-                        *sum = s.mul_add(x, column, *sum);
-                    }
-                }
-            }
-        }
-    }
-    for (r, sums) in sums.into_iter().enumerate() {
-        for (v, sum) in sums.into_iter().enumerate() {
-            // SAFETY: the caller promises it.
-            unsafe { s.store(to.add(r * KEY_BLOCK + v * S::LANES), sum) };
         }
     }
 }
 
-#[repr(align(64))]
-struct Columns([f32; MAX_LANES * MAX_VECTORS * MAX_LANES]);
+/// Values of consecutive tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Values<'a> {
+    /// From the first one on.
+    pub data: &'a [f32],
+    pub stride: usize,
+    pub count: usize,
+    /// Whether they come from memory.
+    pub fetch: bool,
+}
 
-/// Adds the products of `R` rows of attention weights `(R, KEY_BLOCK)` with values of whole vectors to `output`
-/// `(R, d_v)`. A tile has `MR` by `NR` registers.
+/// Adds the products of `R` rows of attention weights, `KEY_BLOCK` apart, with values of `width` to `sums`
+/// `(R, width)`, which start at 0 with the first of `ends` and are added to `output` with the last. A tile has `MR` by
+/// `NR` registers.
 #[inline(always)]
 pub(super) fn add_value_products<S: Simd, const R: usize, const MR: usize, const NR: usize>(
     s: S,
     weights: &[f32],
-    values: Tokens<f32>,
+    values: Values,
+    ends: [bool; 2],
+    sums: &mut [f32],
     output: &mut [f32],
+    width: usize,
 ) {
-    let d = values.d;
-    assert!(values.count <= KEY_BLOCK && d.is_multiple_of(S::LANES));
-    assert!(weights.len() >= R * KEY_BLOCK && output.len() >= R * d);
+    assert!(width.is_multiple_of(S::LANES) && sums.len() >= R * width && output.len() >= R * width);
+    assert!(values.count > 0 && values.data.len() >= (values.count - 1) * values.stride + width);
+    assert!(weights.len() >= (R - 1) * KEY_BLOCK + values.count);
     let mut column = 0;
-    while column < d {
-        let left = (d - column) / S::LANES;
+    while column < width {
+        let left = (width - column) / S::LANES;
         let fits = |vectors: usize| vectors <= left && R * vectors <= MR * NR;
-        // SAFETY: the assertions check the lengths; `column` and the vectors stay within `d`.
-        column += S::LANES
-            * unsafe {
-                match () {
-                    () if fits(8) => add_columns::<S, R, 8>(s, weights, values, output, column),
-                    () if fits(4) => add_columns::<S, R, 4>(s, weights, values, output, column),
-                    () if fits(3) => add_columns::<S, R, 3>(s, weights, values, output, column),
-                    () if fits(2) => add_columns::<S, R, 2>(s, weights, values, output, column),
-                    () => add_columns::<S, R, 1>(s, weights, values, output, column),
-                }
-            };
+        let (sums, output) = (&mut sums[column..], &mut output[column..]);
+        // SAFETY: the assertions check the lengths; `column` and the vectors stay within `width`.
+        let vectors = unsafe {
+            match () {
+                () if fits(8) => add_columns::<S, R, 8>(s, weights, values, ends, column, [sums, output], width),
+                () if fits(4) => add_columns::<S, R, 4>(s, weights, values, ends, column, [sums, output], width),
+                () if fits(3) => add_columns::<S, R, 3>(s, weights, values, ends, column, [sums, output], width),
+                () if fits(2) => add_columns::<S, R, 2>(s, weights, values, ends, column, [sums, output], width),
+                () => add_columns::<S, R, 1>(s, weights, values, ends, column, [sums, output], width),
+            }
+        };
+        column += vectors * S::LANES;
     }
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.
 ///
 /// # Safety
-/// The slices have the lengths that [`add_value_products`] checks, and `column + NV · LANES <= values.d`.
+/// The slices have the lengths that [`add_value_products`] checks; the sums and the output start at `column`, and
+/// `column + NV · LANES <= width`.
 #[inline(always)]
 unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
     s: S,
     weights: &[f32],
-    values: Tokens<f32>,
-    output: &mut [f32],
+    values: Values,
+    [is_first, is_last]: [bool; 2],
     column: usize,
+    [sums_of_block, output]: [&mut [f32]; 2],
+    width: usize,
 ) -> usize {
-    let stride = values.heads.strides[1];
+    let sums_of_block = sums_of_block.as_mut_ptr();
     let mut sums = [[s.splat(0.0); NV]; R];
-    for key in 0..values.count {
-        let row = values.as_f32(key, &mut []).as_ptr();
-        // SAFETY: a value has `NV` vectors from `column` on, and each row of weights one for each key.
-        unsafe {
-            let row = row.add(column);
+    // SAFETY: a row of sums, of the output and a value have `NV` vectors from `column` on, and each row of weights has
+    // one for each key.
+    unsafe {
+        if !is_first {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.load(sums_of_block.add(r * width + v * S::LANES));
+                }
+            }
+        }
+        for key in 0..values.count {
+            let row = values.data.as_ptr().add(key * values.stride + column);
             let mut columns = [s.splat(0.0); NV];
             for (v, column) in columns.iter_mut().enumerate() {
-                if (v * S::LANES).is_multiple_of(LINE) {
-                    s.prefetch(row.wrapping_add(VALUES_AHEAD * stride + v * S::LANES));
+                if values.fetch && (v * S::LANES * size_of::<f32>()).is_multiple_of(LINE_BYTES) {
+                    s.prefetch(row.wrapping_add(TOKENS_AHEAD * values.stride + v * S::LANES));
                 }
                 *column = s.load(row.add(v * S::LANES));
             }
@@ -172,13 +139,14 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
                 }
             }
         }
-    }
-    for (r, sums) in sums.into_iter().enumerate() {
-        for (v, sum) in sums.into_iter().enumerate() {
-            // SAFETY: a row of the output has `NV` vectors from `column` on.
-            unsafe {
-                let to = output.as_mut_ptr().add(r * values.d + column + v * S::LANES);
-                s.store(to, s.add(s.load(to), sum));
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                let at = r * width + v * S::LANES;
+                let to = output.as_mut_ptr().add(at);
+                match is_last {
+                    true => s.store(to, s.add(s.load(to), sum)),
+                    false => s.store(sums_of_block.add(at), sum),
+                }
             }
         }
     }

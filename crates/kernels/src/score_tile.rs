@@ -10,6 +10,11 @@ use super::problem::HeadsView;
 /// stay in the L1 and L2 cache.
 pub(super) const KEY_BLOCK: usize = 192;
 
+/// Bytes of a cache line.
+pub(super) const LINE_BYTES: usize = 64;
+/// Tokens that are fetched ahead of their use. Processors fetch ahead themselves, but only within a page.
+pub(super) const TOKENS_AHEAD: usize = 16;
+
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Tokens<'a, T> {
@@ -25,15 +30,42 @@ pub(super) struct Tokens<'a, T> {
 }
 
 impl<T: Convert> Tokens<'_, T> {
+    /// Token `i`.
+    #[inline(always)]
+    pub fn token(&self, i: usize) -> &[T] {
+        self.heads.head(self.start, self.from + i, self.h, self.d)
+    }
+
     /// Token `i` in f32, upcast into `buffer` unless it is f32 already. Zeros after the last token.
     #[inline(always)]
     pub fn as_f32<'b>(&'b self, i: usize, buffer: &'b mut [f32]) -> &'b [f32] {
         if i < self.count {
-            T::as_f32(self.heads.head(self.start, self.from + i, self.h, self.d), buffer)
+            T::as_f32(self.token(i), buffer)
         } else {
             buffer[..self.d].fill(0.0);
             &buffer[..self.d]
         }
+    }
+
+    /// Copies token `i` in f32. Zeros after the last token. Another token comes from memory meanwhile.
+    ///
+    /// Tokens at a distance of a power of two share a few sets of the L1 cache. So they are read one after the other,
+    /// each in its whole length, before they are transposed.
+    #[inline(always)]
+    pub fn copy<S: Simd>(&self, s: S, i: usize, to: &mut [f32]) {
+        if i >= self.count {
+            return to.fill(0.0);
+        }
+        self.fetch(s, i + TOKENS_AHEAD);
+        T::upcast(self.token(i), to);
+    }
+
+    /// Fetches token `i` into the cache, which need not be one.
+    #[inline(always)]
+    pub fn fetch<S: Simd>(&self, s: S, i: usize) {
+        let [_, stride, _] = self.heads.strides;
+        let first = self.token(0).as_ptr().wrapping_add(i * stride);
+        (0..self.d).step_by(LINE_BYTES / size_of::<T>()).for_each(|at| s.prefetch(first.wrapping_add(at).cast()));
     }
 
     /// The view of the heads, if they are f32.
@@ -50,7 +82,7 @@ impl<T: Convert> Tokens<'_, T> {
     #[inline(always)]
     pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {
-            T::to_pairs(dot, self.heads.head(self.start, self.from + i, self.h, self.d), buffer, to);
+            T::to_pairs(dot, self.token(i), buffer, to);
         } else {
             to.fill(0);
         }
@@ -104,63 +136,45 @@ pub(super) trait ScoreTile: Copy {
         width_v: usize,
     );
 
-    /// [`scores`](Self::scores) of one tile with keys that no other tile reads, at most a block. `memory` is for keys
-    /// in packed form: not all need it.
-    fn scores_of_unpacked<T: Convert>(
+    /// [`scores`](Self::scores) with keys that no other tile reads, at most a panel of them. `scores` starts at the
+    /// first of them.
+    fn scores_of_step<T: Convert>(
         self,
         rows: usize,
         queries: &[f32],
         keys: Tokens<T>,
-        memory: UnpackedMemory,
+        memory: StepMemory,
         scores: &mut [f32],
     );
-    /// [`accumulate_values`](Self::accumulate_values) of values that no other tile reads, at most a block.
-    fn accumulate_unpacked<T: Convert>(
+    /// [`accumulate_values`](Self::accumulate_values) of a part of a block that no other tile reads, at most a panel.
+    /// The parts of a block follow each other, and its attention weights start at the first one.
+    fn accumulate_step<T: Convert>(
         self,
         rows: usize,
         attention_weights: &mut [f32],
         values: Tokens<T>,
-        memory: UnpackedMemory,
+        step: Step,
+        memory: StepMemory,
         output: &mut [f32],
-        width_v: usize,
     );
 }
 
-/// Memory for a block of keys or values that is packed for one tile.
-pub(super) struct UnpackedMemory<'a> {
+/// A part of a block of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    /// The keys of the block before it, a multiple of a panel.
+    pub before: usize,
+    /// The keys of the block.
+    pub block: usize,
+    pub width_v: usize,
+}
+
+/// Memory for one part of a block.
+pub(super) struct StepMemory<'a> {
     /// That of [`ScoreTile::pack_keys`] and [`ScoreTile::pack_values`].
     pub buffer: &'a mut [f32],
-    /// For the packed block, whole panels.
+    /// For a packed panel of keys or values.
     pub packed: &'a mut [f32],
-}
-
-/// [`ScoreTile::scores_of_unpacked`] by packing the keys.
-#[inline(always)]
-pub(super) fn scores_of_packed<C: ScoreTile, T: Convert>(
-    tile: C,
-    rows: usize,
-    queries: &[f32],
-    keys: Tokens<T>,
-    memory: UnpackedMemory,
-    scores: &mut [f32],
-) {
-    let packed = &mut memory.packed[..keys.count.next_multiple_of(C::PANEL) * C::key_width(keys.d)];
-    tile.pack_keys(keys, memory.buffer, packed);
-    tile.scores(rows, queries, keys.d, packed, keys.count, scores);
-}
-
-/// [`ScoreTile::accumulate_unpacked`] by packing the values.
-#[inline(always)]
-pub(super) fn accumulate_packed<C: ScoreTile, T: Convert>(
-    tile: C,
-    rows: usize,
-    attention_weights: &mut [f32],
-    values: Tokens<T>,
-    memory: UnpackedMemory,
-    output: &mut [f32],
-    width_v: usize,
-) {
-    let packed = &mut memory.packed[..C::values_offset(values.count.next_multiple_of(C::PANEL), width_v)];
-    tile.pack_values(values, width_v, memory.buffer, packed);
-    tile.accumulate_values(rows, attention_weights, packed, values.count, output, width_v);
+    /// `(ROWS, width_v)`: sums over the parts of a block so far.
+    pub sums: &'a mut [f32],
 }
