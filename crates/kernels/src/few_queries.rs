@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::attention::store_row;
 use super::convert::Convert;
 use super::error::Result;
 use super::isa::Isa;
@@ -214,16 +215,16 @@ impl<T: Convert> TaskKernel<'_, T> {
             for (row, output) in scratch.output[range].chunks_exact_mut(width_v).enumerate() {
                 let (h, i) = (self.head(h_kv, row / s_q), row % s_q);
                 let row_sum = scratch.row_sum[of_head * padded_rows + row];
-                let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
-                // 0 is added for the sign of zero, as by the general kernel.
-                output.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                let mut factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
                 if let Some(finite) = &finite {
+                    output.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                    factor = 1.0;
                     let sees = |key: usize| problem.mask.sees((b, h, i), key, [s_q, s_kv]);
                     finite.add_visible::<C>(values, sees, scratch.tokens, output);
                 }
                 let at = (batch.queries_before(b) + i) * problem.h + h;
                 // SAFETY: the callers have reserved the output; only this task writes this query and head.
-                T::downcast(&output[..d_v], unsafe { self.out.part(at * d_v, d_v) });
+                store_row(tile.simd(), &mut output[..d_v], factor, unsafe { self.out.part(at * d_v, d_v) });
             }
         }
         Ok(())
@@ -350,7 +351,7 @@ impl<T: Convert> TaskKernel<'_, T> {
             };
             let pos = TilePos { h: head, query, rows: count, ..pos };
             let scores = &mut scratch.scores[index * C::SCORES + (row - first) * KEY_BLOCK..];
-            online_softmax_update(tile.simd(), self.problem, pos, score_factor, None, scores, &mut state);
+            online_softmax_update(tile, self.problem, pos, score_factor, None, scores, &mut state);
             row += count;
         }
     }

@@ -4,7 +4,7 @@
 
 use super::isa::simd::Simd;
 use super::microkernel::{StridedRows, microkernel};
-use super::score_tile::{KEY_BLOCK, LINE_BYTES, TOKENS_AHEAD};
+use super::score_tile::{CACHE_LINE, KEY_BLOCK, TOKENS_AHEAD};
 
 /// Writes the products of `R` queries `(R, d)` with the first `count` keys of a packed panel to `scores`, rows of
 /// `KEY_BLOCK`.
@@ -127,7 +127,7 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
             let row = values.data.as_ptr().add(key * values.stride + column);
             let mut columns = [s.splat(0.0); NV];
             for (v, column) in columns.iter_mut().enumerate() {
-                if values.fetch && (v * S::LANES * size_of::<f32>()).is_multiple_of(LINE_BYTES) {
+                if values.fetch && (v * S::LANES * size_of::<f32>()).is_multiple_of(CACHE_LINE) {
                     s.prefetch(row.wrapping_add(TOKENS_AHEAD * values.stride + v * S::LANES));
                 }
                 *column = s.load(row.add(v * S::LANES));

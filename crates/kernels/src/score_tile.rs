@@ -1,6 +1,8 @@
 //! Score tiles: the two products of attention, and the memory layouts of their operands. They are all that differs
 //! between attention in f32 and in bf16.
 
+use std::ops::Range;
+
 use super::convert::Convert;
 use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::Simd;
@@ -10,8 +12,8 @@ use super::problem::HeadsView;
 /// stay in the L1 and L2 cache.
 pub(super) const KEY_BLOCK: usize = 192;
 
-/// Bytes of a cache line.
-pub(super) const LINE_BYTES: usize = 64;
+/// Bytes that are fetched into the cache together.
+pub(super) const CACHE_LINE: usize = 64;
 /// Tokens that are fetched ahead of their use. Processors fetch ahead themselves, but only within a page.
 pub(super) const TOKENS_AHEAD: usize = 16;
 
@@ -56,22 +58,44 @@ impl<T: Convert> Tokens<'_, T> {
         if i >= self.count {
             return to.fill(0.0);
         }
-        self.fetch(s, i + TOKENS_AHEAD);
+        self.prefetch(s, i + TOKENS_AHEAD..i + TOKENS_AHEAD + 1);
         T::upcast(self.token(i), to);
-    }
-
-    /// Fetches token `i` into the cache, which need not be one.
-    #[inline(always)]
-    pub fn fetch<S: Simd>(&self, s: S, i: usize) {
-        let [_, stride, _] = self.heads.strides;
-        let first = self.token(0).as_ptr().wrapping_add(i * stride);
-        (0..self.d).step_by(LINE_BYTES / size_of::<T>()).for_each(|at| s.prefetch(first.wrapping_add(at).cast()));
     }
 
     /// The view of the heads, if they are f32.
     #[inline(always)]
     pub fn f32_heads(&self) -> Option<HeadsView<'_, f32>> {
         T::IS_F32.then(|| HeadsView { data: T::as_f32(self.heads.data, &mut []), strides: self.heads.strides })
+    }
+
+    /// Fetches tokens `range` into the cache.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, s: S, range: Range<usize>) {
+        let [of_batch, of_token, of_head] = self.heads.strides;
+        for i in range {
+            let at = self.start.0 * of_batch + (self.start.1 + self.from + i) * of_token + self.h * of_head;
+            let token = self.heads.data.as_ptr().wrapping_add(at).cast::<f32>();
+            for byte in (0..self.d * size_of::<T>()).step_by(CACHE_LINE) {
+                s.prefetch(token.wrapping_byte_add(byte));
+            }
+        }
+    }
+
+    /// Token `i` as pairs: where it is, if it is that in memory, and else rounded to `to`. Zeros after the last token.
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code, reason = "no bf16 products")
+    )]
+    #[inline(always)]
+    pub fn as_pairs<'b, D: PairDot>(&'b self, dot: D, i: usize, buffer: &mut [f32], to: &'b mut [Pair]) -> &'b [Pair] {
+        if i < self.count
+            && let Some(pairs) = T::as_pairs(D::FORMAT, self.heads.head(self.start, self.from + i, self.h, self.d))
+            && pairs.len() == to.len()
+        {
+            return pairs;
+        }
+        self.write_pairs(dot, i, buffer, to);
+        to
     }
 
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
@@ -104,6 +128,8 @@ pub(super) trait ScoreTile: Copy {
     const INFINITE: f32;
 
     fn simd(self) -> Self::S;
+    /// `e^x` for `x <= 0`, as precise as attention weights are.
+    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// Size of a packed query or key of `d` values.
     fn key_width(d: usize) -> usize;
     /// Size of an output row of `d_v` values.
