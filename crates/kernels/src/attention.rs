@@ -14,6 +14,7 @@ use super::convert::Convert;
 use super::distance_products::DistanceProducts;
 use super::dropout::Dropout;
 use super::error::{Error, Result};
+use super::few_queries;
 use super::isa::Isa;
 use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::PairDot;
@@ -105,6 +106,9 @@ fn run_tasks<T: Convert>(
     training: Option<Training>,
     out: SharedOut<T>,
 ) -> Result<()> {
+    if training.is_none() && few_queries::applies(problem) {
+        return few_queries::run_tasks(isa, team, problem, out);
+    }
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
@@ -347,7 +351,7 @@ impl<T: Convert> TaskKernel<'_, T> {
 /// Stores a row times `factor` in the dtype of the output. 0 is added because the sign of a product that underflows to
 /// 0 may come from a hidden key.
 #[inline(always)]
-fn store_row<S: Simd, T: Convert>(s: S, row: &mut [f32], factor: f32, to: &mut [MaybeUninit<T>]) {
+pub(super) fn store_row<S: Simd, T: Convert>(s: S, row: &mut [f32], factor: f32, to: &mut [MaybeUninit<T>]) {
     let whole = if T::STORES_VECTORS { row.len() / S::LANES * S::LANES } else { 0 };
     let ((vectors, rest), (to, to_rest)) = (row.split_at_mut(whole), to.split_at_mut(whole));
     for (from, to) in vectors.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES)) {

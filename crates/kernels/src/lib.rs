@@ -58,6 +58,7 @@ mod dropout;
 mod element;
 mod error;
 mod exp;
+mod few_queries;
 mod gate;
 #[cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -76,6 +77,7 @@ mod norm;
 mod online_softmax;
 mod packing;
 mod problem;
+mod row_products;
 mod score_tile;
 mod team;
 #[cfg_attr(

@@ -85,14 +85,17 @@ impl<T> AttentionProblem<'_, T> {
         Ok(size)
     }
 
-    /// Multiply-adds of the whole call without a mask.
+    /// Multiply-adds of the whole call without a mask. Few queries count as many as are multiplied in the time in which
+    /// keys and values are read.
     pub fn multiply_adds(&self) -> usize {
+        const MIN_QUERIES: usize = 8;
+        let group = self.h / self.h_kv.max(1);
         let pairs = self.batch.sequences().map(|b| {
             let keys = self.batch.s_kv(b).saturating_add(self.appended);
-            self.batch.s_q(b).saturating_mul(keys)
+            self.batch.s_q(b).saturating_mul(group).max(MIN_QUERIES).saturating_mul(keys)
         });
         let pairs = pairs.fold(0, usize::saturating_add);
-        pairs.saturating_mul(self.h).saturating_mul(self.d.saturating_add(self.d_v))
+        pairs.saturating_mul(self.h_kv).saturating_mul(self.d.saturating_add(self.d_v))
     }
 }
 
@@ -106,12 +109,18 @@ pub struct HeadsView<'a, T> {
     pub strides: [usize; 3],
 }
 
-impl<T> HeadsView<'_, T> {
+impl<'a, T> HeadsView<'a, T> {
     /// The `d` values of head `h` of token `start + s` in batch row `b`.
     #[inline(always)]
     pub(super) fn head(&self, (b, start): (usize, usize), s: usize, h: usize, d: usize) -> &[T] {
         let start = b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2];
         &self.data[start..start + d]
+    }
+
+    /// The memory from head `h` of token `start + s` in batch row `b` on.
+    #[inline(always)]
+    pub(super) fn from(&self, (b, start): (usize, usize), s: usize, h: usize) -> &'a [T] {
+        &self.data[b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2]..]
     }
 
     /// Checks that all heads of `dims` `[b, s, h]` are in memory. Then no index of one wraps around.

@@ -13,7 +13,9 @@ use super::problem::HeadsView;
 pub(super) const KEY_BLOCK: usize = 192;
 
 /// Bytes that are fetched into the cache together.
-const CACHE_LINE: usize = 64;
+pub(super) const CACHE_LINE: usize = 64;
+/// Tokens that are fetched ahead of their use. Processors fetch ahead themselves, but only within a page.
+pub(super) const TOKENS_AHEAD: usize = 16;
 
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
@@ -30,15 +32,40 @@ pub(super) struct Tokens<'a, T> {
 }
 
 impl<T: Convert> Tokens<'_, T> {
+    /// Token `i`.
+    #[inline(always)]
+    pub fn token(&self, i: usize) -> &[T] {
+        self.heads.head(self.start, self.from + i, self.h, self.d)
+    }
+
     /// Token `i` in f32, upcast into `buffer` unless it is f32 already. Zeros after the last token.
     #[inline(always)]
     pub fn as_f32<'b>(&'b self, i: usize, buffer: &'b mut [f32]) -> &'b [f32] {
         if i < self.count {
-            T::as_f32(self.heads.head(self.start, self.from + i, self.h, self.d), buffer)
+            T::as_f32(self.token(i), buffer)
         } else {
             buffer[..self.d].fill(0.0);
             &buffer[..self.d]
         }
+    }
+
+    /// Copies token `i` in f32. Zeros after the last token. Another token comes from memory meanwhile.
+    ///
+    /// Tokens at a distance of a power of two share a few sets of the L1 cache. So they are read one after the other,
+    /// each in its whole length, before they are transposed.
+    #[inline(always)]
+    pub fn copy<S: Simd>(&self, s: S, i: usize, to: &mut [f32]) {
+        if i >= self.count {
+            return to.fill(0.0);
+        }
+        self.prefetch(s, i + TOKENS_AHEAD..i + TOKENS_AHEAD + 1);
+        T::upcast(self.token(i), to);
+    }
+
+    /// The view of the heads, if they are f32.
+    #[inline(always)]
+    pub fn f32_heads(&self) -> Option<HeadsView<'_, f32>> {
+        T::IS_F32.then(|| HeadsView { data: T::as_f32(self.heads.data, &mut []), strides: self.heads.strides })
     }
 
     /// Fetches tokens `range` into the cache.
@@ -79,7 +106,7 @@ impl<T: Convert> Tokens<'_, T> {
     #[inline(always)]
     pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {
-            T::to_pairs(dot, self.heads.head(self.start, self.from + i, self.h, self.d), buffer, to);
+            T::to_pairs(dot, self.token(i), buffer, to);
         } else {
             to.fill(0);
         }
@@ -134,4 +161,46 @@ pub(super) trait ScoreTile: Copy {
         output: &mut [f32],
         width_v: usize,
     );
+
+    /// [`scores`](Self::scores) with keys that no other tile reads, at most a panel of them. `scores` starts at the
+    /// first of them.
+    fn scores_of_step<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: StepMemory,
+        scores: &mut [f32],
+    );
+    /// [`accumulate_values`](Self::accumulate_values) of a part of a block that no other tile reads, at most a panel.
+    /// The parts of a block follow each other, and its attention weights start at the first one.
+    fn accumulate_step<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        step: Step,
+        memory: StepMemory,
+        output: &mut [f32],
+    );
+}
+
+/// A part of a block of keys.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    /// The keys of the block before it, a multiple of a panel.
+    pub before: usize,
+    /// The keys of the block.
+    pub block: usize,
+    pub width_v: usize,
+}
+
+/// Memory for one part of a block.
+pub(super) struct StepMemory<'a> {
+    /// That of [`ScoreTile::pack_keys`] and [`ScoreTile::pack_values`].
+    pub buffer: &'a mut [f32],
+    /// For a packed panel of keys or values.
+    pub packed: &'a mut [f32],
+    /// `(ROWS, width_v)`: sums over the parts of a block so far.
+    pub sums: &'a mut [f32],
 }

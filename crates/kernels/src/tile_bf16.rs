@@ -4,7 +4,7 @@ use super::convert::Convert;
 use super::exp::exp_bf16;
 use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::{MAX_LANES, Simd};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
 use super::tile_f32::vectors_per_step;
 
 /// Score tiles by [`PairDot`]. The softmax between the products is f32, by [`Simd`].
@@ -115,7 +115,10 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn scores(self, rows: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]) {
         let pairs = Self::key_width(d);
         assert!((1..=Self::ROWS).contains(&rows) && count <= KEY_BLOCK);
-        assert!(queries.len() >= Self::ROWS * pairs && scores.len() >= Self::ROWS * KEY_BLOCK);
+        assert!(
+            queries.len() >= Self::ROWS * pairs
+                && scores.len() >= (Self::ROWS - 1) * KEY_BLOCK + count.next_multiple_of(Self::PANEL)
+        );
         assert!(keys.len() >= count.next_multiple_of(Self::PANEL) * pairs);
         for start in (0..count).step_by(Self::PANEL) {
             let vectors = D::MAX_VECTORS.min((count - start).div_ceil(VECTOR_COLUMNS));
@@ -148,13 +151,75 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
         let rounded = as_pairs_mut(rounded);
         let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        assert!((1..=Self::ROWS).contains(&rows) && width_v.is_multiple_of(VECTOR_COLUMNS));
-        assert!(rounded.len() >= Self::ROWS * (KEY_BLOCK / 2) && pairs <= KEY_BLOCK / 2);
-        assert!(values.len() >= pairs * width_v && output.len() >= Self::ROWS * width_v);
+        self.round_weights(rows, attention_weights, count, rounded);
+        self.add_products(rows, rounded, values, pairs, output, width_v);
+    }
+
+    #[inline(always)]
+    fn scores_of_step<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: StepMemory,
+        scores: &mut [f32],
+    ) {
+        keys.prefetch(self.0, keys.count..2 * keys.count);
+        let packed = &mut memory.packed[..keys.count.next_multiple_of(Self::PANEL) * Self::key_width(keys.d)];
+        self.pack_keys(keys, memory.buffer, packed);
+        self.scores(rows, queries, keys.d, packed, keys.count, scores);
+    }
+
+    #[inline(always)]
+    fn accumulate_step<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        step: Step,
+        memory: StepMemory,
+        output: &mut [f32],
+    ) {
+        let width_v = step.width_v;
+        let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
+        let rounded = as_pairs_mut(rounded);
+        let pairs = values.count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
+        if step.before == 0 {
+            self.round_weights(rows, attention_weights, step.block, rounded);
+        }
+        values.prefetch(self.0, values.count..2 * values.count);
+        let packed = &mut memory.packed[..pairs * width_v];
+        self.pack_values(values, width_v, memory.buffer, packed);
+        self.add_products(rows, &rounded[step.before / 2..], packed, pairs, output, width_v);
+    }
+}
+
+impl<S: Simd, D: PairDot> TileBf16<S, D> {
+    /// Rounds the attention weights of `count` keys to pairs `(ROWS, KEY_BLOCK / 2)`.
+    #[inline(always)]
+    fn round_weights(self, rows: usize, attention_weights: &[f32], count: usize, to: &mut [Pair]) {
+        let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
         let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
-        for (weights, to) in weights_of_rows.zip(rounded.chunks_exact_mut(KEY_BLOCK / 2)) {
+        for (weights, to) in weights_of_rows.zip(to.chunks_exact_mut(KEY_BLOCK / 2)) {
             self.1.round_to_pairs(&weights[..count], &mut to[..pairs]);
         }
+    }
+
+    /// Adds the products of `pairs` rounded weights of each row, `KEY_BLOCK / 2` apart, with packed values to `output`
+    /// `(ROWS, width_v)`.
+    #[inline(always)]
+    fn add_products(
+        self,
+        rows: usize,
+        rounded: &[Pair],
+        values: &[f32],
+        pairs: usize,
+        output: &mut [f32],
+        width_v: usize,
+    ) {
+        assert!((1..=D::MAX_ROWS).contains(&rows) && width_v.is_multiple_of(VECTOR_COLUMNS));
+        assert!(pairs <= KEY_BLOCK / 2 && rounded.len() >= (D::MAX_ROWS - 1) * (KEY_BLOCK / 2) + pairs);
+        assert!(values.len() >= pairs * width_v && output.len() >= D::MAX_ROWS * width_v);
         let mut column = 0;
         while column < width_v {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);

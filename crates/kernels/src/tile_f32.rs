@@ -4,7 +4,8 @@ use super::convert::Convert;
 use super::exp::exp;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::{StridedRows, microkernel};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::row_products::{Values, add_value_products, panel_scores};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -50,7 +51,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
                 let mut rows = [std::ptr::null(); MAX_LANES];
                 for ((lane, row), buffer) in rows.iter_mut().take(S::LANES).enumerate().zip(buffer.chunks_exact_mut(d))
                 {
-                    *row = keys.as_f32(panel * Self::PANEL + first + lane, buffer).as_ptr();
+                    keys.copy(s, panel * Self::PANEL + first + lane, buffer);
+                    *row = buffer.as_ptr();
                 }
                 for at in (0..whole).step_by(S::LANES) {
                     let part = rows.map(|row| row.wrapping_add(at));
@@ -135,6 +137,60 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
                 }
             }
             column += step * S::LANES;
+        }
+    }
+    #[inline(always)]
+    fn scores_of_step<T: Convert>(
+        self,
+        rows: usize,
+        queries: &[f32],
+        keys: Tokens<T>,
+        memory: StepMemory,
+        scores: &mut [f32],
+    ) {
+        let panel = &mut memory.packed[..Self::PANEL * keys.d];
+        self.pack_keys(keys, memory.buffer, panel);
+        let (panel, count) = ((&*panel, keys.d), keys.count);
+        match rows {
+            1 => panel_scores::<S, 1, NR>(self.0, queries, panel, count, scores),
+            2 => panel_scores::<S, 2, NR>(self.0, queries, panel, count, scores),
+            3 | 4 => panel_scores::<S, 4, NR>(self.0, queries, panel, count, scores),
+            _ => panel_scores::<S, MR, NR>(self.0, queries, panel, count, scores),
+        }
+    }
+
+    #[inline(always)]
+    fn accumulate_step<T: Convert>(
+        self,
+        rows: usize,
+        attention_weights: &mut [f32],
+        values: Tokens<T>,
+        step: Step,
+        memory: StepMemory,
+        output: &mut [f32],
+    ) {
+        let width_v = step.width_v;
+        // Values that are whole vectors of f32 are read where they are.
+        let in_place = values.f32_heads().filter(|_| width_v == values.d);
+        let rows_of_values = match &in_place {
+            Some(heads) => Values {
+                data: heads.from(values.start, values.from, values.h),
+                stride: heads.strides[1],
+                fetch: true,
+                count: values.count,
+            },
+            None => {
+                self.pack_values(values, width_v, memory.buffer, &mut memory.packed[..values.count * width_v]);
+                Values { data: memory.packed, stride: width_v, fetch: false, count: values.count }
+            }
+        };
+        let (weights, sums) = (&attention_weights[step.before..], memory.sums);
+        let ends = [step.before == 0, step.before + values.count == step.block];
+        match rows {
+            1 => add_value_products::<S, 1, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
+            2 => add_value_products::<S, 2, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
+            3 | 4 => add_value_products::<S, 4, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
+            _ => add_value_products::<S, MR, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
         }
     }
 }

@@ -8,6 +8,7 @@ mod attention;
 mod backward;
 mod convert;
 mod distances;
+mod few_queries;
 mod functions;
 mod gate;
 mod gemm;

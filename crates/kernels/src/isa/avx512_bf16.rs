@@ -97,7 +97,7 @@ impl Avx512Bf16 {
         }
     }
 
-    /// Computes the rows of a tile of `VECTORS` vectors: as many eights as there are, a four, ones.
+    /// Computes the rows of a tile of `VECTORS` vectors: as many eights as there are, a four, a two, ones.
     ///
     /// # Safety
     /// The conditions of [`PairDot::multiply_tile`], with `VECTORS` vectors.
@@ -117,6 +117,10 @@ impl Avx512Bf16 {
                     4..8 => {
                         self.microkernel::<4, VECTORS>(tile, a, b, c);
                         4
+                    }
+                    2..4 => {
+                        self.microkernel::<2, VECTORS>(tile, a, b, c);
+                        2
                     }
                     _ => {
                         self.microkernel::<1, VECTORS>(tile, a, b, c);

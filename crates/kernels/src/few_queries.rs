@@ -1,0 +1,369 @@
+//! Attention with few queries for each key-value head, as in a step of decoding: every key and value is read once.
+//!
+//! The general kernel packs all keys and values of a task first, which pays where many queries read them again. For one
+//! query, packing is most of the work, and what is packed does not stay in the cache. So here the blocks of keys are
+//! the outer loop, and all queries of all query heads that share a key-value head go through a block together. If they
+//! fit into one tile, its keys and values are not packed at all.
+//!
+//! The sums are those of the general kernel, in the same order: a sequence has the same bits in chunks of any size and
+//! in one run. So the keys of a head are not divided between threads either.
+
+use std::ops::Range;
+
+use super::attention::store_row;
+use super::convert::Convert;
+use super::error::Result;
+use super::isa::Isa;
+use super::isa::kernel::{Kernel, PairKernel};
+use super::isa::pair_dot::PairDot;
+use super::isa::simd::{MAX_LANES, Simd};
+use super::memory::ScratchPool;
+use super::non_finite::{FiniteValues, all_finite};
+use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
+use super::problem::AttentionProblem;
+use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
+use super::team::{SharedOut, Team};
+use super::tile_bf16::TileBf16;
+use super::tile_f32::TileF32;
+
+/// The most queries of all query heads of a key-value head. Their sums stay in the L2 cache beside a block of keys.
+const MAX_ROWS: usize = 128;
+/// Keys for each query: with fewer, packing is a small part of the work.
+const MIN_KEYS: usize = 4;
+/// The most keys. Far more than any cache holds, they would be those of a view without memory, and the general kernel
+/// refuses what it cannot pack.
+const MAX_KEYS: usize = 1 << 24;
+
+/// f32 values in a cache line.
+const LINE: usize = 16;
+
+/// Whether the queries of a problem are so few.
+pub(super) fn applies<T>(problem: &AttentionProblem<T>) -> bool {
+    let AttentionProblem { batch, appended, h, h_kv, .. } = *problem;
+    let few = |b: usize| {
+        let (s_q, keys) = (batch.s_q(b), batch.s_kv(b).saturating_add(appended));
+        s_q.saturating_mul(h / h_kv) <= MAX_ROWS && keys >= MIN_KEYS * s_q && keys <= MAX_KEYS
+    };
+    problem.mask.embeddings.is_none() && batch.sequences().all(few)
+}
+
+/// Runs all tasks of a problem that was checked. `out` is memory for its output.
+pub(super) fn run_tasks<T: Convert>(
+    isa: Isa,
+    team: Team,
+    problem: &AttentionProblem<T>,
+    out: SharedOut<T>,
+) -> Result<()> {
+    let (pool, batch, h_kv) = (ScratchPool::default(), problem.batch, problem.h_kv);
+    let (sequences, group) = (batch.sequences(), problem.h / h_kv);
+    // As few parts of a sequence as give each thread as much to do: the heads of a token lie side by side in memory.
+    let parts = match sequences.len() % team.threads() {
+        0 => 1,
+        _ => team.threads(),
+    };
+    let heads = h_kv.div_ceil(parts);
+    // The heads of one key-value head are divided only if there are more threads than those.
+    let queries = if parts > h_kv { group.div_ceil(parts.div_ceil(h_kv)) } else { group };
+    let (parts, parts_of_group) = (h_kv.div_ceil(heads), group.div_ceil(queries));
+    team.try_for_each(sequences.len() * parts * parts_of_group, |i| {
+        let (part, of_group) = (i / parts_of_group, i % parts_of_group);
+        let (b, first) = (sequences.start + part / parts, part % parts * heads);
+        let task = Task {
+            b,
+            kv_heads: first..h_kv.min(first + heads),
+            group: of_group * queries..group.min((of_group + 1) * queries),
+        };
+        let mut result = Ok(());
+        let kernel = TaskKernel { problem, task, pool: &pool, out, result: &mut result };
+        if problem.bf16 && isa.has_bf16_dot() {
+            isa.run_bf16(kernel);
+        } else {
+            isa.run(kernel);
+        }
+        result
+    })
+}
+
+/// Key-value heads of one sequence, with some of the query heads of each: those in a range, counted from the first.
+struct Task {
+    b: usize,
+    kv_heads: Range<usize>,
+    group: Range<usize>,
+}
+
+/// A task as a kernel.
+struct TaskKernel<'a, T> {
+    problem: &'a AttentionProblem<'a, T>,
+    task: Task,
+    pool: &'a ScratchPool,
+    out: SharedOut<T>,
+    result: &'a mut Result<()>,
+}
+
+impl<T: Convert> Kernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        *self.result = self.run_with(TileF32::<S, MR, NR>(s));
+    }
+}
+
+impl<T: Convert> PairKernel for TaskKernel<'_, T> {
+    #[inline(always)]
+    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
+        *self.result = self.run_with(TileBf16(s, dot));
+    }
+}
+
+/// The scratch memory of a task. The first five have a part for each key-value head.
+struct Scratch<'a> {
+    queries: &'a mut [f32],
+    output: &'a mut [f32],
+    row_max: &'a mut [f32],
+    row_sum: &'a mut [f32],
+    scores: &'a mut [f32],
+    /// Sums of a block of values.
+    sums: &'a mut [f32],
+    /// Packed keys and values of a block, or of a part of it.
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    tokens: &'a mut [f32],
+}
+
+/// The sizes of a task.
+#[derive(Clone, Copy)]
+struct Sizes {
+    s_q: usize,
+    s_kv: usize,
+    /// Rows of a key-value head, and as many as whole tiles have.
+    rows: usize,
+    padded_rows: usize,
+    width: usize,
+    width_v: usize,
+    /// Whether the rows of a key-value head fit into a tile.
+    one_tile: bool,
+}
+
+impl<T: Convert> TaskKernel<'_, T> {
+    /// The rows of a key-value head are the queries of its first query head, then those of the next.
+    #[inline(always)]
+    fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
+        let Self { problem, task: Task { b, kv_heads, group }, .. } = self;
+        let (b, batch, d, d_v) = (*b, problem.batch, problem.d, problem.d_v);
+        let (s_q, s_kv, start) = (batch.s_q(b), batch.s_kv(b), batch.start(b));
+        let rows = group.len() * s_q;
+        let sizes = Sizes {
+            s_q,
+            s_kv,
+            rows,
+            padded_rows: rows.next_multiple_of(C::ROWS),
+            width: C::key_width(d),
+            width_v: C::value_width(d_v),
+            one_tile: rows <= C::ROWS,
+        };
+        let Sizes { padded_rows, width, width_v, .. } = sizes;
+        if rows == 0 {
+            return Ok(());
+        }
+
+        let ranges = (0..s_q).map(|i| problem.mask.range(b, i, s_q, s_kv));
+        let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
+        let count = if problem.appended > 0 { s_kv + problem.appended } else { visible };
+
+        let (heads, block) = (kv_heads.len(), if sizes.one_tile { C::PANEL } else { KEY_BLOCK });
+        let of_scratch = [
+            heads * padded_rows * width,
+            heads * padded_rows * width_v,
+            heads * padded_rows,
+            heads * padded_rows,
+            heads * C::SCORES,
+            heads * C::ROWS * width_v,
+            block * width,
+            C::values_offset(block, width_v),
+            (MAX_LANES + 2) * d.max(width) + 3 * width_v,
+        ]
+        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
+        let mut memory = self.pool.take(of_scratch.iter().sum())?;
+        let mut scratch = Scratch::divide(&mut memory, of_scratch);
+
+        let (query_factor, score_factor) = C::split_scale::<T>(problem.scale);
+        for (h_kv, of_head) in kv_heads.clone().zip(scratch.queries.chunks_exact_mut(padded_rows * width)) {
+            let first = h_kv * problem.h / problem.h_kv;
+            for (h, to) in group.clone().zip(of_head.chunks_exact_mut(s_q * width)) {
+                let queries = Tokens { heads: &problem.q, start, h: first + h, from: 0, count: s_q, d };
+                tile.pack_queries(queries, query_factor, scratch.tokens, to);
+            }
+            of_head[rows * width..].fill(0.0);
+        }
+        let keys = Tokens { heads: &problem.k, start, h: 0, from: 0, count, d };
+        let values = Tokens { heads: &problem.v, d: d_v, ..keys };
+        self.add_keys(tile, sizes, kv_heads.clone(), [keys, values], score_factor, &mut scratch);
+
+        for h_kv in kv_heads.clone() {
+            let of_head = h_kv - kv_heads.start;
+            let range = of_head * padded_rows * width_v..(of_head * padded_rows + rows) * width_v;
+            // The values without what is not finite, if an output is not.
+            let mut finite = None;
+            let values = Tokens { h: h_kv, ..values };
+            if !all_finite(&scratch.output[range.clone()]) {
+                finite = FiniteValues::new::<C>(values, scratch.tokens)?;
+            }
+            if let Some(finite) = &finite {
+                let heads = finite.view(d_v);
+                let values = Tokens { heads: &heads, start: (0, 0), ..values };
+                self.add_keys(tile, sizes, h_kv..h_kv + 1, [keys, values], score_factor, &mut scratch);
+            }
+            for (row, output) in scratch.output[range].chunks_exact_mut(width_v).enumerate() {
+                let (h, i) = (self.head(h_kv, row / s_q), row % s_q);
+                let row_sum = scratch.row_sum[of_head * padded_rows + row];
+                let mut factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
+                if let Some(finite) = &finite {
+                    output.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                    factor = 1.0;
+                    let sees = |key: usize| problem.mask.sees((b, h, i), key, [s_q, s_kv]);
+                    finite.add_visible::<C>(values, sees, scratch.tokens, output);
+                }
+                let at = (batch.queries_before(b) + i) * problem.h + h;
+                // SAFETY: the callers have reserved the output; only this task writes this query and head.
+                store_row(tile.simd(), &mut output[..d_v], factor, unsafe { self.out.part(at * d_v, d_v) });
+            }
+        }
+        Ok(())
+    }
+
+    /// The query head of the rows at `index` of a key-value head.
+    fn head(&self, h_kv: usize, index: usize) -> usize {
+        h_kv * (self.problem.h / self.problem.h_kv) + self.task.group.start + index
+    }
+
+    /// Computes the sums of all rows of `kv_heads` over all keys.
+    #[inline(always)]
+    fn add_keys<C: ScoreTile>(
+        &self,
+        tile: C,
+        sizes: Sizes,
+        kv_heads: Range<usize>,
+        [keys, values]: [Tokens<T>; 2],
+        score_factor: f32,
+        scratch: &mut Scratch,
+    ) {
+        let Self { problem, task, .. } = self;
+        let Sizes { s_q, s_kv, rows, padded_rows, width, width_v, one_tile } = sizes;
+        let part_of =
+            |h_kv: usize, size: usize| (h_kv - task.kv_heads.start) * size..(h_kv - task.kv_heads.start + 1) * size;
+        for h_kv in kv_heads.clone() {
+            scratch.output[part_of(h_kv, padded_rows * width_v)].fill(0.0);
+            let (maxima, sums) = (part_of(h_kv, padded_rows), part_of(h_kv, padded_rows));
+            let of_rows = scratch.row_max[maxima].iter_mut().zip(&mut scratch.row_sum[sums]);
+            for (row, (max, sum)) in of_rows.enumerate() {
+                // A sink is a score that was seen before the first key, with a value of 0.
+                let sinks = problem.sinks.filter(|_| row < rows);
+                *max = sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[self.head(h_kv, row / s_q)]);
+                *sum = if *max == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+            }
+        }
+        for start in (0..keys.count).step_by(KEY_BLOCK) {
+            let count = KEY_BLOCK.min(keys.count - start);
+            let pos = TilePos { b: task.b, h: 0, s_q, s_kv, query: 0, rows: s_q, start, count };
+            if !any_visible(&problem.mask, pos) {
+                continue;
+            }
+            if one_tile {
+                // The heads of a token lie side by side in memory, so all are read before the next panel.
+                for before in (0..count).step_by(C::PANEL) {
+                    let in_step = C::PANEL.min(count - before);
+                    for h_kv in kv_heads.clone() {
+                        let keys = Tokens { h: h_kv, from: start + before, count: in_step, ..keys };
+                        let queries = &scratch.queries[part_of(h_kv, padded_rows * width)];
+                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.keys, sums: &mut [] };
+                        let scores = &mut scratch.scores[part_of(h_kv, C::SCORES)][before..];
+                        tile.scores_of_step(rows, queries, keys, memory, scores);
+                    }
+                }
+                for h_kv in kv_heads.clone() {
+                    self.update(tile, sizes, (h_kv, 0), pos, score_factor, scratch);
+                }
+                for before in (0..count).step_by(C::PANEL) {
+                    let in_step = C::PANEL.min(count - before);
+                    for h_kv in kv_heads.clone() {
+                        let values = Tokens { h: h_kv, from: start + before, count: in_step, ..values };
+                        let sums = &mut scratch.sums[part_of(h_kv, C::ROWS * width_v)];
+                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.values, sums };
+                        let weights = &mut scratch.scores[part_of(h_kv, C::SCORES)];
+                        let output = &mut scratch.output[part_of(h_kv, padded_rows * width_v)];
+                        let step = Step { before, block: count, width_v };
+                        tile.accumulate_step(rows, weights, values, step, memory, output);
+                    }
+                }
+                continue;
+            }
+            for h_kv in kv_heads.clone() {
+                let panels = count.next_multiple_of(C::PANEL);
+                let packed_keys = &mut scratch.keys[..panels * width];
+                tile.pack_keys(Tokens { h: h_kv, from: start, count, ..keys }, scratch.tokens, packed_keys);
+                let packed_values = &mut scratch.values[..C::values_offset(panels, width_v)];
+                tile.pack_values(
+                    Tokens { h: h_kv, from: start, count, ..values },
+                    width_v,
+                    scratch.tokens,
+                    packed_values,
+                );
+                for first in (0..rows).step_by(C::ROWS) {
+                    let in_tile = C::ROWS.min(rows - first);
+                    let queries =
+                        &scratch.queries[part_of(h_kv, padded_rows * width)][first * width..][..C::ROWS * width];
+                    let scores = &mut scratch.scores[part_of(h_kv, C::SCORES)];
+                    tile.scores(in_tile, queries, keys.d, &scratch.keys[..panels * width], count, scores);
+                    self.update(tile, sizes, (h_kv, first), pos, score_factor, scratch);
+                    let scores = &mut scratch.scores[part_of(h_kv, C::SCORES)];
+                    let values = &scratch.values[..C::values_offset(panels, width_v)];
+                    let output = &mut scratch.output[part_of(h_kv, padded_rows * width_v)];
+                    let output = &mut output[first * width_v..][..C::ROWS * width_v];
+                    tile.accumulate_values(in_tile, scores, values, count, output, width_v);
+                }
+            }
+        }
+    }
+
+    /// Updates the softmax of the rows of a tile, which is the one from row `first` of a key-value head on.
+    #[inline(always)]
+    fn update<C: ScoreTile>(
+        &self,
+        tile: C,
+        sizes: Sizes,
+        (h_kv, first): (usize, usize),
+        pos: TilePos,
+        score_factor: f32,
+        scratch: &mut Scratch,
+    ) {
+        let Sizes { s_q, rows, padded_rows, width_v, .. } = sizes;
+        let index = h_kv - self.task.kv_heads.start;
+        let last = rows.min(first + C::ROWS);
+        let mut row = first;
+        while row < last {
+            let (head, query) = (self.head(h_kv, row / s_q), row % s_q);
+            let count = (s_q - query).min(last - row);
+            let range = |size: usize| (index * padded_rows + row) * size..(index * padded_rows + row + count) * size;
+            let mut state = SoftmaxState {
+                row_max: &mut scratch.row_max[range(1)],
+                row_sum: &mut scratch.row_sum[range(1)],
+                output: &mut scratch.output[range(width_v)],
+                width_v,
+            };
+            let pos = TilePos { h: head, query, rows: count, ..pos };
+            let scores = &mut scratch.scores[index * C::SCORES + (row - first) * KEY_BLOCK..];
+            online_softmax_update(tile, self.problem, pos, score_factor, None, scores, &mut state);
+            row += count;
+        }
+    }
+}
+
+impl<'a> Scratch<'a> {
+    fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
+        let [queries, output, row_max, row_sum, scores, sums, keys, values, tokens] = sizes.map(|size| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
+            rest = after;
+            part
+        });
+        Self { queries, output, row_max, row_sum, scores, sums, keys, values, tokens }
+    }
+}
