@@ -21,6 +21,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 struct Program {
     #[command(subcommand)]
     command: Commands,
+    /// The number of threads that compute [default: RAYON_NUM_THREADS, or all cores]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
 }
 
 #[derive(Subcommand)]
@@ -42,6 +45,10 @@ enum Commands {
 
 impl Command for Program {
     fn run(self) -> Result<()> {
+        if let Some(threads) = self.threads {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
+            pool.build_global().map_err(|e| format!("--threads {threads}: {e}"))?;
+        }
         match self.command {
             Commands::Encode(command) => command.run(),
             Commands::Search(command) => command.run(),

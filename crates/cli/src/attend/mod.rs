@@ -14,11 +14,12 @@ use clap::Parser;
 use inputs::Inputs;
 
 use super::shared::checkpoint::{check_finite, locate};
+use super::shared::model::{PATH_OR_ID, or_hub_id};
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
 use super::shared::{Result, about, device, print};
 
-/// Run one attention layer of a checkpoint on tensors from a file.
+/// Run one attention layer of a checkpoint on tensors from a file
 ///
 /// The output file gets `output` (b, s_q, dim) and, with --weights, the attention weights `weights` (b, h, s_q, s_kv).
 /// These tensors of the input file are read:
@@ -48,9 +49,11 @@ use super::shared::{Result, about, device, print};
 --output attended.safetensors --weights --causal --plan"
 )]
 pub struct Attend {
-    /// A .safetensors file, a model folder, a .safetensors.index.json, or in a build with `--features hub` the id of a
-    /// model on the Hugging Face Hub
-    #[arg(long, value_name = "PATH|ID")]
+    #[arg(
+        long,
+        value_name = PATH_OR_ID,
+        help = or_hub_id("A model folder, a .safetensors or .gguf file, a .safetensors.index.json", "")
+    )]
     checkpoint: PathBuf,
     /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none
     #[arg(long)]
@@ -81,8 +84,7 @@ pub struct Attend {
     /// with weights that are stored in few bits as they are]
     #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
     dtype: Option<ComputeType>,
-    /// Run on cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
     device: Device,
     /// Let each query see only keys up to its own position [default: as the masks and config.json have it]
     #[arg(long)]
