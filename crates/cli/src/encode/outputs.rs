@@ -36,7 +36,8 @@ pub struct Outputs {
 
 /// Parses the names that sentence-transformers has.
 fn precision() -> impl TypedValueParser<Value = Precision> {
-    PossibleValuesParser::new(["float32", "int8", "uint8", "binary", "ubinary"]).try_map(|name| name.parse::<Precision>())
+    PossibleValuesParser::new(["float32", "int8", "uint8", "binary", "ubinary"])
+        .try_map(|name| name.parse::<Precision>())
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
