@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use candle_attention_cli::shared::Result;
 use candle_attention_cli::shared::program::{self, Command};
 use candle_attention_cli::{
-    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search,
-    train,
+    attend, attention_map, bench, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank,
+    search, train,
 };
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -39,6 +39,7 @@ enum Commands {
     Prune(prune::Prune),
     Quantize(quantize::Quantize),
     Train(train::Train),
+    Bench(bench::Bench),
     Completions(completions::Completions),
     Man(man::ManPages),
 }
@@ -61,6 +62,7 @@ impl Command for Program {
             Commands::Prune(command) => command.run(),
             Commands::Quantize(command) => command.run(),
             Commands::Train(command) => command.run(),
+            Commands::Bench(command) => command.run(),
             Commands::Completions(command) => command.run(Self::command()),
             Commands::Man(command) => command.run(Self::command()),
         }
