@@ -25,6 +25,7 @@ use super::shared::{Result, print};
 #[derive(Parser)]
 #[command(
     name = "bench",
+    mut_arg("dtype", |arg| arg.help("Measure only one of f32, f64, f16, bf16, int8, q8_0 and q4_0 [default: f32, f16, bf16, and on the CPU int8]")),
     after_help = "Examples:
   candle-attention bench --dtype bf16
   candle-attention bench --model sentence-transformers/all-MiniLM-L6-v2 --dtype f32 --json"

@@ -51,6 +51,15 @@ fn device(name: &str) -> Result<Device, String> {
     device.map_err(|e| format!("{} (build with `--features {kind}`)", e.to_string().lines().next().unwrap_or_default()))
 }
 
+/// The help of an option for the compute type, of an encoder or of a layer alone.
+pub fn dtype_help(is_encoder: bool) -> String {
+    let on_metal = if is_encoder && cfg!(feature = "metal") { "; f16 on metal" } else { "" };
+    format!(
+        "Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 \
+         [default: f32, with weights that are stored in few bits as they are{on_metal}]"
+    )
+}
+
 /// The help of an option for the device.
 pub fn help() -> &'static str {
     match KINDS {

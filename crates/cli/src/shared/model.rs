@@ -42,9 +42,7 @@ pub struct Model {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model", hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
-    /// with weights that are stored in few bits as they are; f16 on metal, but f32 to prune]
-    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(true))]
     pub dtype: Option<ComputeType>,
     #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
     pub device: Device,
