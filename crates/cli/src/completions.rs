@@ -62,8 +62,8 @@ fn hint(arg: &Arg) -> ValueHint {
     }
 }
 
-/// The script for bash with the same names of commands where it finds the command and where it completes its options:
-/// of a program with a hyphen, clap_complete writes two ([clap-rs/clap#6421](https://github.com/clap-rs/clap/issues/6421)).
+/// The script for bash with the same names of commands where it finds the command and where it completes its options.
+/// For a program with a hyphen clap_complete writes two of them (<https://github.com/clap-rs/clap/issues/6421>).
 fn matching(script: &str) -> String {
     let (completed, found) = (PROGRAM.replace('-', "__subcmd__"), PROGRAM.replace('-', "__"));
     script.replace(&format!("{completed}__subcmd__"), &format!("{found}__subcmd__"))

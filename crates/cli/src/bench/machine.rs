@@ -15,8 +15,8 @@ pub fn processor() -> Option<String> {
     }
 }
 
-/// The name of the first processor in `/proc/cpuinfo`, with its family and model: the names of a cloud's processors often
-/// have no number. Those of Arm have numbers only.
+/// The name of the first processor in `/proc/cpuinfo`, with its family and model: the names of a cloud's processors
+/// often have no number. Those of Arm have numbers only.
 fn named(facts: &str) -> Option<String> {
     let value = |keys: &[&str]| {
         let mut pairs = facts.lines().filter_map(|line| line.split_once(':'));

@@ -15,17 +15,18 @@ use report::{InDtype, Report};
 
 use super::shared::model::Model;
 use super::shared::program::Command;
-use super::shared::{Result, print};
+use super::shared::{Result, bar, print};
 
 /// Measure how many texts and tokens per second this machine encodes.
 ///
-/// Encodes 1, 8 and 64 texts of a fixed set, of 7 to 110 words, in f32, f16 and bf16, on the CPU in int8 too, each at least
-/// five times; the median counts. It compares the embeddings with those of the CPU in f32, and prints one line to share.
-/// With all-MiniLM-L6-v2 it takes about 15 seconds, with a large model minutes.
+/// Encodes 1, 8 and 64 texts of a fixed set, of 7 to 110 words, in f32, f16 and bf16, on the CPU in int8 too: each at
+/// least five times, of which the median counts. It compares the embeddings with those of the CPU in f32, and prints one
+/// line to share. On two cores all-MiniLM-L6-v2 takes 10 to 30 seconds, in f32 alone 3 to 10; large models take minutes.
 #[derive(Parser)]
 #[command(
     name = "bench",
-    mut_arg("dtype", |arg| arg.help("Measure only one of f32, f64, f16, bf16, int8, q8_0 and q4_0 [default: f32, f16, bf16, and on the CPU int8]")),
+    mut_arg("dtype", |arg| arg.help("Measure only one of f32, f64, f16, bf16, int8, q8_0 and q4_0 \
+        [default: f32, f16, bf16, and on the CPU int8]")),
     after_help = "Examples:
   candle-attention bench --dtype bf16
   candle-attention bench --model sentence-transformers/all-MiniLM-L6-v2 --dtype f32 --json"
@@ -49,10 +50,17 @@ impl Command for Bench {
         options.prompt_name = self.model.prompt_name.as_deref();
         let folder = self.model.folder()?;
         let (mut results, mut made) = (Vec::new(), Vec::new());
-        for dtype in self.dtypes() {
+        let dtypes = self.dtypes();
+        let bar = bar::bar(dtypes.len() * COUNTS.len(), "measuring", "rows")?;
+        for dtype in dtypes {
             let measure = |encoder: SentenceEncoder| {
-                let speeds = COUNTS.iter().map(|&count| Speed::of(&encoder, &texts[..count], &options));
-                Ok((speeds.collect::<Result<Vec<_>>>()?, embeddings(&encoder, &texts, &options)?))
+                let speed = |&count: &usize| {
+                    let speed = Speed::of(&encoder, &texts[..count], &options);
+                    bar.inc(1);
+                    speed
+                };
+                let speeds = COUNTS.iter().map(speed).collect::<Result<Vec<_>>>()?;
+                Ok((speeds, embeddings(&encoder, &texts, &options)?))
             };
             match self.model.load(folder.as_deref(), dtype).and_then(measure) {
                 Ok((speeds, embeddings)) => {
@@ -64,6 +72,7 @@ impl Command for Bench {
                 Err(error) => return Err(error),
             }
         }
+        bar.finish_and_clear();
         // Before the model is loaded again.
         let peak_memory_bytes = machine::peak_memory();
         let exact = match folder {
