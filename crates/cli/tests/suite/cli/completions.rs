@@ -20,9 +20,9 @@ const CASES: [(&str, &[&str], &[&str]); 11] = [
     ("train --steps ", &[], &["texts.txt", "all-MiniLM-L6-v2"]),
 ];
 
-/// A folder with the script of a shell; nothing where the shell is not installed.
-fn folder_for(shell: &str) -> Option<Scratch> {
-    Command::new(shell).arg("--version").output().ok()?;
+/// A folder with the script of a shell; nothing where the shell is not installed, or fails at what it needs.
+fn folder_for(shell: &str, needs: &str) -> Option<Scratch> {
+    Command::new(shell).args(["-c", needs]).status().ok().filter(|status| status.success())?;
     let scratch = Scratch::new();
     let script = succeeds(&mut scratch.run(&["completions", shell]));
     std::fs::write(scratch.path("_candle-attention"), script).unwrap();
@@ -30,8 +30,8 @@ fn folder_for(shell: &str) -> Option<Scratch> {
 }
 
 /// Asks a shell by a script of its own that gets what is typed as its first argument.
-fn check(shell: &str, options: &[&str], script: &str) {
-    let Some(scratch) = folder_for(shell) else { return };
+fn check(shell: &str, needs: &str, options: &[&str], script: &str) {
+    let Some(scratch) = folder_for(shell, needs) else { return };
     for (typed, offered, others) in CASES {
         let mut command = Command::new(shell);
         command.current_dir(scratch.path(".")).args(options).args(["-c", script]);
@@ -56,12 +56,13 @@ fn bash_completes() {
         printf '%s\n' "${COMPREPLY[@]}"
         [[ -z $plusdirs ]] || compgen -d -- "${COMP_WORDS[COMP_CWORD]}"
     "#;
-    check("bash", &["--norc", "--noprofile"], script);
+    // Bash 3 of macOS completes no folders.
+    check("bash", "((BASH_VERSINFO[0] >= 4))", &["--norc", "--noprofile"], script);
 }
 
 #[test]
 fn fish_completes() {
-    check("fish", &["--no-config"], "source ./_candle-attention; complete -C $argv[1]");
+    check("fish", "true", &["--no-config"], "source ./_candle-attention; complete -C $argv[1]");
 }
 
 /// zsh completes on a terminal only.
@@ -77,5 +78,5 @@ fn zsh_completes() {
         zpty -r -m terminal offered '*done*'
         print -r -- "$offered" | sed 's/\x1b\[[0-9;?]*[A-Za-z]//g'
     "#;
-    check("zsh", &["-f"], script);
+    check("zsh", "zmodload zsh/zpty", &["-f"], script);
 }
