@@ -31,7 +31,11 @@ pub fn copy_folder(from: &Path, to: &Path) {
 
 /// Without the settings of whoever runs the tests.
 pub fn without_environment(mut command: Command) -> Command {
-    command.env_remove("HF_HUB_OFFLINE").env_remove("TRANSFORMERS_OFFLINE").env_remove("HF_TOKEN");
+    command
+        .env_remove("CANDLE_ATTENTION_MODEL")
+        .env_remove("HF_HUB_OFFLINE")
+        .env_remove("TRANSFORMERS_OFFLINE")
+        .env_remove("HF_TOKEN");
     command
 }
 

@@ -130,7 +130,7 @@ const TOP: u32 = 5;
 
 impl Command for Classify {
     fn run(self) -> Result<()> {
-        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let texts = read::texts_given(&self.texts, self.file.as_slice(), "text")?;
         let opened = self.model.open(Classifier::open)?;
         self.check(&opened.model)?;
         let how = EntityOptions::default().with_aggregation(self.aggregation.unwrap_or_default());

@@ -54,7 +54,7 @@ const TOKEN: usize = 40;
 
 impl Command for FillMask {
     fn run(self) -> Result<()> {
-        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let texts = read::texts_given(&self.texts, self.file.as_slice(), "text")?;
         let opened =
             self.model.open(|folder, compute_type, device| Model::from_folder(folder, compute_type, device))?;
         let mask = opened.model.mask_token();

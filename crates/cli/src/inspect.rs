@@ -10,6 +10,7 @@ use clap::Parser;
 use serde_json::Value;
 
 use super::shared::checkpoint::locate;
+use super::shared::model::{PATH_OR_ID, or_hub_id};
 use super::shared::program::Command;
 use super::shared::{Result, about, print};
 
@@ -24,9 +25,10 @@ use super::shared::{Result, about, print};
   candle-attention inspect ./all-MiniLM-L6-v2/model.safetensors --check --json"
 )]
 pub struct Inspect {
-    /// A model folder, a .safetensors or .gguf file, a .safetensors.index.json, or in a build with
-    /// `--features hub` the id of a model on the Hugging Face Hub
-    #[arg(value_name = "PATH|ID")]
+    #[arg(
+        value_name = PATH_OR_ID,
+        help = or_hub_id("A model folder, a .safetensors or .gguf file, a .safetensors.index.json", "")
+    )]
     checkpoint: PathBuf,
     /// The model's config.json [default: the one beside the weights, if it exists]
     #[arg(long, value_name = "FILE")]

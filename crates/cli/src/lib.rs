@@ -8,6 +8,8 @@ pub mod attend;
 #[cfg(feature = "program")]
 pub mod attention_map;
 #[cfg(feature = "program")]
+pub mod bench;
+#[cfg(feature = "program")]
 pub mod classify;
 #[cfg(feature = "program")]
 pub mod completions;

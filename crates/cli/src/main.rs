@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use candle_attention_cli::shared::program::{self, Command};
 use candle_attention_cli::shared::{Result, interrupt};
 use candle_attention_cli::{
-    attend, attention_map, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank, search,
-    train,
+    attend, attention_map, bench, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank,
+    search, train,
 };
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -22,6 +22,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 struct Program {
     #[command(subcommand)]
     command: Commands,
+    /// The number of threads that compute [default: RAYON_NUM_THREADS, or all cores]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
 }
 
 #[derive(Subcommand)]
@@ -37,12 +40,17 @@ enum Commands {
     Prune(prune::Prune),
     Quantize(quantize::Quantize),
     Train(train::Train),
+    Bench(bench::Bench),
     Completions(completions::Completions),
     Man(man::ManPages),
 }
 
 impl Command for Program {
     fn run(self) -> Result<()> {
+        if let Some(threads) = self.threads {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
+            pool.build_global().map_err(|e| format!("--threads {threads}: {e}"))?;
+        }
         match self.command {
             Commands::Encode(command) => command.run(),
             Commands::Search(command) => command.run(),
@@ -55,6 +63,7 @@ impl Command for Program {
             Commands::Prune(command) => command.run(),
             Commands::Quantize(command) => command.run(),
             Commands::Train(command) => command.run(),
+            Commands::Bench(command) => command.run(),
             Commands::Completions(command) => command.run(Self::command()),
             Commands::Man(command) => command.run(Self::command()),
         }

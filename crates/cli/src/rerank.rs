@@ -82,7 +82,7 @@ impl Command for Rerank {
             let (file, document) = (file.display(), print::one_line(document, WIDTH));
             return Err(format!("documents both as arguments (`{document}`) and by --file {file}: give one").into());
         }
-        let documents = read::texts_given(&self.documents, self.file.as_deref(), "document")?;
+        let documents = read::texts_given(&self.documents, self.file.as_slice(), "document")?;
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
         let opened = self.model.open(load)?;
         let mut ranked = opened.run(documents.len(), |model, options| {

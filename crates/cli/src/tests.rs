@@ -1,11 +1,38 @@
 //! What the help of every command says.
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use candle_attention_cli::completions::with_hints;
+use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint};
 
 use super::Program;
 
 fn commands() -> Vec<Command> {
     Program::command().get_subcommands().cloned().collect()
+}
+
+/// A shell completes each value from a list, by names of files, or not at all.
+#[test]
+fn every_value_is_completed() {
+    fn check(command: &Command) {
+        for arg in command.get_arguments().filter(|arg| arg.get_action().takes_values()) {
+            let (is_listed, hint) = (!arg.get_possible_values().is_empty(), arg.get_value_hint());
+            assert!(is_listed || hint != ValueHint::Unknown, "{} {}", command.get_name(), arg.get_id());
+        }
+        command.get_subcommands().for_each(check);
+    }
+    let program = with_hints(Program::command());
+    check(&program);
+    for (command, id, hint) in [
+        ("encode", "file", ValueHint::FilePath),
+        ("encode", "output", ValueHint::FilePath),
+        ("encode", "model", ValueHint::AnyPath),
+        ("encode", "texts", ValueHint::Other),
+        ("encode", "batch_size", ValueHint::Other),
+        ("inspect", "checkpoint", ValueHint::AnyPath),
+        ("train", "output", ValueHint::DirPath),
+    ] {
+        let mut args = program.find_subcommand(command).unwrap().get_arguments();
+        assert_eq!(args.find(|arg| arg.get_id() == id).unwrap().get_value_hint(), hint, "{command} {id}");
+    }
 }
 
 #[test]
@@ -16,7 +43,7 @@ fn the_arguments_fit_together() {
 /// Every argument is described, and its default stands in its description or as its value.
 #[test]
 fn every_option_has_a_text_and_a_default() {
-    for command in commands() {
+    for command in commands().into_iter().chain([Program::command()]) {
         assert!(command.get_about().is_some(), "{}", command.get_name());
         for arg in command.get_arguments() {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();

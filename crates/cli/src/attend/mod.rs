@@ -17,11 +17,12 @@ use inputs::Inputs;
 use serde_json::Value;
 
 use super::shared::checkpoint::{check_finite, locate};
+use super::shared::model::{PATH_OR_ID, or_hub_id};
 use super::shared::output::{Kind, Output, folder_of};
 use super::shared::program::Command;
 use super::shared::{Result, about, device, print};
 
-/// Run one attention layer of a checkpoint on tensors from a file.
+/// Run one attention layer of a checkpoint on tensors from a file
 ///
 /// The output file gets `output` (b, s_q, dim) and, with --weights, the attention weights `weights` (b, h, s_q, s_kv).
 /// These tensors of the input file are read:
@@ -51,9 +52,11 @@ use super::shared::{Result, about, device, print};
 --output attended.safetensors --weights --causal --plan"
 )]
 pub struct Attend {
-    /// A .safetensors or .gguf file, a model folder, a .safetensors.index.json, or in a build with `--features hub` the
-    /// id of a model on the Hugging Face Hub
-    #[arg(long, value_name = "PATH|ID")]
+    #[arg(
+        long,
+        value_name = PATH_OR_ID,
+        help = or_hub_id("A model folder, a .safetensors or .gguf file, a .safetensors.index.json", "")
+    )]
     checkpoint: PathBuf,
     /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none
     #[arg(long)]
@@ -80,12 +83,9 @@ pub struct Attend {
     /// Also write the attention weights [default: the output alone]
     #[arg(long)]
     weights: bool,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
-    /// with weights that are stored in few bits as they are]
-    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(false))]
     dtype: Option<ComputeType>,
-    /// Run on cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
     device: Device,
     /// Let each query see only keys up to its own position [default: as the masks and config.json have it]
     #[arg(long)]

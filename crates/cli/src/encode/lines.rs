@@ -1,5 +1,6 @@
 //! JSON lines of texts, printed as they arrive.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -37,6 +38,22 @@ impl Arrivals for Lines {
             let Some(text) = self.next().transpose()? else { break };
             bytes += text.len();
             texts.push(text);
+        }
+        Ok(texts)
+    }
+}
+
+/// Files, one after the other.
+impl Arrivals for VecDeque<Lines> {
+    fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>> {
+        let mut texts = Vec::new();
+        while let Some(lines) = self.front_mut()
+            && (texts.is_empty() || most.0 == usize::MAX)
+        {
+            match lines.arrived(most)? {
+                arrived if arrived.is_empty() => drop(self.pop_front()),
+                arrived => texts.extend(arrived),
+            }
         }
         Ok(texts)
     }

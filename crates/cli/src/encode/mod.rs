@@ -9,6 +9,7 @@ mod retrieval;
 mod table;
 mod write;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use adaptation::Adaptation;
@@ -26,14 +27,16 @@ use super::shared::{Result, about, print};
 
 /// Compute sentence embeddings, and compare texts by them.
 ///
-/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it. Texts longer
-/// than the model takes are cut, and their number is printed on standard error.
+/// Prints a table of cosine similarities; for more than ten texts, each text with the one nearest to it; for one text,
+/// the ends of its embedding. Texts longer than the model takes are cut, and their number is printed on standard error.
 #[derive(Parser)]
 #[command(
     name = "encode",
     after_help = "Examples:
   candle-attention encode \"A cat sleeps.\" \"A kitten naps.\" \"Stocks fell.\"
-  candle-attention encode --file texts.txt --output embeddings.npy
+  candle-attention encode --model sentence-transformers/all-MiniLM-L6-v2 --file texts.txt \\
+      --output embeddings.npy
+  candle-attention encode --json < texts.txt
   candle-attention encode --json --as query --precision ubinary \"a pet at rest\""
 )]
 pub struct Encode {
@@ -45,11 +48,12 @@ pub struct Encode {
     batches: Batches,
     #[command(flatten)]
     outputs: Outputs,
-    /// The texts to encode
+    /// The texts to encode; without any, or with `-` alone, the lines of standard input
     texts: Vec<String>,
-    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped
+    /// Read the texts from a file, one per line; `-` is standard input; blank lines are skipped; may be given several
+    /// times
     #[arg(long, conflicts_with = "texts")]
-    file: Option<PathBuf>,
+    file: Vec<PathBuf>,
     /// Print one {"text": …, "embedding": […]} per line ({"text": …, "indices": […], "values": […]} of a sparse model,
     /// {"text": …, "embeddings": [[…], …]} of one with a vector per token), in input order, as soon as it is computed:
     /// what has arrived of a pipe at once, of a file 8,192 texts at a time
@@ -77,16 +81,18 @@ impl Command for Encode {
         if let Some(output) = &output {
             write::check(output, self.outputs.precision)?;
         }
-        if self.json
-            && let Some(path) = &self.file
-        {
-            return self.stream(Lines::open(path)?);
-        }
         if let Some(path) = &self.pairs {
             let text = read::text(path)?;
             return table::pairs(&self.embedder()?, &pairs(path, &text)?);
         }
-        let texts = read::texts_given(&self.texts, self.file.as_deref(), "text")?;
+        let files = read::files_given(&self.texts, &self.file, "text")?;
+        if self.json && !files.is_empty() {
+            return self.stream(files.iter().map(|path| Lines::open(path)).collect::<Result<VecDeque<Lines>>>()?);
+        }
+        if files.is_empty() {
+            note_files(&self.texts);
+        }
+        let texts = read::texts_given(&self.texts, &self.file, "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
         if self.json {
             return self.stream(texts.into_iter());
@@ -99,9 +105,11 @@ impl Command for Encode {
         }
         let embeddings = embedder.embed(&texts)?;
         let (count, size) = embeddings.dims2()?;
-        let made = format!("{}, {size} numbers each by {}", print::count(count, "text"), self.model.name());
+        let (each, size) = (if count == 1 { "" } else { " each" }, self.outputs.size(size));
+        let made = format!("{}, {size}{each} by {}", print::count(count, "text"), self.model.name());
         match output {
             Some(output) => write::embeddings(&output, &embedder.quantize(&embeddings)?, &made),
+            None if count == 1 => table::numbers(&embeddings, &made),
             None => table::similarities(&texts, &embeddings, &made),
         }
     }
@@ -148,6 +156,14 @@ fn other_vectors(folder: Option<&Path>) -> Result<Option<&'static str>> {
         Some(EncoderKind::MultiVector) => Some("a vector per token"),
         _ => None,
     })
+}
+
+/// Says so where all texts are names of files.
+fn note_files(texts: &[String]) {
+    if texts.iter().all(|text| Path::new(text).is_file()) {
+        let name = &texts[0];
+        print::note(format_args!("the name {name} is encoded, not the file; --file {name} encodes the file's lines"));
+    }
 }
 
 /// The two texts of each line.

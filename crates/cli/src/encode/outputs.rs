@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use candle_attention_text::{EncodeOptions, Precision, SentenceEncoder};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::super::shared::Result;
+use super::super::shared::{Result, print};
 
 #[derive(clap::Args)]
 pub struct Outputs {
@@ -21,9 +22,9 @@ pub struct Outputs {
     /// Divide each embedding by its length, after the model's own modules
     #[arg(long)]
     normalize: bool,
-    /// Print or write numbers as float32, int8, uint8, binary or ubinary; needs --json or --output. int8 and uint8
-    /// divide the range of each feature over all texts into 256 steps
-    #[arg(long, value_name = "PRECISION", default_value_t = Precision::Float32)]
+    /// The type of the numbers; needs --json or --output. int8 and uint8 divide the range of each feature over all
+    /// texts into 256 steps, binary and ubinary keep one bit of each
+    #[arg(long, value_name = "PRECISION", default_value_t = Precision::Float32, value_parser = precision())]
     pub precision: Precision,
     /// Take the ranges of int8 and uint8 from the lines of this file [default: from the texts themselves]
     #[arg(long, value_name = "FILE")]
@@ -31,6 +32,12 @@ pub struct Outputs {
     /// Print one {"text": …, "embeddings": [[…], …]} per line, with a vector for each token; needs --json
     #[arg(long, requires = "json", conflicts_with_all = ["precision", "calibration", "truncate_dim", "normalize"])]
     pub token_embeddings: bool,
+}
+
+/// Parses the names that sentence-transformers has.
+fn precision() -> impl TypedValueParser<Value = Precision> {
+    PossibleValuesParser::new(["float32", "int8", "uint8", "binary", "ubinary"])
+        .try_map(|name| name.parse::<Precision>())
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
@@ -76,6 +83,14 @@ impl Outputs {
             return Err(format!("--calibration is for --precision int8 or uint8, not {precision}").into());
         }
         Ok(())
+    }
+
+    /// How large an embedding of so many features is when it is written.
+    pub fn size(&self, features: usize) -> String {
+        match self.precision {
+            Precision::Binary | Precision::Ubinary => format!("{features} bits in {} bytes", features.div_ceil(8)),
+            _ => print::count(features, "number"),
+        }
     }
 
     /// Whether all texts have to be there before the first one can be printed.

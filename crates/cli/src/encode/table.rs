@@ -13,6 +13,8 @@ use super::embedder::Embedder;
 const TABLE: usize = 10;
 /// The columns of a text that are shown.
 const WIDTH: usize = 44;
+/// The numbers that are shown at each end of an embedding.
+const ENDS: usize = 4;
 /// Rows of the matrix of similarities that are computed together.
 const ROWS: usize = 256;
 
@@ -34,6 +36,23 @@ pub fn similarities(texts: &[&str], embeddings: &Tensor, made: &str) -> Result<(
         row.iter().try_for_each(|similarity| write!(out, "{similarity:>7.3}"))?;
         writeln!(out)?;
     }
+    Ok(out.flush()?)
+}
+
+/// Prints the ends of the embedding of one text.
+pub fn numbers(embedding: &Tensor, made: &str) -> Result<()> {
+    let numbers = embedding.flatten_all()?.to_vec1::<f32>()?;
+    let length = numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let (first, last) = match numbers.len() > 2 * ENDS {
+        true => (&numbers[..ENDS], &numbers[numbers.len() - ENDS..]),
+        false => (&numbers[..], &[][..]),
+    };
+    let shown = |numbers: &[f32]| numbers.iter().map(|x| format!("{x:.4}")).collect::<Vec<_>>().join(", ");
+    let last = if last.is_empty() { String::new() } else { format!(", …, {}", shown(last)) };
+    let mut out = print::stdout();
+    writeln!(out, "{made}:")?;
+    writeln!(out, "[{}{last}], of length {length:.4}", shown(first))?;
+    writeln!(out, "--json prints all of them, --output writes them to a file")?;
     Ok(out.flush()?)
 }
 

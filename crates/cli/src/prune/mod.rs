@@ -32,6 +32,7 @@ use super::shared::{Result, about, print, read};
 #[derive(Parser)]
 #[command(
     name = "prune",
+    mut_arg("dtype", |arg| arg.help("Compute in f32, f64, f16 or bf16 [default: f32]")),
     after_help = "Examples:
   candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
       --share 0.25 --output smaller --runs 0

@@ -12,7 +12,7 @@ use clap::Parser;
 use measure::Judge;
 use report::Report;
 
-use super::shared::model::{Batches, check_weights, locate, weight_bytes};
+use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, locate, or_hub_id, weight_bytes};
 use super::shared::output::{check_new_folder, folder_of, is_inside};
 use super::shared::program::Command;
 use super::shared::{Result, about, print, read};
@@ -34,12 +34,13 @@ use super::shared::{Result, about, print, read};
   candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --max-loss 0.01 --json"
 )]
 pub struct Quantize {
-    /// A model folder as sentence-transformers or transformers saves it, or in a build with `--features hub` the id of
-    /// a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
-    #[arg(value_name = "FOLDER|ID")]
+    #[arg(
+        value_name = FOLDER_OR_ID,
+        help = or_hub_id("A model folder as sentence-transformers or transformers saves it", "")
+    )]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]
-    #[arg(long)]
+    #[arg(long, hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
     /// A file of texts like those that you encode, one per line; `-` is standard input; blank lines are skipped
     #[arg(long)]

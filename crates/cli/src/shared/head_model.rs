@@ -7,24 +7,23 @@ use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, default_dtype};
 use candle_core::Device;
 
-use super::model::{Batches, check_weights, locate, note_truncated};
+use super::model::{Batches, FOLDER_OR_ID, check_weights, locate, note_truncated, or_hub_id};
 use super::{Result, bar, count_cut, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
-    /// A model folder, or in a build with `--features hub` the id of a model on the Hugging Face Hub. It is required:
-    /// the model in this program has no head
-    #[arg(long, value_name = "FOLDER|ID")]
+    #[arg(
+        long,
+        value_name = FOLDER_OR_ID,
+        help = or_hub_id("A model folder", ". It is required: the model in this program has no head")
+    )]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]
-    #[arg(long)]
+    #[arg(long, hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
-    /// with weights that are stored in few bits as they are; f16 on metal]
-    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(true))]
     dtype: Option<ComputeType>,
-    /// Run on cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
     device: Device,
     #[command(flatten)]
     batches: Batches,

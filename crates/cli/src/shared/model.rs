@@ -7,27 +7,46 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{ComputeType, Error};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
 use candle_core::Device;
+use clap::builder::NonEmptyStringValueParser;
 
 #[cfg(feature = "program")]
 use super::model_name::model_name;
 use super::{Result, checkpoint, device, print};
 
+/// What the value of an option is called that is a model folder or a hub id.
+pub const FOLDER_OR_ID: &str = if cfg!(feature = "hub") { "FOLDER|ID" } else { "FOLDER" };
+
+/// What the value of an option is called that is a checkpoint or a hub id.
+pub const PATH_OR_ID: &str = if cfg!(feature = "hub") { "PATH|ID" } else { "PATH" };
+
+/// The help of an option that is one of these paths, or a hub id. `after` is its end, such as the default.
+pub fn or_hub_id(paths: &str, after: &str) -> String {
+    let ids = match cfg!(feature = "hub") {
+        true => ", or the id of a model on the Hugging Face Hub",
+        false => " (in a build with `--features hub` also the id of a model on the Hugging Face Hub)",
+    };
+    format!("{paths}{ids}{after}")
+}
+
 #[derive(clap::Args)]
 pub struct Model {
-    /// A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file, or in a build with
-    /// `--features hub` the id of a model on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2
-    /// [default: the small English model in this program]
-    #[arg(long, value_name = "FOLDER|FILE|ID")]
+    #[arg(
+        long,
+        env = "CANDLE_ATTENTION_MODEL",
+        value_parser = NonEmptyStringValueParser::new(),
+        value_name = if cfg!(feature = "hub") { "FOLDER|FILE|ID" } else { "FOLDER|FILE" },
+        help = or_hub_id(
+            "A model folder as sentence-transformers, transformers or model2vec saves it, a .gguf file",
+            " [default: the small English model in this program]",
+        )
+    )]
     model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]
-    #[arg(long, requires = "model")]
+    #[arg(long, requires = "model", hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
-    /// Compute in f32, f64, f16 or bf16; or, on the CPU, with weights in few bits: int8, q8_0 or q4_0 [default: f32,
-    /// with weights that are stored in few bits as they are; f16 on metal, but f32 to prune]
-    #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
+    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(true))]
     pub dtype: Option<ComputeType>,
-    /// Run on cpu, cuda[:N] or metal[:N]
-    #[arg(long, default_value = "cpu", value_parser = device::device)]
+    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
     pub device: Device,
     /// The name of the model's prompt to put before each text [default: the model's own default]
     #[arg(long)]

@@ -1,6 +1,6 @@
 //! Reading texts, with errors that name the file.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use super::{Result, about};
@@ -104,14 +104,28 @@ pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
     }
 }
 
-/// The texts of the command line, or those of a file; at least one.
-pub fn texts_given(given: &[String], file: Option<&Path>, of_one: &str) -> Result<Vec<String>> {
-    match file {
-        Some(path) => texts(path, of_one),
-        None if given.is_empty() => {
-            let file = "--file with a file of them (`-` for standard input)";
-            Err(format!("no {of_one}: give {of_one}s as arguments, or {file}").into())
+/// The files to read instead of the texts of the command line: those that are named, or standard input (`-`) where the
+/// only text is `-`, or where there is no text and it is no terminal. None if there are texts.
+pub fn files_given(given: &[String], files: &[PathBuf], of_one: &str) -> Result<Vec<PathBuf>> {
+    match given {
+        _ if !files.is_empty() => Ok(files.to_vec()),
+        [] if std::io::stdin().is_terminal() => {
+            Err(format!("no {of_one}: give {of_one}s as arguments, by --file, or through a pipe").into())
         }
-        None => Ok(given.to_vec()),
+        [] => Ok(vec![PathBuf::from("-")]),
+        [only] if only == "-" => Ok(vec![PathBuf::from("-")]),
+        _ if given.iter().any(|text| text == "-") => {
+            Err(format!("`-` is standard input: expected no other {of_one} beside it").into())
+        }
+        _ => Ok(Vec::new()),
     }
+}
+
+/// The texts of the command line, or of the [files](files_given) instead of them; at least one.
+pub fn texts_given(given: &[String], files: &[PathBuf], of_one: &str) -> Result<Vec<String>> {
+    let files = files_given(given, files, of_one)?;
+    if files.is_empty() {
+        return Ok(given.to_vec());
+    }
+    Ok(files.iter().map(|path| texts(path, of_one)).collect::<Result<Vec<_>>>()?.concat())
 }

@@ -32,17 +32,22 @@ use super::shared::{self, Result, device, interrupt, model, print};
 /// 20 or 100 steps are a smoke test: they take a minute or so, and the model is of no use yet. A useful one takes
 /// thousands of steps on some hundred thousand texts: the model in this program took 9,000, about half an hour.
 #[derive(Parser)]
-#[command(name = "train", verbatim_doc_comment, after_help = EXAMPLES)]
+#[command(name = "train", after_help = EXAMPLES)]
 pub struct Train {
     /// The file of texts to train on, one per line
     #[arg(long, value_name = "FILE", required_unless_present = "eval")]
     text: Option<PathBuf>,
-    /// A model to learn from: a folder of sentence-transformers, or in a build with `--features hub` the id of a model
-    /// on the Hugging Face Hub [default: none; a masked language model is trained]
-    #[arg(long, value_name = "FOLDER|ID")]
+    #[arg(
+        long,
+        value_name = model::FOLDER_OR_ID,
+        help = model::or_hub_id(
+            "A model to learn from: a folder of sentence-transformers",
+            " [default: none; a masked language model is trained]",
+        )
+    )]
     teacher: Option<String>,
     /// The branch, tag or commit of a teacher on the hub [default: main]
-    #[arg(long, requires = "teacher")]
+    #[arg(long, requires = "teacher", hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
     /// What the teacher encodes the training texts in: f32, f64, f16, bf16, int8, q8_0 or q4_0; measurements are in f32
     /// [default: f32, with weights that are stored in few bits as they are]
@@ -67,8 +72,8 @@ pub struct Train {
     /// Train static embeddings instead: one vector per token, averaged; they are measured, not written
     #[arg(long = "static", requires = "teacher")]
     static_vectors: bool,
-    /// The dtype of the written weights: f32, f64, f16 or bf16
-    #[arg(long, default_value = "f16", value_parser = device::dtype)]
+    /// The dtype of the written weights
+    #[arg(long, default_value = "f16", value_parser = device::dtype())]
     dtype: DType,
     /// Steps between two measurements on the held-back texts, each with a save
     #[arg(long, value_name = "STEPS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]

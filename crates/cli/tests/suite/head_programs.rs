@@ -80,7 +80,7 @@ fn rerank_sorts_documents() {
 
     let said = notes(&mut run("rerank", model.path(), &["hello", FOX, "a"]));
     assert_eq!(said, "note: 1 of 2 texts was cut at the model's maximum length (--max-length)\n");
-    fails(&mut run("rerank", model.path(), &["the cat sat"]), "no document: give documents as arguments, or --file");
+    fails(&mut run("rerank", model.path(), &["the cat sat"]), "standard input: no document");
     fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "0 is not in 1..");
     fails(&mut run("rerank", model.path(), &["a", "--file", "no.txt"]), "no.txt: No such file");
     fails(
@@ -116,7 +116,7 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
     let file = model.path().join("texts.txt");
     std::fs::write(&file, "\n \n").unwrap();
     fails(&mut run("classify", model.path(), &["--file", file.to_str().unwrap()]), "texts.txt: no text");
-    fails(&mut run("classify", model.path(), &[]), "no text: give texts as arguments, or --file");
+    fails(&mut run("classify", model.path(), &[]), "standard input: no text");
     fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "batch_size = 0");
     fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "max_length = 99999");
     fails(&mut run("classify", folder(0, json!({})).path(), &["a"]), "no head that classifies texts or tokens");

@@ -2,6 +2,7 @@
 
 mod attend_program;
 mod attention_map;
+mod bench_program;
 mod cli;
 #[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
 #[path = "../../../../tests/common/mod.rs"]

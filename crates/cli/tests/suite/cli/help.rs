@@ -39,6 +39,23 @@ fn the_examples_of_every_help_run() {
     }
 }
 
+/// An installed program has no folder of documents; what a build lacks is named only where it says how to get it.
+#[test]
+fn help_names_what_this_build_has() {
+    let scratch = Scratch::new();
+    for name in commands(&scratch) {
+        let help = succeeds(&mut scratch.run(&[&name, "--help"]));
+        let mut absent = vec!["docs/"];
+        absent.extend((!cfg!(feature = "cuda")).then_some("cuda"));
+        absent.extend((!cfg!(feature = "metal")).then_some("metal"));
+        absent.extend(cfg!(feature = "hub").then_some("--features hub"));
+        assert!(absent.iter().all(|word| !help.contains(word)), "{name}: {absent:?}: {help}");
+    }
+    let list = succeeds(&mut scratch.run(&["--help"]));
+    let described = list.lines().filter(|line| line.starts_with("  ") && !line.trim_start().starts_with('-'));
+    assert!(described.clone().count() > 12 && described.clone().all(|line| !line.ends_with('.')), "{list}");
+}
+
 #[test]
 fn version_completions_and_man_pages() {
     let scratch = Scratch::new();

@@ -1,6 +1,7 @@
 //! The program `candle-attention`, run as a process.
 
 mod adapters;
+mod completions;
 mod encode;
 mod help;
 mod maps;

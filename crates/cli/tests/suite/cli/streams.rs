@@ -31,6 +31,7 @@ fn printing() -> Vec<Vec<String>> {
         "attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors --output out.safetensors",
         "prune --model all-MiniLM-L6-v2 --file texts.txt --limit 6 --runs 0",
         "quantize all-MiniLM-L6-v2 --file texts.txt --limit 6",
+        "bench --dtype int8",
         "completions bash",
         "man",
     ];
