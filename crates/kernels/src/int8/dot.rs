@@ -116,8 +116,8 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     }
 }
 
-/// Fetches vector `v` of those that go with load `row` of a panel, if it is among the first `AHEAD`. `bytes` is the size
-/// of a vector: of several in a cache line, one is enough.
+/// Fetches vector `v` of those that go with load `row` of a panel, if it is among the first `AHEAD`. `bytes` is the
+/// size of a vector: of several in a cache line, one is enough.
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, const AHEAD: usize>(s: S, next: *const u8, (row, v): (usize, usize), bytes: usize) {
     if v < AHEAD && (v * bytes).is_multiple_of(64) {

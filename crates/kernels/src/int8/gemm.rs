@@ -172,8 +172,9 @@ impl MultiplyPanel<'_> {
 
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
     ///
-    /// The first `NR` tiles of `MR` rows fetch the next panel from memory, a share each, so that products and memory are
-    /// busy at the same time; if there are fewer, the first one fetches all of it. Others fetch what they read soon.
+    /// The first `NR` tiles of `MR` rows fetch the next panel from memory, a share each, so that products and memory
+    /// are busy at the same time; if there are fewer, the first one fetches all of it. Smaller tiles fetch what they
+    /// read soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
