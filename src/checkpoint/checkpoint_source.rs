@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use crate::checkpoint::detect::nothing_below;
+use crate::checkpoint::detect::{check_prefix, nothing_below};
 use crate::checkpoint::open::{Checkpoint, Stored};
-use crate::checkpoint::source::{WeightSource, join, wrong_shape};
+use crate::checkpoint::source::{AnySource, WeightSource, join, wrong_shape};
 use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
 
@@ -259,6 +259,14 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
+    /// Checks that there is a tensor below `prefix`.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`](crate::Error::MissingTensor), which names the attention layers that there are.
+    pub fn check_prefix(&self, prefix: &str) -> Result<()> {
+        check_prefix(&AnySource::new(&self.at(prefix, DType::F32, &Device::Cpu)))
+    }
+
     /// The whole checkpoint as a [`VarBuilder`], which reads tensors in `dtype` onto `device`: the layers of this crate
     /// and those of candle then share one open file.
     ///

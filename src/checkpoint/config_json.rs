@@ -1,6 +1,8 @@
 //! Reads the attention configuration of a layer from the `config.json` of its model.
 
-use serde_json::Value;
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
 
 use crate::checkpoint::detect::{check_prefix, detect};
 use crate::checkpoint::infer::{biases, infer_config};
@@ -9,8 +11,10 @@ use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
+use crate::families::known::{ignored_keys, is_of_class};
 use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
 use crate::families::layout::{GateNames, Layout, PATCH_KEYS, QK_NORMS};
+use crate::families::table::layer_family;
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -49,6 +53,12 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let prefix = source.full_name("");
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
+    let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
+    let keys = match is_named && json.as_object().is_some_and(is_of_class) {
+        true => read_keys(section, model_type)?,
+        false => Cow::Borrowed(section),
+    };
+    let section = &*keys;
     let layer = Layer::new(section, model_type, &prefix)?;
     check_prefix(source)?;
     let heads = layer.heads()?;
@@ -111,6 +121,30 @@ pub fn configure_layer(
     let prefix = source.full_name("");
     let model_type = section.get("model_type").and_then(|name| name.as_str());
     configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned, None)
+}
+
+/// This section of a `config.json` without the keys that transformers ignores.
+fn read_keys<'a>(section: &'a Value, model_type: Option<&str>) -> Result<Cow<'a, Value>> {
+    let family = layer_family(model_type)?;
+    let ignored =
+        section.as_object().map_or(Vec::new(), |keys| ignored_keys(keys, model_type.unwrap_or_default(), family));
+    let mut section = Cow::Borrowed(section);
+    for key in ignored {
+        section.to_mut().as_object_mut().map(|keys| keys.remove(key));
+    }
+    Ok(section)
+}
+
+/// Removes from a parsed `config.json` the keys that transformers ignores, because the config class of its `model_type`
+/// does not have them.
+pub fn remove_ignored_keys(config: &mut Map<String, Value>) {
+    let Some(model_type) = config.get("model_type").and_then(Value::as_str).filter(|_| is_of_class(config)) else {
+        return;
+    };
+    let Ok(family) = layer_family(Some(model_type)) else { return };
+    for key in ignored_keys(config, model_type, family) {
+        config.remove(key);
+    }
 }
 
 /// The `head_dim` and `num_key_value_heads` that this section of a `config.json` states for the layer that `source`

@@ -36,7 +36,9 @@ pub use crate::families::layout::Layout;
 pub use crate::families::layouts::layouts;
 pub use crate::families::table::{layout_of, model_class, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
-pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json, configure_layer, head_sizes};
+pub use config_json::{
+    HfAttentionConfig, ModelConfig, config_from_json, configure_layer, head_sizes, remove_ignored_keys,
+};
 pub use detect::detect;
 pub use gguf::{GgufMetadata, GgufValue};
 pub use infer::infer_config;

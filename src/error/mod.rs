@@ -266,13 +266,13 @@ pub enum Error {
         what: String,
     },
 
-    /// A tokenizer cannot be read, trained or applied; only with the feature `encoder`. A panic of the tokenizers
+    /// A tokenizer cannot be read, trained or applied; only in `candle-attention-text`. A panic of the tokenizers
     /// library on a malformed `tokenizer.json` is this error too.
     #[error("tokenizer: {}", phrase(.0))]
     Tokenizer(String),
 
     /// A tokenizer and its model do not belong together: a token has an id or a segment type that the model does not
-    /// have, which shows with the first text that has such a token; only with the feature `encoder`.
+    /// have, which shows with the first text that has such a token; only in `candle-attention-text`.
     #[error("{} is {found}, expected {}", phrase(what), phrase(expected))]
     TokenizerMismatch {
         /// The id or the type, with its token.
@@ -292,7 +292,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The caller cancelled a call while it ran; only with the feature `encoder`.
+    /// The caller cancelled a call while it ran; only in `candle-attention-text`.
     #[error("the call was cancelled")]
     Cancelled,
 
@@ -346,7 +346,7 @@ impl From<candle_core::Error> for Error {
 
 fn unknown_family(model_type: Option<&str>) -> String {
     match model_type {
-        Some(model_type) => format!("model_type `{}` is no known family", name(model_type)),
+        Some(model_type) => format!("model_type `{}` is not a known family", name(model_type)),
         None => "the configuration has no `model_type`".to_string(),
     }
 }

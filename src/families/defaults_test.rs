@@ -10,8 +10,11 @@ use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
 use crate::families::gated::GATED;
 use crate::families::heads::default_heads;
+use crate::families::keys::KEYS;
+use crate::families::known::{OF_ROTATION, OTHERS, ignored_keys};
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
+use crate::families::table::families;
 use crate::position::{Position, Rotary};
 
 const PREFIXES: [&str; 8] = ["h.0", "h.1", "h.2", "h.3", "h.4", "h.5", "h.6", "h.7"];
@@ -22,22 +25,57 @@ fn held() -> BTreeMap<String, Value> {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
+const HEADS: &str = "num_attention_heads";
+
+/// A key that changes attention is read, or ignored where the config class does not know it and runs the file, or an
+/// error.
+#[test]
+fn keys_that_no_config_class_knows_are_ignored() {
+    let held = held();
+    let rows = families().filter(|family| family.unsupported.is_none());
+    for (family, model_type) in rows.flat_map(|family| family.model_types.iter().map(move |name| (family, *name))) {
+        let class = held.get(model_type).map(|values| &values["knows"]);
+        assert_ne!(class.is_some(), OTHERS.iter().any(|(name, _)| *name == model_type), "{model_type}");
+        let knows = |key: &str| {
+            let of_all = ["per_layer_config", "is_decoder"].contains(&key);
+            of_all || class.is_none_or(|keys| keys.as_array().unwrap().iter().any(|known| known == key))
+        };
+        let mut section = json!({"model_type": model_type, "head_dim": 1, "num_key_value_heads": 1, "d_model": 1});
+        KEYS.iter().for_each(|(key, _)| section[*key] = json!(1));
+        let ignored = ignored_keys(section.as_object().unwrap(), model_type, family);
+        for key in section.as_object().unwrap().keys().filter(|key| *key != "model_type") {
+            let is_ignored = ignored.contains(&key.as_str());
+            assert!(!is_ignored || !knows(key) && !family.reads_key(key), "{model_type}: {key}");
+            // The scaling of a rotation that is read is never left out, whatever the class has.
+            assert!(
+                is_ignored || knows(key) || family.reads_key(key) || OF_ROTATION.contains(&key.as_str()),
+                "{model_type}: {key}"
+            );
+        }
+        section["model_type"] = json!("timm");
+        assert!(ignored_keys(section.as_object().unwrap(), model_type, family).is_empty());
+    }
+}
+
 #[test]
 fn defaults_are_those_of_the_config_classes() {
     let held = held();
     let mut checked = 0;
     for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
-            if let Some(values) = held.get(*model_type).filter(|_| family.states.is_empty()) {
+            if let Some(values) =
+                held.get(*model_type).filter(|held| family.states.is_empty() && !held[HEADS].is_null())
+            {
                 check(family, model_type, values);
                 checked += 1;
             }
         }
     }
     assert!(checked > 80, "{checked}");
-    for (model_type, values) in &held {
+    // The others hold parts, and are silent about heads of their own.
+    for (model_type, values) in held.iter().filter(|(_, values)| !values[HEADS].is_null()) {
         if let Some(heads) = default_heads(model_type) {
-            assert_eq!(values["num_attention_heads"], json!(heads), "{model_type}");
+            assert_eq!(values[HEADS], json!(heads), "{model_type}");
         }
     }
 }

@@ -1,7 +1,5 @@
-//! Config keys that change attention. A family reads them, or a configuration that sets them is refused.
-//!
-//! A key that a family's own model does not read is refused too, not ignored: its author expected an effect, and a file
-//! that states it may be that of another model.
+//! Config keys that change attention. A family reads them, or a configuration that sets them is refused, unless
+//! transformers ignores the key ([`known`](crate::families::known)).
 
 use serde_json::Value;
 
@@ -23,7 +21,7 @@ const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const NOPE: &str = "layers without positions";
 
 /// Keys that change attention if they are neither null nor false, each with what it sets.
-const KEYS: &[(&str, &str)] = &[
+pub(super) const KEYS: &[(&str, &str)] = &[
     ("rope_theta", ROTARY),
     ("rope_parameters", ROTARY),
     ("rope_scaling", ROTARY),
@@ -199,7 +197,7 @@ pub(super) fn check_keys(section: &Value, model_type: &str, family: &Family) -> 
 
 impl Family {
     /// Whether the family reads a key of [`KEYS`].
-    fn reads_key(&self, key: &str) -> bool {
+    pub(super) fn reads_key(&self, key: &str) -> bool {
         let what = KEYS.iter().find(|(known, _)| *known == key).map(|(_, what)| *what);
         let by_positions = match self.positions {
             LayerPositions::Rotary(row) => match what {

@@ -16,6 +16,7 @@ mod family;
 mod gated;
 mod heads;
 mod keys;
+pub(crate) mod known;
 mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;

@@ -61,7 +61,8 @@ pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> 
 /// use candle_attention::checkpoint::layout_of;
 ///
 /// assert_eq!(layout_of("whisper")?.name(), "bart");
-/// assert_eq!(layout_of("qwen3")?.name(), "candle-attention"); // q_proj, k_proj, v_proj, o_proj
+/// // q_proj, k_proj, v_proj, o_proj
+/// assert_eq!(layout_of("qwen3")?.name(), "candle-attention");
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 ///

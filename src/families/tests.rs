@@ -7,6 +7,7 @@ use candle_core::Device;
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
+use crate::families::known::OTHERS;
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::families;
 
@@ -61,21 +62,6 @@ fn every_model_type_of_a_row_has_a_fixture() {
         assert_ne!(tested.contains(*name), excepted, "`{name}`: no fixture in tests/fixtures, or a needless exception");
     }
 }
-
-/// Names in rows that are no `model_type` of transformers, each with whose they are.
-const OTHERS: &[(&str, &str)] = &[
-    ("new", "GTE's own code"),
-    ("timm", "the name that reads timm's checkpoints"),
-    ("evolla_protein_encoder", "the name of a section of Evolla"),
-    ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
-    ("lfm2_bidirectional", "transformers after 5.23"),
-    ("kimi_k2", "Kimi K2's own code"),
-    ("fastspeech2_conformer_encoder", "a part of FastSpeech 2 Conformer"),
-    ("fastspeech2_conformer_decoder", "a part of FastSpeech 2 Conformer"),
-    ("semantic", "a section of Bark"),
-    ("coarse_acoustics", "a section of Bark"),
-    ("fine_acoustics", "a section of Bark"),
-];
 
 #[test]
 fn every_model_type_of_a_row_is_in_the_table() {

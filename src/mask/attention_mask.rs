@@ -245,8 +245,8 @@ impl AttentionMask {
     /// ```
     /// use candle_attention::AttentionMask;
     /// use candle_core::{Device, Tensor};
-    /// // Gemma 3: text is causal, the tokens 1 to 4 of one image see each other. Text has other ids as queries than as
-    /// // keys, so that it is in no segment.
+    /// // Gemma 3: text is causal, the tokens 1 to 4 of one image see each other.
+    /// // Text has other ids as queries than as keys, so that it is in no segment.
     /// let queries = Tensor::new(&[[-1i64, 7, 7, 7, 7, -1]], &Device::Cpu)?;
     /// let keys = Tensor::new(&[[-2i64, 7, 7, 7, 7, -2]], &Device::Cpu)?;
     /// let mask = AttentionMask::causal().or(AttentionMask::segments(&queries, &keys)?)?;

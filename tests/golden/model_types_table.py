@@ -205,7 +205,7 @@ def write(walked_folder):
     for group in RANGES:
         save(f"model_types/{group}.safetensors", files[group], PACKAGES, NOTE)
     others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "in part", "refused"))
-    text = (Path(__file__).with_name("model_types.md")).read_text()
+    text = Path(__file__).with_name("model_types.md").read_text().replace("../../docs/", "")
     text = text.format(total=len(lines), right=counts["right"], part=counts["in part"], refused=counts["refused"], others=others,
                        table="\n".join(lines))
     (ROOT / "docs" / "model-types.md").write_text(text)

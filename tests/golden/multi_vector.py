@@ -8,6 +8,7 @@ with the names
     modern      BERT as `MultiVectorEncoder.save_pretrained` writes it: prompts, queries of 9 tokens that are not
                 attended to, punctuation skipped, documents of at most 14 tokens
     roberta     byte-level BPE, queries of at least 8 tokens that are attended to, two dense layers, mean of the maxima
+    unmasked    as `modern`, without a `MultiVectorMask`: every token counts, and none that would expand a query
     pylate      DistilBERT as PyLate 1 to 3 saves it: [Transformer, Dense], markers "[Q] " and "[D] " as added tokens
     stanford    BERT as ColBERT's own code saves it: `linear.weight` beside the model, `artifact.metadata`, markers
                 [unused0] and [unused1]
@@ -69,6 +70,18 @@ def modern():
                MultiVectorMask(skiplist_words=list(string.punctuation) + ["no such word"]),
                Normalize(module_input_name="token_embeddings")]
     model = MultiVectorEncoder(modules=modules, prompts={"query": "who: ", "document": "on "}, device="cpu")
+    shutil.rmtree(folder)
+    model.save_pretrained(str(folder), create_model_card=False)
+
+
+def unmasked():
+    torch.manual_seed(5)
+    tokens = tokenizer()
+    model = randomise(tf.BertModel(tf.BertConfig(vocab_size=len(tokens), **SIZES, **BERT), add_pooling_layer=False))
+    folder = start("unmasked", model, tokens)
+    transformer = Transformer(str(folder), query_expansion={"strategy": "fixed", "attend": False, "length": 9})
+    modules = [transformer, dense(12, 7, bias=False, activation_function=torch.nn.Identity())]
+    model = MultiVectorEncoder(modules=modules, prompts={"query": "who: "}, device="cpu")
     shutil.rmtree(folder)
     model.save_pretrained(str(folder), create_model_card=False)
 
@@ -144,7 +157,7 @@ def main():
     tf.utils.logging.set_verbosity_error()
     tf.utils.logging.disable_progress_bar()
     OUT.mkdir(exist_ok=True)
-    for make in [modern, roberta, pylate, stanford]:
+    for make in [modern, unmasked, roberta, pylate, stanford]:
         make()
         write(make.__name__)
 

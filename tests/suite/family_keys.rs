@@ -55,8 +55,9 @@ fn window_has_the_width_that_the_model_has() {
     assert_eq!(mask("qwen2", upper(0)).unwrap(), window(3, 0));
     assert_eq!(mask("qwen2", upper(1)).unwrap(), "causal");
     assert_eq!(mask("qwen2", json!({"sliding_window": 4})).unwrap(), "causal");
-    // No window is guessed from a key that the family's model does not read.
-    says(mask("llama", json!({"sliding_window": 4})), &["sliding_window", "`llama`"]);
+    // No window is guessed from a key that the family's model does not read: transformers ignores it.
+    assert_eq!(mask("llama", json!({"sliding_window": 4})).unwrap(), "causal");
+    says(mask("olmoe", json!({"sliding_window": 4})), &["sliding_window", "`olmoe`"]);
 }
 
 #[test]
@@ -127,7 +128,12 @@ fn rotation_is_that_of_the_layer_or_refused() {
     assert!(position("qwen2_vl", flat).unwrap().contains("1 + 1 + 0 pairs"));
     // A share of the head that the model does not leave out.
     says(position("llama", json!({"partial_rotary_factor": 0.5})), &["partial_rotary_factor = 0.5", "whole heads"]);
-    says(position("minimax", json!({"rotary_dim": 2})), &["rotary_dim", "`minimax`"]);
+    let own_code = json!({"rotary_dim": 2, "auto_map": {"AutoModel": "modeling_minimax.MiniMaxModel"}});
+    says(position("minimax", own_code), &["rotary_dim", "`minimax`"]);
+    // Keys that the class in transformers ignores.
+    for ignored in [json!({"rotary_dim": 2}), json!({"no_rope_layers": [0]})] {
+        assert_eq!(position("minimax", ignored).unwrap(), position("minimax", json!({})).unwrap());
+    }
     let beside = json!({"rotary_pct": 0.25, "partial_rotary_factor": 0.5, "rope_parameters": far});
     says(position("gpt_neox", beside), &["partial_rotary_factor = 0.5", "each set of `rope_parameters`"]);
     says(position("gpt_neox", json!({"rope_theta": 50.0})), &["rope_theta = 50", "`rotary_emb_base`"]);
@@ -152,7 +158,6 @@ fn rotation_is_that_of_the_layer_or_refused() {
     assert_eq!(position("smollm3", json!({"no_rope_layers": [0]})).unwrap(), "none");
     assert!(position("smollm3", json!({"no_rope_layers": [1]})).unwrap().contains("rotary"));
     assert_eq!(position("smollm3", json!({"no_rope_layer_interval": 1})).unwrap(), "none");
-    says(position("llama", json!({"no_rope_layers": [0]})), &["no_rope_layers", "`llama`"]);
     assert_eq!(position("cohere2", json!({"layer_types": ["full_attention"]})).unwrap(), "none");
 }
 

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 
 use crate::common::{Files, LAYER, family};
 
+const CPU: Device = Device::Cpu;
+
 #[derive(serde::Deserialize)]
 struct Case {
     name: String,
@@ -277,4 +279,49 @@ fn walk() {
         };
         println!("{}", json!({"model_type": name, "family": family}));
     }
+}
+
+/// Keys that neither the config class of a model nor its code has are ignored, as in transformers.
+#[test]
+fn keys_that_no_config_class_knows_change_nothing() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/family_defaults.json");
+    let classes: BTreeMap<String, Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let strange = json!({
+        "d_model": 77, "dim": 77, "n_embd": 77, "head_dim": 77, "num_key_value_heads": 77, "sliding_window": 3,
+        "rotary_dim": 2, "clip_qkv": 0.5, "attn_logit_softcapping": 2.0, "attention_multiplier": 2.0, "gating": true,
+        "no_rope_layers": [0, 0, 0, 0], "attention_chunk_size": 2, "logn_attention_scale": true,
+    });
+    let mut changed = 0;
+    for (name, checkpoint) in fixtures().all().chain(Files::open("families.safetensors").all()) {
+        let walked = Walked::new(checkpoint);
+        let mut config = walked.config.clone();
+        changed += add_unknown(&mut config, &classes, &strange, &[]);
+        for case in &walked.cases {
+            let read = |config: &Value| config_from_json(config, &walked.checkpoint.at(&case.prefix, DType::F32, &CPU));
+            let plain = read(&walked.config).unwrap().config;
+            let added = read(&config).unwrap_or_else(|error| panic!("{name} {}: {error}", case.prefix)).config;
+            // Masks of chunks compare by identity.
+            assert_eq!(format!("{added:?}"), format!("{plain:?}"), "{name} {}", case.prefix);
+        }
+    }
+    assert!(changed > 2000, "{changed}");
+}
+
+/// Adds the keys of `strange` that no class of a section or of what it is in knows; returns how many.
+fn add_unknown(json: &mut Value, classes: &BTreeMap<String, Value>, strange: &Value, around: &[Value]) -> usize {
+    let Some(class) = json.get("model_type").and_then(|name| classes.get(name.as_str()?)) else { return 0 };
+    let known = [around, &[class["knows"].clone()]].concat();
+    let mut added = 0;
+    let keys = json.as_object_mut().unwrap();
+    for section in keys.values_mut() {
+        added += add_unknown(section, classes, strange, &known);
+    }
+    for (key, value) in strange.as_object().unwrap() {
+        let is_known = known.iter().any(|keys| keys.as_array().unwrap().iter().any(|known| known == key));
+        if !is_known && !keys.contains_key(key) {
+            keys.insert(key.clone(), value.clone());
+            added += 1;
+        }
+    }
+    added
 }

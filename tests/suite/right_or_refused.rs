@@ -126,7 +126,8 @@ fn width_is_that_of_the_embeddings() {
     says(tower(12), &["embed_dim = 12", "expected 8"]);
 }
 
-/// A key that changes attention and that the family does not read is never left out.
+/// A key that changes attention and that the family does not read is left out only where transformers leaves it out:
+/// its config class, which does not know the key, runs the file.
 #[test]
 fn key_that_the_family_does_not_read_is_an_error() {
     for (family, key, value, what) in [
@@ -145,7 +146,23 @@ fn key_that_the_family_does_not_read_is_an_error() {
         ("llama", "global_rope_theta", json!(1e4), "layers with a window"),
         ("mistral", "attention_chunk_size", json!(4), "chunks"),
     ] {
-        let refused = load(&json!({"model_type": family, "num_attention_heads": 2, key: value}), None);
+        let stated = json!({"model_type": family, "num_attention_heads": 2, key: value});
+        let with = |key: &str, value: Value| {
+            let mut stated = stated.clone();
+            stated[key] = value;
+            load(&stated, None)
+        };
+        if key != "position_embedding_type" {
+            let plain = load(&json!({"model_type": family, "num_attention_heads": 2}), None).unwrap();
+            for version in ["4.57.6", "5.23.0"] {
+                let ignored = with("transformers_version", json!(version)).unwrap();
+                assert_eq!(ignored.layer.config(), plain.layer.config(), "{key}");
+            }
+            assert!(with("transformers_version", json!("5.24.0.dev0")).is_err());
+            let like = json!({"model_type": "own", "num_attention_heads": 2, key: value});
+            assert!(load(&like, Some(family)).is_err());
+        }
+        let refused = with("auto_map", json!({"AutoModel": "modeling_own.OwnModel"}));
         assert!(matches!(&refused, Err(Error::UnsupportedKey { key: found, .. }) if found == key), "{refused:?}");
         says(refused, &[key, family, what]);
         // Switched off, it changes nothing.

@@ -3,10 +3,11 @@
 #[cfg(test)]
 mod tests;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use candle_attention_cli::shared::Result;
 use candle_attention_cli::shared::program::{self, Command};
+use candle_attention_cli::shared::{Result, interrupt};
 use candle_attention_cli::{
     attend, attention_map, bench, classify, completions, encode, fill_mask, inspect, man, prune, quantize, rerank,
     search, train,
@@ -70,5 +71,9 @@ impl Command for Program {
 }
 
 fn main() -> ExitCode {
+    // Elsewhere there is no line to clean up, and `nohup` stays what it is.
+    if std::io::stderr().is_terminal() {
+        interrupt::listen();
+    }
     program::main::<Program>()
 }

@@ -8,6 +8,8 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
+use std::mem::MaybeUninit;
+
 use super::convert::Convert;
 use super::distance_products::DistanceProducts;
 use super::dropout::Dropout;
@@ -278,6 +280,15 @@ impl<T: Convert> TaskKernel<'_, T> {
                             continue;
                         }
                         let range = |size: usize| row * size..(row + C::ROWS) * size;
+                        if block == 0 && h + 1 < problem.h {
+                            // The next head of these tokens, while this one is computed.
+                            let tokens = first + row..first + row + rows;
+                            Tokens { h: h + 1, from: 0, ..queries }.prefetch(s, tokens.clone());
+                            if h + 1 == (h_kv + 1) * group {
+                                Tokens { h: h_kv + 1, ..packed_keys }.prefetch(s, tokens.clone());
+                                Tokens { h: h_kv + 1, ..values }.prefetch(s, tokens);
+                            }
+                        }
                         let queries = &scratch.queries[range(width)];
                         tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
                         let mut state = SoftmaxState {
@@ -287,7 +298,7 @@ impl<T: Convert> TaskKernel<'_, T> {
                             width_v,
                         };
                         let products = products.as_ref().map(|products| TileProducts { products, row });
-                        online_softmax_update(s, problem, pos, score_factor, products, scratch.scores, &mut state);
+                        online_softmax_update(tile, problem, pos, score_factor, products, scratch.scores, &mut state);
                         if let Some(dropout) = training.and_then(|training| training.dropout) {
                             drop_weights(s, dropout, problem, pos, scratch.scores);
                         }
@@ -309,15 +320,16 @@ impl<T: Convert> TaskKernel<'_, T> {
                     let row_sum = scratch.row_sum[i];
                     // A query that sees no key has sums of 0, and its output is 0.
                     let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
-                    // 0 is added because the sign of a product that underflows to 0 may come from a hidden key.
-                    row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                    let mut left = factor;
                     if let Some(finite) = &finite {
+                        row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+                        left = 1.0;
                         let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
                         finite.add_visible::<C>(values, sees, scratch.tokens, row);
                     }
                     let at = (problem.batch.queries_before(b) + first + i) * problem.h + h;
                     // SAFETY: the callers have reserved the output; only this task writes this query and head.
-                    T::downcast(&row[..d_v], unsafe { out.part(at * d_v, d_v) });
+                    store_row(s, &mut row[..d_v], left, unsafe { out.part(at * d_v, d_v) });
                     if let Some(training) = training {
                         let max = if factor == 0.0 { 0.0 } else { scratch.row_max[i] };
                         // SAFETY: for the same reason.
@@ -330,6 +342,21 @@ impl<T: Convert> TaskKernel<'_, T> {
         }
         Ok(())
     }
+}
+
+/// Stores a row times `factor` in the dtype of the output. 0 is added because the sign of a product that underflows to
+/// 0 may come from a hidden key.
+#[inline(always)]
+fn store_row<S: Simd, T: Convert>(s: S, row: &mut [f32], factor: f32, to: &mut [MaybeUninit<T>]) {
+    let whole = if T::STORES_VECTORS { row.len() / S::LANES * S::LANES } else { 0 };
+    let ((vectors, rest), (to, to_rest)) = (row.split_at_mut(whole), to.split_at_mut(whole));
+    for (from, to) in vectors.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES)) {
+        let values = s.add(s.mul(s.load_slice(from), s.splat(factor)), s.splat(0.0));
+        // SAFETY: `to` has `LANES` elements.
+        unsafe { T::store(s, to.as_mut_ptr().cast(), values) };
+    }
+    rest.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+    T::downcast(rest, to_rest);
 }
 
 /// Drops attention weights of a tile.

@@ -15,6 +15,8 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     const IS_F32: bool = false;
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;
+    /// Whether this is bf16.
+    const IS_BF16: bool = false;
     /// Zero.
     const ZERO: Self;
 
@@ -127,6 +129,7 @@ const CHUNK: usize = 16;
 
 /// Converted by integer arithmetic, which the compiler vectorizes for the instruction set of the kernel around it.
 impl Convert for bf16 {
+    const IS_BF16: bool = true;
     const STORES_VECTORS: bool = true;
     const ZERO: Self = bf16::ZERO;
 
@@ -170,15 +173,20 @@ impl Convert for bf16 {
 
 /// Makes pairs of values as they are, and fills the rest of `to` with zeros.
 #[inline(always)]
-fn copy_pairs<T: Copy>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
+fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
     let (pairs, rest) = from.as_chunks::<2>();
     let (whole, zeros) = to.split_at_mut(from.len().div_ceil(2));
-    for (to, pair) in whole.iter_mut().zip(pairs) {
-        // The compiler merges this into one load.
-        *to = u32::from(bits(pair[0])) | u32::from(bits(pair[1])) << 16;
+    let pair = |[first, second]: [T; 2]| u32::from(bits(first)) | u32::from(bits(second)) << 16;
+    let ((blocks, pairs), (to_blocks, to_pairs)) = (pairs.as_chunks::<CHUNK>(), whole.as_chunks_mut::<CHUNK>());
+    for (to, block) in to_blocks.iter_mut().zip(blocks) {
+        // One move of a vector: the compiler does not merge halves to vectors of pairs.
+        *to = if cfg!(target_endian = "little") { bytemuck::cast(*block) } else { block.map(pair) };
+    }
+    for (to, halves) in to_pairs.iter_mut().zip(pairs) {
+        *to = pair(*halves);
     }
     if let [last] = rest {
-        whole[pairs.len()] = u32::from(bits(*last));
+        to_pairs[pairs.len()] = u32::from(bits(*last));
     }
     zeros.fill(0);
 }

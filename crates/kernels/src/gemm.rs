@@ -5,11 +5,12 @@
 
 use std::mem::MaybeUninit;
 
-use super::activation::Activation;
+use super::activation::{Activation, activate_for};
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
+use super::int8::inputs::RoundedInputs;
 use super::isa::Isa;
 use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
@@ -96,25 +97,30 @@ impl PackedWeights {
         let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
         let group = panels.div_ceil(groups);
         let pool = ScratchPool::default();
-        team.try_for_each(row_blocks * groups, |index| {
-            let (block, part) = (index / groups, index % groups);
-            let task = GemmTask {
-                weights: self,
-                a,
-                out,
-                pool: &pool,
-                from: block * row_block,
-                to: rows.min((block + 1) * row_block),
-                first: (part * group).min(panels),
-                last: ((part + 1) * group).min(panels),
-                activation,
-            };
-            match &self.panels {
-                Panels::F32(panels) => run_f32(self.isa, task, panels),
-                Panels::Pairs(format, panels) => run_pairs(self.isa, *format, task, panels),
-                Panels::Quantized(panels) => run_quantized(self.isa, task, panels),
+        let run_each = |run: &(dyn Fn(GemmTask<A, O>) -> Result<()> + Sync)| {
+            team.try_for_each(row_blocks * groups, |index| {
+                let (block, part) = (index / groups, index % groups);
+                run(GemmTask {
+                    weights: self,
+                    a,
+                    out,
+                    pool: &pool,
+                    from: block * row_block,
+                    to: rows.min((block + 1) * row_block),
+                    first: (part * group).min(panels),
+                    last: ((part + 1) * group).min(panels),
+                    activation,
+                })
+            })
+        };
+        match &self.panels {
+            Panels::F32(panels) => run_each(&|task| run_f32(self.isa, task, panels)),
+            Panels::Pairs(format, panels) => run_each(&|task| run_pairs(self.isa, *format, task, panels)),
+            Panels::Quantized(panels) => {
+                let inputs = RoundedInputs::new(self.isa, team, &pool, panels.layout, a, rows)?;
+                run_each(&|task| run_quantized(self.isa, task, panels, &inputs))
             }
-        })
+        }
     }
 }
 
@@ -141,7 +147,7 @@ impl<A, O: Convert> GemmTask<'_, A, O> {
     /// # Safety
     /// The row is one of this task, no other thread writes its panel, and `sums` has `panel_width` values.
     #[inline(always)]
-    pub(super) unsafe fn store<S: Simd>(&self, s: S, panel: usize, row: usize, sums: &[S::V]) {
+    pub(super) unsafe fn store<S: Simd>(&self, s: S, activation: Activation, panel: usize, row: usize, sums: &[S::V]) {
         let PackedWeights { out_features, panel_width, bias, .. } = self.weights;
         let bias = &bias[panel * panel_width..][..*panel_width];
         let columns = (*panel_width).min(out_features - panel * panel_width);
@@ -153,7 +159,7 @@ impl<A, O: Convert> GemmTask<'_, A, O> {
         // left in this row, which only this task writes.
         unsafe {
             for (v, sum) in sums.iter().enumerate() {
-                let sum = self.activation.apply(s, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
+                let sum = activate_for::<S, O>(s, activation, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
                 match direct {
                     true => O::store(s, self.out.0.add(at + v * S::LANES), sum),
                     false => s.store(buffer.as_mut_ptr().cast::<f32>().add(v * S::LANES), sum),
@@ -230,7 +236,7 @@ fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const
     let sums = unsafe { microkernel::<S, MR, NR, PREFETCH>(s, k, a, terms.as_ptr(), width) };
     for (r, sums) in sums.into_iter().enumerate() {
         // SAFETY: rows `row .. row + MR` are rows of this task, and a register tile is one panel wide.
-        unsafe { task.store(s, panel, task.from + row + r, &sums) };
+        unsafe { task.store(s, task.activation, panel, task.from + row + r, &sums) };
     }
 }
 
@@ -322,12 +328,12 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)
                 };
                 if let Some((panel, first)) = last.replace((panel, first)) {
-                    store_tile(s, &task, &last_sums.0, panel, first, D::MAX_ROWS.min(rows - first));
+                    store_tile(s, &task, &last_sums.0, width, (panel, first), D::MAX_ROWS.min(rows - first));
                 }
             }
         }
         if let Some((panel, first)) = last {
-            store_tile(s, &task, &sums.0, panel, first, D::MAX_ROWS.min(rows - first));
+            store_tile(s, &task, &sums.0, width, (panel, first), D::MAX_ROWS.min(rows - first));
         }
     }
 }
@@ -355,23 +361,39 @@ impl<A: Convert, O> GemmPairs<'_, A, O> {
     }
 }
 
-/// Stores the sums of a tile of `rows` rows from row `first` of a task.
+/// Stores the sums of a tile of `rows` rows of `width` values from row `first` of a task.
 #[inline(always)]
 fn store_tile<S: Simd, A, O: Convert>(
     s: S,
     task: &GemmTask<A, O>,
     sums: &[f32],
-    panel: usize,
-    first: usize,
+    width: usize,
+    place: (usize, usize),
     rows: usize,
 ) {
-    let width = task.weights.panel_width;
+    // Two loops, so that the tables of GELU stay in registers.
+    match task.activation {
+        Activation::Gelu => store_rows(s, task, Activation::Gelu, sums, width, place, rows),
+        activation => store_rows(s, task, activation, sums, width, place, rows),
+    }
+}
+
+#[inline(always)]
+fn store_rows<S: Simd, A, O: Convert>(
+    s: S,
+    task: &GemmTask<A, O>,
+    activation: Activation,
+    sums: &[f32],
+    width: usize,
+    (panel, first): (usize, usize),
+    rows: usize,
+) {
     for (r, sums) in sums.chunks_exact(width).take(rows).enumerate() {
         let mut vectors = [s.splat(0.0); MAX_VECTORS];
         for (vector, sums) in vectors.iter_mut().zip(sums.chunks_exact(S::LANES)) {
             *vector = s.load_slice(sums);
         }
         // SAFETY: the row is in `from .. to`, the rows of this task, and the vectors are a panel's width.
-        unsafe { task.store(s, panel, task.from + first + r, &vectors[..width / S::LANES]) };
+        unsafe { task.store(s, activation, panel, task.from + first + r, &vectors[..width / S::LANES]) };
     }
 }

@@ -6,7 +6,7 @@ use super::exp::exp;
 use super::isa::simd::Simd;
 use super::mask::Mask;
 use super::problem::AttentionProblem;
-use super::score_tile::KEY_BLOCK;
+use super::score_tile::{KEY_BLOCK, ScoreTile};
 
 /// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from
 /// `start`.
@@ -61,8 +61,8 @@ pub(super) struct TileProducts<'a> {
 /// Masks a tile of scores `(rows, KEY_BLOCK)`, turns them into `e^(score - row_max)` with the updated `row_max`, and
 /// rescales `row_sum` and `output`, which were accumulated under the old one.
 #[inline(always)]
-pub(super) fn online_softmax_update<S: Simd, T>(
-    s: S,
+pub(super) fn online_softmax_update<C: ScoreTile, T>(
+    tile: C,
     problem: &AttentionProblem<T>,
     pos: TilePos,
     score_factor: f32,
@@ -70,7 +70,9 @@ pub(super) fn online_softmax_update<S: Simd, T>(
     scores: &mut [f32],
     state: &mut SoftmaxState,
 ) {
-    let padded = pos.count.next_multiple_of(S::LANES);
+    let s = tile.simd();
+    let lanes = const { <C::S as Simd>::LANES };
+    let padded = pos.count.next_multiple_of(lanes);
     for (r, row) in scores.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
         let row = &mut row[..padded];
         scale_and_softcap(s, score_factor, problem.softcap, row);
@@ -86,8 +88,8 @@ pub(super) fn online_softmax_update<S: Simd, T>(
             continue;
         }
         let (offset, mut sum) = (s.splat(new_max), s.splat(0.0));
-        for scores in row.chunks_exact_mut(S::LANES) {
-            let e = exp(s, s.sub(s.load_slice(scores), offset));
+        for scores in row.chunks_exact_mut(lanes) {
+            let e = tile.exp(s.sub(s.load_slice(scores), offset));
             s.store_slice(scores, e);
             sum = s.add(sum, e);
         }

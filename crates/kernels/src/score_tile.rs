@@ -1,6 +1,8 @@
 //! Score tiles: the two products of attention, and the memory layouts of their operands. They are all that differs
 //! between attention in f32 and in bf16.
 
+use std::ops::Range;
+
 use super::convert::Convert;
 use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::Simd;
@@ -9,6 +11,9 @@ use super::problem::HeadsView;
 /// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
 /// stay in the L1 and L2 cache.
 pub(super) const KEY_BLOCK: usize = 192;
+
+/// Bytes that are fetched into the cache together.
+const CACHE_LINE: usize = 64;
 
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
@@ -34,6 +39,36 @@ impl<T: Convert> Tokens<'_, T> {
             buffer[..self.d].fill(0.0);
             &buffer[..self.d]
         }
+    }
+
+    /// Fetches tokens `range` into the cache.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, s: S, range: Range<usize>) {
+        let [of_batch, of_token, of_head] = self.heads.strides;
+        for i in range {
+            let at = self.start.0 * of_batch + (self.start.1 + self.from + i) * of_token + self.h * of_head;
+            let token = self.heads.data.as_ptr().wrapping_add(at).cast::<f32>();
+            for byte in (0..self.d * size_of::<T>()).step_by(CACHE_LINE) {
+                s.prefetch(token.wrapping_byte_add(byte));
+            }
+        }
+    }
+
+    /// Token `i` as pairs: where it is, if it is that in memory, and else rounded to `to`. Zeros after the last token.
+    #[cfg_attr(
+        not(any(target_arch = "x86_64", target_arch = "aarch64")),
+        allow(dead_code, reason = "no bf16 products")
+    )]
+    #[inline(always)]
+    pub fn as_pairs<'b, D: PairDot>(&'b self, dot: D, i: usize, buffer: &mut [f32], to: &'b mut [Pair]) -> &'b [Pair] {
+        if i < self.count
+            && let Some(pairs) = T::as_pairs(D::FORMAT, self.heads.head(self.start, self.from + i, self.h, self.d))
+            && pairs.len() == to.len()
+        {
+            return pairs;
+        }
+        self.write_pairs(dot, i, buffer, to);
+        to
     }
 
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
@@ -66,6 +101,8 @@ pub(super) trait ScoreTile: Copy {
     const INFINITE: f32;
 
     fn simd(self) -> Self::S;
+    /// `e^x` for `x <= 0`, as precise as attention weights are.
+    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// Size of a packed query or key of `d` values.
     fn key_width(d: usize) -> usize;
     /// Size of an output row of `d_v` values.

@@ -1,7 +1,8 @@
 //! Score tiles in bf16: queries, keys, values and attention weights are rounded to bf16, sums are f32.
 
 use super::convert::Convert;
-use super::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
+use super::exp::exp_bf16;
+use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::tile_f32::vectors_per_step;
@@ -21,6 +22,10 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     #[inline(always)]
     fn simd(self) -> S {
         self.0
+    }
+    #[inline(always)]
+    fn exp(self, x: S::V) -> S::V {
+        exp_bf16(self.0, x)
     }
     #[inline(always)]
     fn key_width(d: usize) -> usize {
@@ -51,13 +56,12 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         assert!(Self::PANEL.is_multiple_of(S::LANES));
         for (panel, to) in to.chunks_exact_mut(Self::PANEL * width).enumerate() {
             for first in (0..Self::PANEL).step_by(S::LANES) {
-                let mut rows = [std::ptr::null(); MAX_LANES];
+                let mut rows = [std::ptr::null::<f32>(); MAX_LANES];
                 for ((lane, row), rounded) in
                     rows.iter_mut().take(S::LANES).enumerate().zip(rounded.chunks_exact_mut(width))
                 {
                     let key = panel * Self::PANEL + first + lane;
-                    keys.write_pairs(self.1, key, upcast, as_pairs_mut(rounded));
-                    *row = rounded.as_ptr();
+                    *row = keys.as_pairs(self.1, key, upcast, as_pairs_mut(rounded)).as_ptr().cast();
                 }
                 for at in (0..whole).step_by(S::LANES) {
                     let part = rows.map(|row| row.wrapping_add(at));
@@ -67,8 +71,9 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
                 }
                 for at in whole..width {
                     let to = &mut as_pairs_mut(&mut to[at * Self::PANEL + first..])[..S::LANES];
-                    for (lane, to) in to.iter_mut().enumerate() {
-                        *to = as_pairs(rounded)[lane * width + at];
+                    for (to, row) in to.iter_mut().zip(rows) {
+                        // SAFETY: one of the `width` pairs of a key.
+                        *to = unsafe { *row.cast::<Pair>().add(at) };
                     }
                 }
             }
@@ -82,9 +87,9 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         let (low, rest) = as_pairs_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
         for (i, to) in as_pairs_mut(to).chunks_exact_mut(width_v).enumerate() {
-            values.write_pairs(self.1, 2 * i, upcast, low);
-            values.write_pairs(self.1, 2 * i + 1, upcast, high);
-            for ((to, low), high) in to.chunks_exact_mut(2).zip(&*low).zip(&*high) {
+            let low = values.as_pairs(self.1, 2 * i, upcast, low);
+            let high = values.as_pairs(self.1, 2 * i + 1, upcast, high);
+            for ((to, low), high) in to.chunks_exact_mut(2).zip(low).zip(high) {
                 to[0] = low & 0xffff | high << 16;
                 to[1] = low >> 16 | high & 0xffff_0000;
             }

@@ -1,6 +1,7 @@
 //! Score tiles in f32.
 
 use super::convert::Convert;
+use super::exp::exp;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::{StridedRows, microkernel};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
@@ -19,6 +20,10 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     #[inline(always)]
     fn simd(self) -> S {
         self.0
+    }
+    #[inline(always)]
+    fn exp(self, x: S::V) -> S::V {
+        exp(self.0, x)
     }
     fn key_width(d: usize) -> usize {
         d

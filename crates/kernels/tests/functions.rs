@@ -1,16 +1,20 @@
 //! Functions of single values.
 
 use candle_attention_kernels::{Activation, Isa};
+use half::bf16;
 
 use super::isas;
-use crate::activation::tanh;
-use crate::exp::exp;
+use crate::activation::{activate_for, tanh};
+use crate::exp::{exp, exp_bf16};
 use crate::isa::kernel::Kernel;
 use crate::isa::simd::Simd;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Function {
     Exp,
+    /// Those that are then rounded to bf16.
+    ExpBf16,
+    GeluBf16,
     Tanh,
     Activation(Activation),
 }
@@ -28,6 +32,8 @@ impl Kernel for Evaluate<'_> {
             let v = s.splat(*x);
             *x = s.first_lane(match self.function {
                 Function::Exp => exp(s, v),
+                Function::ExpBf16 => exp_bf16(s, v),
+                Function::GeluBf16 => activate_for::<S, bf16>(s, Activation::Gelu, v),
                 Function::Tanh => tanh(s, v),
                 Function::Activation(activation) => activation.apply(s, v),
             });
@@ -73,26 +79,60 @@ fn exp_is_within_its_error_bound() {
     });
 }
 
+#[test]
+fn exp_for_bf16_is_within_its_error_bound() {
+    on_each_isa(Function::ExpBf16, |name, exp| {
+        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY), exp(-1e30)), (1.0, 0.0, 0.0), "{name}");
+        assert!(exp(f32::NAN).is_nan(), "{name}");
+        for i in 0..87_000 {
+            let x = i as f32 * -0.001;
+            let want = f64::from(x).exp();
+            assert!((f64::from(exp(x)) - want).abs() < 1.1e-4 * want, "{name}: {x}");
+        }
+    });
+}
+
+/// GELU by the series of the error function.
+fn exact_gelu(x: f32) -> f64 {
+    let x = f64::from(x);
+    let z = x / 2f64.sqrt();
+    let (mut term, mut sum) = (z, z);
+    for n in 1..200 {
+        term *= -z * z / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    x / 2.0 * (1.0 + sum * 2.0 / std::f64::consts::PI.sqrt())
+}
+
+#[test]
+fn gelu_for_bf16_is_within_its_error_bound() {
+    on_each_isa(Function::GeluBf16, |name, f| {
+        assert_eq!((f(0.0), f(10.0), f(1e10)), (0.0, 10.0, 1e10), "{name}");
+        assert!(f(-10.0).abs() < 1e-5 && f(f32::NAN).is_nan(), "{name}");
+        let mut squares = 0.0;
+        for i in -6000..=6000 {
+            let x = i as f32 * 0.001;
+            let want = exact_gelu(x);
+            let error = (f64::from(f(x)) - want).abs();
+            assert!(error < want.abs() / 512.0 + 4e-7 * f64::from(x.abs().max(1.0)), "{name}: {x}");
+            if x > -3.0 && x != 0.0 {
+                squares += (error / want).powi(2) / 9000.0;
+            }
+        }
+        assert!(squares.sqrt() < 1.0 / 8192.0, "{name}: {}", squares.sqrt());
+    });
+}
+
 /// The reference is the series of the error function in f64.
 #[test]
 fn gelu_is_within_its_error_bound() {
-    let erf = |x: f64| {
-        let mut term = x;
-        let mut sum = x;
-        for n in 1..200 {
-            term *= -x * x / f64::from(n);
-            sum += term / f64::from(2 * n + 1);
-        }
-        sum * 2.0 / std::f64::consts::PI.sqrt()
-    };
     on_each_isa(Function::Activation(Activation::Gelu), |name, f| {
         assert_eq!((f(0.0), f(10.0), f(1e10)), (0.0, 10.0, 1e10), "{name}");
         assert!(f(-10.0).abs() < 1e-5 && f(f32::NAN).is_nan(), "{name}");
         let mut worst: f64 = 0.0;
         for i in -5000..=5000 {
             let x = i as f32 * 0.001;
-            let want = f64::from(x) / 2.0 * (1.0 + erf(f64::from(x) / 2f64.sqrt()));
-            worst = worst.max((f64::from(f(x)) - want).abs() / f64::from(x.abs().max(1.0)));
+            worst = worst.max((f64::from(f(x)) - exact_gelu(x)).abs() / f64::from(x.abs().max(1.0)));
         }
         println!("{name}: gelu is within {worst:.1e}");
         assert!(worst < 4e-7, "{name}: {worst}");

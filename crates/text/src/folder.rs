@@ -286,10 +286,10 @@ pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathB
     let modules = modules(folder)?;
     if let Some([_, other, ..]) = modules.as_deref() {
         if let Some(file) = folder.checkpoint(folder.path).ok().filter(|file| file.gguf().is_some()) {
-            let reason = format!("heads of GGUF files are not read: this is no {kind}");
+            let reason = format!("heads of GGUF files are not read: this is not a {kind}");
             return Err(Error::file(file.path().unwrap_or(folder.path), reason));
         }
-        let reason = format!("module `{}` after the transformer: this is no {kind}", other.kind());
+        let reason = format!("module `{}` after the transformer: this is not a {kind}", other.kind());
         return Err(Error::file(folder.path.join("modules.json"), reason));
     }
     let transformer = transformer_of(folder.path, modules.as_deref());

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::gguf::names::architecture_of;
-use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Expected, IGNORED, Origin};
+use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Expected, IGNORED, Origin, SIZES};
 use crate::checkpoint::gguf::value::{GgufMetadata, GgufValue, absent};
 use crate::error::{Error, Result, cut};
 
@@ -44,7 +44,7 @@ pub(crate) fn config_of(
     let full = |key: &str| format!("{}.{key}", row.name);
     check_keys(row, metadata)?;
     let mut config = Map::new();
-    for (ours, from) in row.config {
+    for (ours, from) in SIZES.iter().chain(row.config) {
         let value = match from {
             Origin::Key(key) => Some(scalar(metadata, &full(key))?.ok_or_else(|| absent(&full(key)))?),
             Origin::Optional(key) => scalar(metadata, &full(key))?,
@@ -72,7 +72,7 @@ fn check_keys(row: &Architecture, metadata: &GgufMetadata) -> Result<()> {
     let start = format!("{}.", row.name);
     let is_yarn = scaling_kind(metadata, row)? == "yarn";
     let is_read = |key: &str| {
-        let of_config = row.config.iter().any(|(_, from)| match from {
+        let of_config = SIZES.iter().chain(row.config).any(|(_, from)| match from {
             Origin::Key(other) | Origin::Optional(other) | Origin::LayerTypes(other, _) => *other == key,
             _ => false,
         });

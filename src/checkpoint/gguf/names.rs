@@ -29,11 +29,17 @@ pub(super) fn architecture_of(
 /// do all of an architecture that is not in the table.
 pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) -> Result<BTreeMap<String, Entry>> {
     let Some(row) = architecture_of(metadata, |name| tensors.contains_key(name))? else { return Ok(tensors) };
+    let key = format!("{}.block_count", row.name);
+    let blocks = metadata.count(&key)?.ok_or_else(|| absent(&key))?;
     let mut renamed = BTreeMap::new();
     for (name, mut entry) in tensors {
         let new = match new_name(row, &name) {
             None => name.clone(),
-            Some((new, changed)) => {
+            Some((new, block, changed)) => {
+                if block.is_some_and(|block| block >= blocks) {
+                    let expected = format!("one of {blocks} blocks, as `{key}` states");
+                    return Err(Error::Tensor { name, found: "is of another block".to_string(), expected });
+                }
                 if let Some(stored) = &mut entry.gguf {
                     stored.change = change(row, changed, metadata, &name, &stored.shape)?;
                 }
@@ -48,17 +54,17 @@ pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) 
     Ok(renamed)
 }
 
-/// The name at Hugging Face of a tensor, and what the converter did to it.
-fn new_name(row: &Architecture, name: &str) -> Option<(String, Changed)> {
+/// The name at Hugging Face of a tensor, its block, and what the converter did to it.
+fn new_name(row: &Architecture, name: &str) -> Option<(String, Option<usize>, Changed)> {
     let (stem, end) = name.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))?;
     let block = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
-    let block = block.filter(|(number, _)| number.bytes().all(|digit| digit.is_ascii_digit()));
+    let block = block.and_then(|(number, rest)| Some((number, number.parse::<usize>().ok()?, rest)));
     let (theirs, number) = match block {
-        Some((number, rest)) => (format!("blk.{{}}.{rest}"), number),
+        Some((number, _, rest)) => (format!("blk.{{}}.{rest}"), number),
         None => (stem.to_string(), ""),
     };
-    let (_, ours, changed) = row.tensors.iter().find(|(other, ..)| *other == theirs)?;
-    Some((format!("{}.{end}", ours.replace("{}", number)), *changed))
+    let (_, ours, changed) = row.tensors.iter().copied().flatten().find(|(other, ..)| *other == theirs)?;
+    Some((format!("{}.{end}", ours.replace("{}", number)), block.map(|(_, block, _)| block), *changed))
 }
 
 /// What to undo of a tensor of this shape.

@@ -11,15 +11,17 @@ pub(super) struct Architecture {
     pub name: &'static str,
     /// Which files of this name it is.
     pub files: Files,
-    /// Names there and here, without `.weight` and `.bias`; `{}` is the number of a block.
-    pub tensors: &'static [(&'static str, &'static str, Changed)],
-    /// Keys of `config.json` and where their values are from.
+    pub tensors: &'static [&'static [Name]],
+    /// Keys of `config.json` beside [`SIZES`], and where their values are from.
     pub config: &'static [(&'static str, Origin)],
     /// Keys that llama.cpp reads or writes and that say nothing more here; below the name of the architecture.
     pub ignored: &'static [&'static str],
     /// What the metadata has to say if it says anything: keys below the name of the architecture.
     pub expected: &'static [(&'static str, Expected)],
 }
+
+/// The name of a tensor there and here, without `.weight` and `.bias`; `{}` is the number of a block.
+pub(super) type Name = (&'static str, &'static str, Changed);
 
 /// The files of an architecture that a row is for, by a tensor.
 #[derive(Debug, Clone, Copy)]
@@ -79,13 +81,17 @@ pub(super) const IGNORED: &[&str] = &[
     "tensor_data_layout",
 ];
 
-const WORDS: (&str, Origin) = ("vocab_size", Rows("token_embd.weight"));
-const WIDTH: (&str, Origin) = ("hidden_size", Key("embedding_length"));
-const LAYERS: (&str, Origin) = ("num_hidden_layers", Key("block_count"));
-const HEADS: (&str, Origin) = ("num_attention_heads", Key("attention.head_count"));
+/// Values of the `config.json` of all architectures.
+pub(super) const SIZES: &[(&str, Origin)] = &[
+    ("vocab_size", Rows("token_embd.weight")),
+    ("hidden_size", Key("embedding_length")),
+    ("num_hidden_layers", Key("block_count")),
+    ("num_attention_heads", Key("attention.head_count")),
+    ("intermediate_size", Key("feed_forward_length")),
+];
+
 const KEY_VALUE_HEADS: (&str, Origin) = ("num_key_value_heads", Optional("attention.head_count_kv"));
 const HEAD_DIM: (&str, Origin) = ("head_dim", Optional("attention.key_length"));
-const INNER: (&str, Origin) = ("intermediate_size", Key("feed_forward_length"));
 const TYPES: (&str, Origin) = ("type_vocab_size", Rows("token_types.weight"));
 const LENGTH: (&str, Origin) = ("max_position_embeddings", Key("context_length"));
 const EPS: (&str, Origin) = ("layer_norm_eps", Key("attention.layer_norm_epsilon"));
@@ -108,19 +114,40 @@ const DECODER: &[(&str, Expected)] = &[
     ("expert_used_count", Expected::Zero),
 ];
 
-/// The names of the embeddings of BERT.
-const WORD_EMBEDDINGS: (&str, &str, Changed) = ("token_embd", "embeddings.word_embeddings", No);
-const TYPE_EMBEDDINGS: (&str, &str, Changed) = ("token_types", "embeddings.token_type_embeddings", No);
-const POSITION_EMBEDDINGS: (&str, &str, Changed) = ("position_embd", "embeddings.position_embeddings", No);
-const EMBEDDINGS_NORM: (&str, &str, Changed) = ("token_embd_norm", "embeddings.LayerNorm", No);
+/// The embeddings of BERT; models have some of them.
+const BERT_EMBEDDINGS: &[Name] = &[
+    ("token_embd", "embeddings.word_embeddings", No),
+    ("token_types", "embeddings.token_type_embeddings", No),
+    ("position_embd", "embeddings.position_embeddings", No),
+    ("token_embd_norm", "embeddings.LayerNorm", No),
+];
 
-/// The names of attention in BERT.
-const BERT_QUERY: (&str, &str, Changed) = ("blk.{}.attn_q", "encoder.layer.{}.attention.self.query", No);
-const BERT_KEY: (&str, &str, Changed) = ("blk.{}.attn_k", "encoder.layer.{}.attention.self.key", No);
-const BERT_VALUE: (&str, &str, Changed) = ("blk.{}.attn_v", "encoder.layer.{}.attention.self.value", No);
-const BERT_OUTPUT: (&str, &str, Changed) = ("blk.{}.attn_output", "encoder.layer.{}.attention.output.dense", No);
-const BERT_OUTPUT_NORM: (&str, &str, Changed) =
-    ("blk.{}.attn_output_norm", "encoder.layer.{}.attention.output.LayerNorm", No);
+/// Attention in BERT.
+const BERT_ATTENTION: &[Name] = &[
+    ("blk.{}.attn_q", "encoder.layer.{}.attention.self.query", No),
+    ("blk.{}.attn_k", "encoder.layer.{}.attention.self.key", No),
+    ("blk.{}.attn_v", "encoder.layer.{}.attention.self.value", No),
+    ("blk.{}.attn_output", "encoder.layer.{}.attention.output.dense", No),
+    ("blk.{}.attn_output_norm", "encoder.layer.{}.attention.output.LayerNorm", No),
+];
+
+/// What the decoders share.
+const OF_DECODERS: &[Name] = &[
+    ("token_embd", "embed_tokens", No),
+    ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
+    ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
+    ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
+    ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
+    ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
+];
+
+/// What those without other norms share.
+const OF_LLAMA: &[Name] = &[
+    ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
+    ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
+    ("output_norm", "norm", No),
+    ("output", "lm_head", No),
+];
 
 /// BERT and the models that differ by the ids of their positions alone (RoBERTa, XLM-RoBERTa): the converter cuts the
 /// rows of the table of positions that they do not use.
@@ -128,26 +155,16 @@ const BERT: Architecture = Architecture {
     name: "bert",
     files: Files::With("token_types.weight"),
     tensors: &[
-        WORD_EMBEDDINGS,
-        TYPE_EMBEDDINGS,
-        POSITION_EMBEDDINGS,
-        EMBEDDINGS_NORM,
-        BERT_QUERY,
-        BERT_KEY,
-        BERT_VALUE,
-        BERT_OUTPUT,
-        BERT_OUTPUT_NORM,
-        ("blk.{}.ffn_up", "encoder.layer.{}.intermediate.dense", No),
-        ("blk.{}.ffn_down", "encoder.layer.{}.output.dense", No),
-        ("blk.{}.layer_output_norm", "encoder.layer.{}.output.LayerNorm", No),
+        BERT_EMBEDDINGS,
+        BERT_ATTENTION,
+        &[
+            ("blk.{}.ffn_up", "encoder.layer.{}.intermediate.dense", No),
+            ("blk.{}.ffn_down", "encoder.layer.{}.output.dense", No),
+            ("blk.{}.layer_output_norm", "encoder.layer.{}.output.LayerNorm", No),
+        ],
     ],
     config: &[
         ("model_type", Text("bert")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        INNER,
         TYPES,
         ("max_position_embeddings", Rows("position_embd.weight")),
         EPS,
@@ -161,25 +178,20 @@ const BERT: Architecture = Architecture {
 const DISTILBERT: Architecture = Architecture {
     files: Files::Without("token_types.weight"),
     tensors: &[
-        WORD_EMBEDDINGS,
-        POSITION_EMBEDDINGS,
-        EMBEDDINGS_NORM,
-        ("blk.{}.attn_q", "transformer.layer.{}.attention.q_lin", No),
-        ("blk.{}.attn_k", "transformer.layer.{}.attention.k_lin", No),
-        ("blk.{}.attn_v", "transformer.layer.{}.attention.v_lin", No),
-        ("blk.{}.attn_output", "transformer.layer.{}.attention.out_lin", No),
-        ("blk.{}.attn_output_norm", "transformer.layer.{}.sa_layer_norm", No),
-        ("blk.{}.ffn_up", "transformer.layer.{}.ffn.lin1", No),
-        ("blk.{}.ffn_down", "transformer.layer.{}.ffn.lin2", No),
-        ("blk.{}.layer_output_norm", "transformer.layer.{}.output_layer_norm", No),
+        BERT_EMBEDDINGS,
+        &[
+            ("blk.{}.attn_q", "transformer.layer.{}.attention.q_lin", No),
+            ("blk.{}.attn_k", "transformer.layer.{}.attention.k_lin", No),
+            ("blk.{}.attn_v", "transformer.layer.{}.attention.v_lin", No),
+            ("blk.{}.attn_output", "transformer.layer.{}.attention.out_lin", No),
+            ("blk.{}.attn_output_norm", "transformer.layer.{}.sa_layer_norm", No),
+            ("blk.{}.ffn_up", "transformer.layer.{}.ffn.lin1", No),
+            ("blk.{}.ffn_down", "transformer.layer.{}.ffn.lin2", No),
+            ("blk.{}.layer_output_norm", "transformer.layer.{}.output_layer_norm", No),
+        ],
     ],
     config: &[
         ("model_type", Text("distilbert")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        INNER,
         ("max_position_embeddings", Rows("position_embd.weight")),
         EPS,
         ("hidden_act", Text("gelu")),
@@ -191,24 +203,20 @@ const NOMIC_BERT: Architecture = Architecture {
     name: "nomic-bert",
     files: Files::All,
     tensors: &[
-        WORD_EMBEDDINGS,
-        TYPE_EMBEDDINGS,
-        ("token_embd_norm", "emb_ln", No),
-        ("blk.{}.attn_qkv", "encoder.layers.{}.attn.Wqkv", No),
-        ("blk.{}.attn_output", "encoder.layers.{}.attn.out_proj", No),
-        ("blk.{}.attn_output_norm", "encoder.layers.{}.norm1", No),
-        ("blk.{}.ffn_up", "encoder.layers.{}.mlp.fc11", No),
-        ("blk.{}.ffn_gate", "encoder.layers.{}.mlp.fc12", No),
-        ("blk.{}.ffn_down", "encoder.layers.{}.mlp.fc2", No),
-        ("blk.{}.layer_output_norm", "encoder.layers.{}.norm2", No),
+        &[
+            ("token_embd_norm", "emb_ln", No),
+            ("blk.{}.attn_qkv", "encoder.layers.{}.attn.Wqkv", No),
+            ("blk.{}.attn_output", "encoder.layers.{}.attn.out_proj", No),
+            ("blk.{}.attn_output_norm", "encoder.layers.{}.norm1", No),
+            ("blk.{}.ffn_up", "encoder.layers.{}.mlp.fc11", No),
+            ("blk.{}.ffn_gate", "encoder.layers.{}.mlp.fc12", No),
+            ("blk.{}.ffn_down", "encoder.layers.{}.mlp.fc2", No),
+            ("blk.{}.layer_output_norm", "encoder.layers.{}.norm2", No),
+        ],
+        BERT_EMBEDDINGS,
     ],
     config: &[
         ("model_type", Text("nomic_bert")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        INNER,
         TYPES,
         LENGTH,
         EPS,
@@ -223,7 +231,7 @@ const NOMIC_BERT: Architecture = Architecture {
 const MODERN_BERT: Architecture = Architecture {
     name: "modern-bert",
     files: Files::All,
-    tensors: &[
+    tensors: &[&[
         ("token_embd", "embeddings.tok_embeddings", No),
         ("token_embd_norm", "embeddings.norm", No),
         ("blk.{}.attn_norm", "layers.{}.attn_norm", No),
@@ -233,14 +241,9 @@ const MODERN_BERT: Architecture = Architecture {
         ("blk.{}.ffn_up", "layers.{}.mlp.Wi", No),
         ("blk.{}.ffn_down", "layers.{}.mlp.Wo", No),
         ("output_norm", "final_norm", No),
-    ],
+    ]],
     config: &[
         ("model_type", Text("modernbert")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        INNER,
         LENGTH,
         ("norm_eps", Key("attention.layer_norm_epsilon")),
         ("hidden_activation", Text("gelu")),
@@ -260,27 +263,18 @@ const JINA_BERT_V2: Architecture = Architecture {
     name: "jina-bert-v2",
     files: Files::Without("blk.0.attn_q_norm.weight"),
     tensors: &[
-        WORD_EMBEDDINGS,
-        TYPE_EMBEDDINGS,
-        EMBEDDINGS_NORM,
-        BERT_QUERY,
-        BERT_KEY,
-        BERT_VALUE,
-        BERT_OUTPUT,
-        BERT_OUTPUT_NORM,
-        ("blk.{}.ffn_up", "encoder.layer.{}.mlp.gated_layers", No),
-        ("blk.{}.ffn_down", "encoder.layer.{}.mlp.wo", No),
-        ("blk.{}.layer_output_norm", "encoder.layer.{}.mlp.layernorm", No),
+        BERT_EMBEDDINGS,
+        BERT_ATTENTION,
+        &[
+            ("blk.{}.ffn_up", "encoder.layer.{}.mlp.gated_layers", No),
+            ("blk.{}.ffn_down", "encoder.layer.{}.mlp.wo", No),
+            ("blk.{}.layer_output_norm", "encoder.layer.{}.mlp.layernorm", No),
+        ],
     ],
     config: &[
         ("model_type", Text("bert")),
         ("position_embedding_type", Text("alibi")),
         ("feed_forward_type", Text("geglu")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
-        INNER,
         TYPES,
         LENGTH,
         EPS,
@@ -293,20 +287,16 @@ const JINA_BERT_V2: Architecture = Architecture {
 const JINA_BERT_V2_CODE: Architecture = Architecture {
     files: Files::With("blk.0.attn_q_norm.weight"),
     tensors: &[
-        WORD_EMBEDDINGS,
-        TYPE_EMBEDDINGS,
-        EMBEDDINGS_NORM,
-        BERT_QUERY,
-        BERT_KEY,
-        BERT_VALUE,
-        BERT_OUTPUT,
-        BERT_OUTPUT_NORM,
-        ("blk.{}.attn_q_norm", "encoder.layer.{}.attention.self.layer_norm_q", No),
-        ("blk.{}.attn_k_norm", "encoder.layer.{}.attention.self.layer_norm_k", No),
-        ("blk.{}.attn_norm_2", "encoder.layer.{}.layer_norm_1", No),
-        ("blk.{}.ffn_up", "encoder.layer.{}.mlp.up_gated_layer", No),
-        ("blk.{}.ffn_down", "encoder.layer.{}.mlp.down_layer", No),
-        ("blk.{}.layer_output_norm", "encoder.layer.{}.layer_norm_2", No),
+        BERT_EMBEDDINGS,
+        BERT_ATTENTION,
+        &[
+            ("blk.{}.attn_q_norm", "encoder.layer.{}.attention.self.layer_norm_q", No),
+            ("blk.{}.attn_k_norm", "encoder.layer.{}.attention.self.layer_norm_k", No),
+            ("blk.{}.attn_norm_2", "encoder.layer.{}.layer_norm_1", No),
+            ("blk.{}.ffn_up", "encoder.layer.{}.mlp.up_gated_layer", No),
+            ("blk.{}.ffn_down", "encoder.layer.{}.mlp.down_layer", No),
+            ("blk.{}.layer_output_norm", "encoder.layer.{}.layer_norm_2", No),
+        ],
     ],
     ..JINA_BERT_V2
 };
@@ -316,34 +306,26 @@ const GEMMA_EMBEDDING: Architecture = Architecture {
     name: "gemma-embedding",
     files: Files::All,
     tensors: &[
-        ("token_embd", "embed_tokens", No),
-        ("blk.{}.attn_norm", "layers.{}.input_layernorm", PlusOne),
-        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
-        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
-        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
-        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
-        ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", PlusOne),
-        ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", PlusOne),
-        ("blk.{}.post_attention_norm", "layers.{}.post_attention_layernorm", PlusOne),
-        ("blk.{}.ffn_norm", "layers.{}.pre_feedforward_layernorm", PlusOne),
-        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
-        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
-        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
-        ("blk.{}.post_ffw_norm", "layers.{}.post_feedforward_layernorm", PlusOne),
-        ("output_norm", "norm", PlusOne),
+        OF_DECODERS,
+        &[
+            ("blk.{}.attn_norm", "layers.{}.input_layernorm", PlusOne),
+            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
+            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
+            ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", PlusOne),
+            ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", PlusOne),
+            ("blk.{}.post_attention_norm", "layers.{}.post_attention_layernorm", PlusOne),
+            ("blk.{}.ffn_norm", "layers.{}.pre_feedforward_layernorm", PlusOne),
+            ("blk.{}.post_ffw_norm", "layers.{}.post_feedforward_layernorm", PlusOne),
+            ("output_norm", "norm", PlusOne),
+        ],
     ],
     config: &[
         ("model_type", Text("gemma3_text")),
         ("use_bidirectional_attention", Flag(true)),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
         KEY_VALUE_HEADS,
         ("head_dim", Key("attention.key_length")),
         // llama.cpp divides scores by the root of the head's size.
         ("query_pre_attn_scalar", Key("attention.key_length")),
-        INNER,
         LENGTH,
         RMS_EPS,
         ("hidden_activation", Text("gelu_pytorch_tanh")),
@@ -365,30 +347,19 @@ const QWEN3: Architecture = Architecture {
     name: "qwen3",
     files: Files::All,
     tensors: &[
-        ("token_embd", "embed_tokens", No),
-        ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
-        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
-        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
-        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
-        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
-        ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", No),
-        ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", No),
-        ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
-        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
-        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
-        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
-        ("output_norm", "norm", No),
-        ("output", "lm_head", No),
+        OF_DECODERS,
+        OF_LLAMA,
+        &[
+            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
+            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
+            ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", No),
+            ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", No),
+        ],
     ],
     config: &[
         ("model_type", Text("qwen3")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
         KEY_VALUE_HEADS,
         HEAD_DIM,
-        INNER,
         LENGTH,
         RMS_EPS,
         ("hidden_act", Text("silu")),
@@ -402,28 +373,17 @@ const QWEN3: Architecture = Architecture {
 const LLAMA: Architecture = Architecture {
     name: "llama",
     tensors: &[
-        ("token_embd", "embed_tokens", No),
-        ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
-        ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", QueryRows),
-        ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", KeyRows),
-        ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
-        ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
-        ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
-        ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
-        ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
-        ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
-        ("output_norm", "norm", No),
-        ("output", "lm_head", No),
+        OF_DECODERS,
+        OF_LLAMA,
+        &[
+            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", QueryRows),
+            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", KeyRows),
+        ],
     ],
     config: &[
         ("model_type", Text("llama")),
-        WORDS,
-        WIDTH,
-        LAYERS,
-        HEADS,
         KEY_VALUE_HEADS,
         HEAD_DIM,
-        INNER,
         LENGTH,
         RMS_EPS,
         ("hidden_act", Text("silu")),

@@ -87,7 +87,7 @@ impl GgufMetadata {
     /// The text at a key, `None` if it is absent.
     ///
     /// # Errors
-    /// If the value is no text.
+    /// If the value is not a text.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "a text", |value| match value {
             GgufValue::Text(text) => Some(text.as_str()),
@@ -98,7 +98,7 @@ impl GgufMetadata {
     /// The truth value at a key, `None` if it is absent.
     ///
     /// # Errors
-    /// If the value is none.
+    /// If the value is not one.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "a truth value", |value| match value {
             GgufValue::Bool(flag) => Some(*flag),
@@ -109,7 +109,7 @@ impl GgufMetadata {
     /// The count at a key, `None` if it is absent.
     ///
     /// # Errors
-    /// If the value is no whole number from 0.
+    /// If the value is not a whole number from 0.
     pub fn count(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a whole number from 0", |value| match value {
             GgufValue::Integer(count) => usize::try_from(*count).ok(),
@@ -120,7 +120,7 @@ impl GgufMetadata {
     /// The number at a key, `None` if it is absent.
     ///
     /// # Errors
-    /// If the value is no finite number.
+    /// If the value is not a finite number.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a finite number", |value| match value {
             GgufValue::Float(number) => Some(*number).filter(|number| number.is_finite()),
@@ -132,7 +132,7 @@ impl GgufMetadata {
     /// The texts of the array at a key, `None` if it is absent.
     ///
     /// # Errors
-    /// If the value is no array of texts.
+    /// If the value is not an array of texts.
     pub fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "an array of texts", |value| match value {
             GgufValue::Texts(texts) => Some(texts.as_slice()),

@@ -10,7 +10,7 @@ use safetensors::Dtype;
 
 use super::fp8::{FLOAT8_DTYPES, block_size, read_float8, scaled};
 use super::gptq::{WORDS, group_of_each};
-use super::module::{Fault, Module};
+use super::module::{Checked, Fault, Module};
 use super::unpack::{transpose, unpack_row};
 use super::{Codes, Format, Plan, Settings};
 use crate::error::Result;
@@ -129,12 +129,7 @@ pub(super) const PACKED: Format = Format {
 };
 
 /// The plan of a weight with a table `weight_scale`.
-fn with_scales(
-    module: &Module,
-    settings: &Settings,
-    shape: [usize; 2],
-    bits: usize,
-) -> std::result::Result<Plan, Fault> {
+fn with_scales(module: &Module, settings: &Settings, shape: [usize; 2], bits: usize) -> Checked<Plan> {
     let [rows, columns] = shape;
     let found = module.shape(SCALE)?;
     let block = match *found {
@@ -150,7 +145,7 @@ fn with_scales(
     Ok(Plan { bits, ..scaled(module, SCALE, shape, block)? })
 }
 
-fn same_shape(module: &Module, part: &str, expected: &[usize]) -> std::result::Result<(), Fault> {
+fn same_shape(module: &Module, part: &str, expected: &[usize]) -> Checked<()> {
     match module.shape(part)? == expected {
         true => Ok(()),
         false => Err(module.wrong_shape(part, format!("{expected:?}"))),
@@ -158,7 +153,7 @@ fn same_shape(module: &Module, part: &str, expected: &[usize]) -> std::result::R
 }
 
 /// The shape that `weight_shape` states.
-fn stated_shape(module: &Module) -> std::result::Result<[usize; 2], Fault> {
+fn stated_shape(module: &Module) -> Checked<[usize; 2]> {
     module.check_dtype("weight_shape", &[Dtype::I64, Dtype::I32])?;
     same_shape(module, "weight_shape", &[2])?;
     let name = || module.full_name("weight_shape");

@@ -6,7 +6,7 @@
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::module::{FLOATS, Fault, Module};
+use super::module::{Checked, FLOATS, Fault, Module};
 use super::unpack::float8_values;
 use super::{Codes, Format, Plan};
 use crate::error::Result;
@@ -31,7 +31,7 @@ pub(super) const BLOCKS: Format = Format {
 };
 
 /// The rows and columns of a block: what `config.json` states, or 128 and 128.
-pub(super) fn block_size(module: &Module, stated: Option<&Value>) -> std::result::Result<[usize; 2], Fault> {
+pub(super) fn block_size(module: &Module, stated: Option<&Value>) -> Checked<[usize; 2]> {
     let Some(value) = stated else { return Ok([128, 128]) };
     let sizes = value.as_array().into_iter().flatten().map(|size| size.as_u64().and_then(|n| usize::try_from(n).ok()));
     match sizes.collect::<Option<Vec<usize>>>().as_deref() {
@@ -44,12 +44,7 @@ pub(super) fn block_size(module: &Module, stated: Option<&Value>) -> std::result
 }
 
 /// The plan of a weight of 8 bits with a table of scales, whose shape is checked.
-pub(super) fn scaled(
-    module: &Module,
-    part: &str,
-    shape: [usize; 2],
-    block: [usize; 2],
-) -> std::result::Result<Plan, Fault> {
+pub(super) fn scaled(module: &Module, part: &str, shape: [usize; 2], block: [usize; 2]) -> Checked<Plan> {
     let block = [block[0].max(1), block[1].max(1)];
     let plan = Plan { shape, bits: 8, block, zero_offset: 0 };
     module.check_dtype(part, &FLOATS)?;

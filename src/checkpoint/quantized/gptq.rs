@@ -58,7 +58,7 @@ pub(super) const GPTQ: Format = Format {
             None | Some(Some("gptq")) => 1,
             Some(Some("gptq_v2")) => 0,
             Some(other) => {
-                let found = format!("the `checkpoint_format` {}", other.unwrap_or("that is no text"));
+                let found = format!("the `checkpoint_format` {}", other.unwrap_or("that is not a text"));
                 return Err(settings.fault(&name, &found, "gptq or gptq_v2"));
             }
         };

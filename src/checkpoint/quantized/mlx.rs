@@ -6,7 +6,7 @@
 
 use safetensors::Dtype;
 
-use super::module::{FLOATS, Fault, Module};
+use super::module::{Checked, FLOATS, Fault, Module};
 use super::unpack::unpack_row;
 use super::{Codes, Format, Plan, Settings};
 use crate::error::Result;
@@ -30,13 +30,17 @@ pub(super) const MLX: Format = Format {
     read: |module, plan| read_affine(module, plan, "biases"),
 };
 
+/// The method `metal` of transformers: the same with the biases in `qbiases`.
+pub(super) const METAL: Format = Format {
+    name: "metal",
+    tensors: &["weight", "scales", "qbiases"],
+    fits: |module| module.dtype("weight") == Some(Dtype::U32) && module.has("qbiases"),
+    plan: |module, settings| affine_plan(module, settings, "qbiases", &[2, 4, 8]),
+    read: |module, plan| read_affine(module, plan, "qbiases"),
+};
+
 /// The sizes of a module with affine groups whose smallest values are in the tensor `biases`.
-pub(super) fn affine_plan(
-    module: &Module,
-    settings: &Settings,
-    biases: &str,
-    allowed: &[usize],
-) -> std::result::Result<Plan, Fault> {
+fn affine_plan(module: &Module, settings: &Settings, biases: &str, allowed: &[usize]) -> Checked<Plan> {
     let name = module.full_name("weight");
     let bits = settings.number(module.name, "bits", &name)?;
     let group = settings.number(module.name, "group_size", &name)?;
@@ -60,7 +64,7 @@ pub(super) fn affine_plan(
     Ok(Plan { shape: [rows, columns], bits, block: [1, group], zero_offset: 0 })
 }
 
-pub(super) fn read_affine(module: &Module, plan: &Plan, biases: &str) -> Result<Codes> {
+fn read_affine(module: &Module, plan: &Plan, biases: &str) -> Result<Codes> {
     let [_, columns] = plan.shape;
     let words: Vec<u32> = module.read("weight")?;
     let mut values = module.zeros(plan.shape)?;

@@ -14,7 +14,6 @@ mod compressed_tensors;
 mod dequantize;
 mod fp8;
 mod gptq;
-mod metal;
 mod mlx;
 mod module;
 mod settings;
@@ -33,14 +32,14 @@ use crate::checkpoint::shard::Shard;
 use crate::checkpoint::source::join;
 use crate::error::{Error, Result, cut};
 use crate::ops::Quantization;
-use module::{Fault, Module};
+use module::{Checked, Fault, Module};
 pub(crate) use settings::Settings;
 pub use settings::remove_quantization_config;
 use unpack::{Codes, Plan};
 
 /// The formats, in the order in which they are tried.
 const FORMATS: &[Format] = &[
-    metal::METAL,
+    mlx::METAL,
     mlx::MLX,
     fp8::BLOCKS,
     compressed_tensors::PACKED,
@@ -62,7 +61,7 @@ struct Format {
     /// Whether the tensors of a module are in this format.
     pub fits: fn(&Module) -> bool,
     /// The shape of the weight, from the shapes of the stored tensors, which are checked against one another.
-    pub plan: fn(&Module, &Settings) -> std::result::Result<Plan, Fault>,
+    pub plan: fn(&Module, &Settings) -> Checked<Plan>,
     /// Reads the stored tensors.
     pub read: fn(&Module, &Plan) -> Result<Codes>,
 }
@@ -79,7 +78,7 @@ pub(crate) struct QuantizedWeight {
     /// A tensor below the module that is none of its parts.
     unread: Option<String>,
     /// What a plain tensor would have in the header, or why there is none.
-    plan: std::result::Result<(Plan, Entry), Fault>,
+    plan: Checked<(Plan, Entry)>,
     /// Whether it can be packed as it is, once that was asked: its scales say so, which are read for that.
     is_packed_as_it_is: OnceLock<bool>,
 }
@@ -126,7 +125,7 @@ impl QuantizedWeight {
     }
 
     /// Checks that inputs and outputs of the module are those of a linear layer: nothing else is computed of them.
-    fn check_inputs(&self, settings: &Settings) -> std::result::Result<(), Fault> {
+    fn check_inputs(&self, settings: &Settings) -> Checked<()> {
         let expected = "a module of a weight and a bias, whose inputs are multiplied as they are";
         if let Some(name) = &self.unread {
             return Err(Fault::new(name, format!("stands beside {}", self.describe()), expected));

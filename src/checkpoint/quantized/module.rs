@@ -30,6 +30,9 @@ impl From<Fault> for Error {
     }
 }
 
+/// What is checked without an error that ends the reading: a fault can be kept.
+pub(crate) type Checked<T> = std::result::Result<T, Fault>;
+
 /// The stored tensors of a module.
 pub(crate) struct Module<'a> {
     pub name: &'a str,
@@ -56,12 +59,12 @@ impl<'a> Module<'a> {
     }
 
     /// The shape of a tensor of the module.
-    pub fn shape(&self, part: &str) -> std::result::Result<&'a [usize], Fault> {
+    pub fn shape(&self, part: &str) -> Checked<&'a [usize]> {
         Ok(&self.stored(part)?.1.shape)
     }
 
     /// The shape of a matrix of the module.
-    pub fn matrix(&self, part: &str) -> std::result::Result<[usize; 2], Fault> {
+    pub fn matrix(&self, part: &str) -> Checked<[usize; 2]> {
         let shape = self.shape(part)?;
         shape.try_into().map_err(|_| self.wrong_shape(part, "two dimensions"))
     }
@@ -73,7 +76,7 @@ impl<'a> Module<'a> {
     }
 
     /// Checks that a tensor has one of these dtypes.
-    pub fn check_dtype(&self, part: &str, allowed: &[Dtype]) -> std::result::Result<(), Fault> {
+    pub fn check_dtype(&self, part: &str, allowed: &[Dtype]) -> Checked<()> {
         match self.stored(part)?.1.dtype {
             dtype if allowed.contains(&dtype) => Ok(()),
             dtype => {
@@ -83,7 +86,7 @@ impl<'a> Module<'a> {
         }
     }
 
-    fn stored(&self, part: &str) -> std::result::Result<&'a (usize, Entry), Fault> {
+    fn stored(&self, part: &str) -> Checked<&'a (usize, Entry)> {
         self.parts.get(part).ok_or_else(|| {
             let beside = self.parts.keys().map(|part| format!("`{part}`")).collect::<Vec<_>>().join(", ");
             Fault::new(self.full_name(part), format!("is missing beside {beside}"), "all tensors of a quantized module")

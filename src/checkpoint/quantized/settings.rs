@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::module::Fault;
+use super::module::{Checked, Fault};
 use crate::error::Result;
 use crate::io::{is_present, read_json};
 
@@ -41,7 +41,7 @@ impl Settings {
     }
 
     /// A positive number that the format cannot be read without.
-    pub fn number(&self, module: &str, key: &str, name: &str) -> std::result::Result<usize, Fault> {
+    pub fn number(&self, module: &str, key: &str, name: &str) -> Checked<usize> {
         let value = self.value(module, key);
         let number = value.and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         number.ok_or_else(|| {
@@ -51,7 +51,7 @@ impl Settings {
     }
 
     /// Checks the text of a key, which may be absent.
-    pub fn check_text(&self, module: &str, key: &str, expected: &str, name: &str) -> std::result::Result<(), Fault> {
+    pub fn check_text(&self, module: &str, key: &str, expected: &str, name: &str) -> Checked<()> {
         match self.value(module, key) {
             Some(value) if !value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(expected)) => {
                 let found = value.as_str().map_or_else(|| value.to_string(), str::to_string);

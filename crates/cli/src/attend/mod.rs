@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::io::read_json;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, ComputeType, MultiHeadAttention, Position};
+use candle_attention::{
+    AttentionInputs, AttentionMask, AttentionOptions, ComputeType, Error, MultiHeadAttention, Position,
+};
 use candle_core::{DType, Device};
 use clap::Parser;
 use inputs::Inputs;
+use serde_json::Value;
 
 use super::shared::checkpoint::{check_finite, locate};
 use super::shared::model::{PATH_OR_ID, or_hub_id};
@@ -59,7 +62,7 @@ pub struct Attend {
     #[arg(long)]
     prefix: String,
     /// The model's config.json: the layer gets its positions, norms, scale and causal or local mask from it
-    /// [default: without --heads, the one beside the weights]
+    /// [default: without --heads, the one beside the weights or in a GGUF file]
     #[arg(long, value_name = "FILE", conflicts_with = "heads")]
     config: Option<PathBuf>,
     /// Read config.json as that of this family, whatever its model_type, such as llama [default: its model_type]
@@ -95,11 +98,11 @@ pub struct Attend {
 impl Command for Attend {
     fn run(self) -> Result<()> {
         let path = locate(&self.checkpoint)?;
-        let config = config_file(&self, &path)?;
+        let checkpoint = Checkpoint::open(&path)?;
+        let config = model_config(&self, &path, &checkpoint)?;
         let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
         let inputs = Inputs::read(&self.input, self.dtype.unwrap_or_default().dtype(), &self.device)?;
-        let checkpoint = Checkpoint::open(&path)?;
-        let (layer, layout) = load(&self, config.as_deref(), &checkpoint)?;
+        let (layer, layout) = load(&self, config, &checkpoint)?;
         let causal = if self.causal { AttentionMask::causal() } else { AttentionMask::full() };
         let (config, mask) = (layer.config(), inputs.mask.and(causal));
 
@@ -139,14 +142,21 @@ impl Command for Attend {
     }
 }
 
-/// The config.json that the layer is read by; `None` with --heads.
-fn config_file(arguments: &Attend, checkpoint: &Path) -> Result<Option<PathBuf>> {
-    if arguments.heads.is_some() || arguments.config.is_some() {
-        return Ok(arguments.config.clone());
+/// The configuration that the layer is read by, and where it is from; `None` with --heads.
+fn model_config(arguments: &Attend, path: &Path, checkpoint: &Checkpoint) -> Result<Option<(PathBuf, Value)>> {
+    let read = |path: PathBuf| Ok(Some((path.clone(), read_json(&path)?)));
+    if let Some(config) = &arguments.config {
+        return read(config.clone());
     }
-    let folder = if checkpoint.is_dir() { checkpoint } else { folder_of(checkpoint) };
+    if arguments.heads.is_some() {
+        return Ok(None);
+    }
+    if let Some(config) = checkpoint.config()? {
+        return Ok(Some((checkpoint.path().unwrap_or(path).to_path_buf(), config)));
+    }
+    let folder = if path.is_dir() { path } else { folder_of(path) };
     match folder.join("config.json") {
-        beside if beside.symlink_metadata().is_ok() => Ok(Some(beside)),
+        beside if beside.symlink_metadata().is_ok() => read(beside),
         beside => {
             let reason = format!("no config.json beside it ({}): give --heads or --config", beside.display());
             Err(about(&arguments.checkpoint, &reason).into())
@@ -157,18 +167,24 @@ fn config_file(arguments: &Attend, checkpoint: &Path) -> Result<Option<PathBuf>>
 /// The layer and the name of its layout.
 fn load(
     arguments: &Attend,
-    config: Option<&Path>,
+    config: Option<(PathBuf, Value)>,
     checkpoint: &Checkpoint,
 ) -> Result<(MultiHeadAttention, &'static str)> {
     let (compute_type, device) = (arguments.dtype.unwrap_or_default(), &arguments.device);
-    let Some(path) = config else {
+    let weights = checkpoint.path().unwrap_or(&arguments.checkpoint);
+    checkpoint.check_prefix(&arguments.prefix).map_err(|e| about(weights, &e))?;
+    let Some((path, json)) = config else {
         let source = checkpoint.at(&arguments.prefix, compute_type, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
         let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };
-    let json: serde_json::Value = read_json(path)?;
     let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
-    let read = checkpoint.attention(&arguments.prefix, config, compute_type, device).map_err(|e| about(path, &e))?;
+    let read = checkpoint.attention(&arguments.prefix, config, compute_type, device).map_err(|e| match e {
+        Error::UnknownLayout { .. } | Error::MissingTensor { .. } | Error::UnsupportedTensor { .. } => {
+            about(weights, &e)
+        }
+        e => about(&path, &e),
+    })?;
     Ok((read.layer, read.layout.name()))
 }

@@ -5,12 +5,15 @@ use std::path::Path;
 
 use candle_attention_text::{EncodeOptions, SentenceEncoder, SimilarityFunction, load_int8};
 use candle_core::{DType, Tensor};
+use serde::Serialize;
 
 use super::super::shared::{Result, bar};
 
 /// A projection, or projections of the same input that are int8 together.
+#[derive(Serialize)]
 pub struct Projection {
     /// The names of its weights.
+    #[serde(rename = "weights")]
     pub names: Vec<String>,
     /// The mean loss of the model with nothing but this in int8.
     pub loss: f64,

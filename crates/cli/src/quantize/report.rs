@@ -14,7 +14,7 @@ use super::measure::{Projection, mean};
 pub struct Report<'a> {
     model: &'a str,
     max_loss: f64,
-    projections: Vec<Row<'a>>,
+    projections: &'a [Projection],
     /// The number of texts that chose the projections.
     choosing_texts: usize,
     /// The number of texts that the cosines are of.
@@ -23,13 +23,6 @@ pub struct Report<'a> {
     least_cosine: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<Written>,
-}
-
-#[derive(Serialize)]
-struct Row<'a> {
-    weights: &'a [String],
-    loss: f64,
-    kept: bool,
 }
 
 #[derive(Serialize)]
@@ -48,14 +41,10 @@ impl<'a> Report<'a> {
         [choosing_texts, judging_texts]: [usize; 2],
         cosines: &[f64],
     ) -> Self {
-        let row = |projection: &'a Projection| {
-            let Projection { names, loss, kept } = projection;
-            Row { weights: names, loss: *loss, kept: *kept }
-        };
         Self {
             model,
             max_loss,
-            projections: projections.iter().map(row).collect(),
+            projections,
             choosing_texts,
             judging_texts,
             mean_cosine: mean(cosines),
@@ -70,10 +59,10 @@ impl<'a> Report<'a> {
     }
 
     pub fn print(&self, out: &mut impl Write) -> Result<()> {
-        let names: Vec<String> = self.projections.iter().map(|row| plain(module(row.weights))).collect();
+        let names: Vec<String> = self.projections.iter().map(|row| plain(module(&row.names))).collect();
         let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         writeln!(out, "{:<width$} {:>9}", "projection, alone in int8", "loss")?;
-        for (name, row) in names.iter().zip(&self.projections) {
+        for (name, row) in names.iter().zip(self.projections) {
             let kept = if row.kept { "  bf16" } else { "" };
             writeln!(out, "{name:<width$} {:>9.2e}{kept}", row.loss)?;
         }

@@ -1,113 +1,72 @@
-//! The saved embeddings of a source: one file for each model, beside the source.
+//! The saved embeddings: in the user's cache folder, a file for each path that is searched, each model and each way to
+//! split the path into texts.
 
-use std::cell::Cell;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use candle_attention::Error;
-use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use sha2::{Digest, Sha256};
 
-use super::super::shared::{Result, about, bar, print};
+use super::super::shared::program::Interrupted;
+use super::super::shared::{Result, bar, interrupt};
+use super::hits::Searched;
 use super::sources::Source;
 
-/// Where embeddings are saved.
-#[derive(Clone, Copy)]
-pub enum Cache<'a> {
-    /// Beside each source, under a name of its own for each model.
-    Beside,
-    /// In this file.
-    File(&'a Path),
-    /// Nowhere.
-    None,
+/// The time between two saves of unfinished work.
+const SAVE_EVERY: Duration = Duration::from_secs(30);
+
+/// The file of a source; `key` is what the vectors and the texts depend on beside the content of the source. Standard
+/// input and pipes have none.
+pub fn file(source: &Source, key: &str) -> Option<PathBuf> {
+    let path = source.path.canonicalize().ok().filter(|path| path.is_file() || path.is_dir())?;
+    let hash = Sha256::new().chain_update(key).chain_update(path.as_os_str().as_encoded_bytes()).finalize();
+    let name: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(dirs::cache_dir()?.join("candle-attention").join("search").join(name + ".safetensors"))
 }
 
-impl Cache<'_> {
-    /// Checks a file that the user named: it may be replaced only if it is an index.
-    pub fn check(self) -> Result<()> {
-        let Self::File(path) = self else { return Ok(()) };
-        if path.extension().is_none_or(|extension| extension != "safetensors") {
-            return Err(format!("--cache {}: expected a name that ends in .safetensors", path.display()).into());
-        }
-        Ok(Index::check_writable(path)?)
+/// Loads the saved embeddings, computes the missing ones and saves them. What cannot be read or written is no matter:
+/// the search itself does not need the files.
+pub fn fill(searched: &mut [Searched], encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<()> {
+    for Searched { index, cache, .. } in &mut *searched {
+        cache.as_ref().and_then(|cache| index.load_cached(cache).ok());
     }
-
-    /// The file for a source: `notes.txt.search-0123abcd.safetensors` beside `notes.txt`,
-    /// `.search-0123abcd.safetensors` in a folder. `model` is what the vectors depend on.
-    pub fn path(self, source: &Source, model: &str) -> Option<PathBuf> {
-        match self {
-            Self::None => None,
-            Self::File(path) => Some(path.to_path_buf()),
-            Self::Beside if source.path.as_os_str() == "-" => None,
-            Self::Beside => {
-                let hash = Sha256::digest(model);
-                let name = format!(".search-{:02x}{:02x}{:02x}{:02x}.safetensors", hash[0], hash[1], hash[2], hash[3]);
-                if source.is_folder {
-                    return Some(source.path.join(name));
-                }
-                let mut path = source.path.as_os_str().to_owned();
-                path.push(name);
-                Some(path.into())
-            }
-        }
+    let count = searched.iter().map(|searched| searched.index.missing().len()).sum();
+    if count == 0 {
+        return Ok(());
     }
-
-    /// Checks that a file that the user named belongs to this model: another model's vectors would be lost.
-    fn check_model(self, model: &str) -> Result<()> {
-        let Self::File(path) = self else { return Ok(()) };
-        let Ok(file) = Checkpoint::open(path) else { return Ok(()) };
-        match file.metadata().get("model").is_some_and(|other| other != model) {
-            true => Err(about(path, &"was made with another model, dtype or prompt; name another --cache").into()),
-            false => Ok(()),
-        }
-    }
-
-    /// Loads the saved embeddings of a source, computes the missing ones, and saves them every `seconds` and at the
-    /// end.
-    pub fn fill(
-        self,
-        index: &mut Index,
-        source: &Source,
-        model: &str,
-        encoder: &SentenceEncoder,
-        options: &EncodeOptions,
-        seconds: u64,
-    ) -> Result<()> {
-        self.check_model(model)?;
-        let path = self.path(source, model);
-        if let Some(path) = &path {
-            match index.load_cached(path) {
-                Ok(_) => {}
-                Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
-                Err(error) => print::note(format_args!("{error}; embedding anew")),
-            }
-        }
-        let bar = bar::bar(index.missing().len(), "embedding", "texts")?;
-        let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-        let (saved, may_save) = (Cell::new(Instant::now()), Cell::new(true));
+    let can_save = searched.iter().any(|searched| searched.cache.is_some());
+    interrupt::hold(can_save);
+    let bar = bar::bar(count, "embedding", "passages")?;
+    let mut before = 0;
+    for Searched { index, cache, .. } in searched {
+        let (had, missing) = (index.len(), index.missing().len());
         let save = |index: &Index| {
-            let Some(path) = path.as_ref().filter(|_| may_save.get()) else { return };
-            if let Err(error) = index.save(path) {
-                // The search itself does not need the file.
-                bar.suspend(|| print::note(format_args!("embeddings are not saved: {error}")));
-                may_save.set(false);
-            }
-            saved.set(Instant::now());
+            let folder = cache.as_ref().and_then(|cache| Some((cache, cache.parent()?)));
+            folder.is_some_and(|(cache, folder)| std::fs::create_dir_all(folder).is_ok() && index.save(cache).is_ok())
         };
-        let after_chunk = |index: &Index| {
-            if saved.get().elapsed() >= Duration::from_secs(seconds) {
+        let on_progress = |done: usize, _: usize| bar.set_position((before + done) as u64);
+        let mut saved = Instant::now();
+        let embedded = index.embed(encoder, &options.with_on_progress(&on_progress), |index| {
+            if interrupt::asked() {
+                return Err(candle_attention::Error::value("the embedding", "interrupted", "its end"));
+            }
+            if saved.elapsed() >= SAVE_EVERY {
                 save(index);
+                saved = Instant::now();
             }
             Ok(())
-        };
-        let count = index.embed(encoder, &options.with_on_progress(&on_progress), after_chunk)?;
-        bar.finish_and_clear();
-        if count > 0 {
-            save(index);
+        });
+        let is_saved = missing == 0 || save(index);
+        if interrupt::asked() {
+            let goes_on = if is_saved { "; the same command goes on from there" } else { "" };
+            let line = format!("interrupted after {} of {count} passages{goes_on}", before + index.len() - had);
+            bar.finish_and_clear();
+            return Err(Interrupted(line).into());
         }
-        Ok(())
+        before += embedded?;
     }
+    bar.finish_and_clear();
+    interrupt::hold(false);
+    Ok(())
 }

@@ -1,80 +1,106 @@
-//! Semantic search over the lines of files and folders.
+//! Semantic search over the passages of files and folders.
 
 mod cache;
 mod hits;
+mod passages;
 mod show;
 mod sources;
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use cache::Cache;
 use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder, Task, fingerprint};
 use candle_core::{DType, Device};
-use clap::Parser;
-use hits::{Searched, Wanted, hits};
-use show::Show;
-use sources::{Corpus, Source};
+use clap::{Parser, ValueHint};
+use hits::{Fold, Searched, Wanted, hits};
+use show::{Form, Show, Styles};
+use sources::{Corpus, Walk};
 
 use super::shared::model::{Batches, Model, note_truncated};
-use super::shared::program::Command;
-use super::shared::{Result, about};
+use super::shared::program::{Command, NoHit};
+use super::shared::read::Lines;
+use super::shared::{Result, print};
 
-/// Find the lines of files that are closest in meaning to a query.
+/// Find the passages of files that are closest in meaning to a query.
 ///
-/// Lines are embedded as documents and queries as queries: with the model's prompts and routes for them, if it has any.
+/// Passages are embedded as documents and queries as queries: with the model's prompts and routes for them, if it has
+/// any.
 ///
-/// Lines longer than the model takes are cut into windows that overlap; the best window of a line is shown. Lines that
-/// say nearly the same are one hit.
+/// Passages longer than the model takes are cut into windows that overlap; the best window of a passage counts and, on
+/// a terminal, is bold. Passages whose best windows have four of five words in common are one hit, "(and 2 similar)".
 ///
-/// The embeddings are saved beside each file, in FILE.search-MODEL.safetensors, where MODEL is a number of its own for
-/// each model. The next run embeds only new and changed lines; an interrupted run continues from its last save.
+/// The embeddings are saved in the folder candle-attention/search of your cache folder, which is $XDG_CACHE_HOME or
+/// ~/.cache, on macOS ~/Library/Caches, on Windows %LOCALAPPDATA%. The next run embeds only new and changed passages,
+/// and after Ctrl-C the same command goes on. You may delete this folder at any time.
+///
+/// The exit code is 0 with a hit, 1 without, 2 after an error.
 #[derive(Parser)]
 #[command(
     name = "search",
+    override_usage = "candle-attention search [OPTIONS] <QUERY> [PATH]...\n       \
+                      candle-attention search [OPTIONS] -e <QUERY>... [PATH]...\n       \
+                      candle-attention search [OPTIONS] -f <FILE> [PATH]...",
     after_help = "Examples:
-  candle-attention search --file notes.txt \"When is the rent due?\"
-  candle-attention search --file notes.txt --file texts.txt -C 2 --min-score 0.2 \"a cat on a sofa\""
+  candle-attention search \"When is the rent due?\" notes.txt
+  candle-attention search -C 2 --min-score 0.2 -e \"a cat on a sofa\" -e rent notes.txt texts.txt
+  candle-attention search -l -t txt \"something about money\" ."
 )]
 pub struct Search {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
     batches: Batches,
-    /// The queries; without any, they are read from standard input, one per line
+    /// What to look for. The name of an existing file is an error, unless it follows `--` or -e. With -e or -f, this is
+    /// a PATH too
+    #[arg(value_hint = ValueHint::Other)]
+    query: Option<OsString>,
+    /// Files, and folders whose text files are searched; `-` is standard input [default: standard input if it is a file
+    /// or a pipe, else the current folder]
+    #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    paths: Vec<OsString>,
+    #[arg(last = true, hide = true)]
+    after_dashes: Vec<OsString>,
+    /// A query; may be given several times
+    #[arg(short = 'e', long = "query", value_name = "QUERY", allow_hyphen_values = true, value_hint = ValueHint::Other)]
     queries: Vec<String>,
-    /// A file to search, or a folder whose text files are; may be given several times [default, or with `-`: standard
-    /// input]
-    #[arg(long)]
-    file: Vec<PathBuf>,
-    /// The number of lines to find
+    /// Read the queries from a file, one per line; `-` is standard input, with a prompt on a terminal
+    #[arg(short = 'f', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    query_file: Option<PathBuf>,
+    /// The number of hits; with -l, of files
     #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     top_k: u32,
-    /// Show only lines with at least this cosine similarity, from -1 to 1 [default: all]
+    /// Only hits with at least this cosine similarity, from -1 to 1 [default: all]
     #[arg(long, allow_negative_numbers = true, value_parser = score)]
     min_score: Option<f32>,
+    #[command(flatten)]
+    walk: Walk,
     /// Also show this many lines before and after each hit
     #[arg(short = 'C', long, value_name = "LINES", default_value_t = 0)]
     context: usize,
-    /// Show lines that say nearly the same (four of five words) as hits of their own
+    /// Show at most so many columns of a passage, of a longer one its best window; 0 is no limit
+    #[arg(short = 'M', long, value_name = "COLUMNS", default_value_t = 1000)]
+    max_columns: usize,
+    /// Print only the names of the files with the best hits
+    #[arg(short = 'l', long, conflicts_with_all = ["json", "context"])]
+    files_with_matches: bool,
+    /// Show passages that say nearly the same as hits of their own
     #[arg(long)]
     no_fold: bool,
-    /// Print one {"query": …, "rank": …, "score": …, "file": …, "lines": […], "text": …} per hit
+    /// Print one {"query": …, "rank": …, "score": …, "file": …, "lines": [first, last], "text": …} per hit
     #[arg(long)]
     json: bool,
+    /// Color the hits; auto: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_enum, default_value_t = clap::ColorChoice::Auto)]
+    color: clap::ColorChoice,
     /// The name of the model's prompt to put before each query [default: `query`, if the model has it]
     #[arg(long)]
     query_prompt_name: Option<String>,
-    /// The .safetensors file that keeps the embeddings, also for standard input [default: one beside each file]
-    #[arg(long, value_name = "FILE")]
-    cache: Option<PathBuf>,
     /// Neither read nor write saved embeddings
-    #[arg(long, conflicts_with = "cache")]
+    #[arg(long)]
     no_cache: bool,
-    /// Seconds between two saves of unfinished work
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    save_every: u64,
 }
 
 fn score(text: &str) -> std::result::Result<f32, String> {
@@ -83,61 +109,63 @@ fn score(text: &str) -> std::result::Result<f32, String> {
 }
 
 impl Command for Search {
-    fn run(self) -> Result<()> {
-        let paths = self.paths()?;
-        let cache = match &self.cache {
-            _ if self.no_cache => Cache::None,
-            None => Cache::Beside,
-            Some(path) => Cache::File(path),
-        };
-        cache.check()?;
-        let sources = paths.iter().map(|path| Source::read(path)).collect::<Result<Vec<Source>>>()?;
+    fn run(mut self) -> Result<()> {
+        let paths = self.arguments()?;
+        let query_file = self.query_file.as_deref().map(Lines::open).transpose()?;
+        let sources = self.walk.read(&paths)?;
+        if sources.iter().all(|source| source.passages.is_empty()) {
+            print::note(format_args!("there is no text to search"));
+            return Err(NoHit.into());
+        }
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
         let corpora = sources.iter().map(|source| Corpus::new(source, &encoder, &options));
         let corpora = corpora.collect::<Result<Vec<Corpus>>>()?;
-        let model = match cache {
-            Cache::None => String::new(),
-            _ => self.model_key(folder.as_deref(), &options)?,
+        let model = match self.no_cache {
+            true => String::new(),
+            false => self.model_key(folder.as_deref(), &options)?,
         };
+        let key = format!("{model} {:?}", self.walk);
         let mut searched = Vec::new();
         for (source, corpus) in sources.iter().zip(&corpora) {
-            let mut index = Index::new(&corpus.windows, encoder.embedding_size(), model.as_str())?;
-            cache.fill(&mut index, source, &model, &encoder, &options, self.save_every)?;
-            searched.push(Searched { source, corpus, index });
+            let index = Index::new(&corpus.windows, encoder.embedding_size(), model.as_str())?;
+            let cache = if self.no_cache { None } else { cache::file(source, &key) };
+            searched.push(Searched { source, corpus, index, cache });
         }
-        self.answer(&encoder, &searched)
+        cache::fill(&mut searched, &encoder, &options)?;
+        self.answer(&encoder, &searched, query_file)
     }
 }
 
 impl Search {
-    /// What is searched.
-    fn paths(&self) -> Result<Vec<PathBuf>> {
-        let stdin = self.file.is_empty() || self.file.iter().any(|path| path.as_os_str() == "-");
-        if stdin && self.queries.is_empty() {
-            return Err(
-                "no query: give one as an argument; standard input holds the lines unless there is a --file".into()
-            );
-        }
-        if stdin && std::io::stdin().is_terminal() {
-            return Err("no lines: give a file with --file, or pipe them into standard input".into());
-        }
-        if let [first, .., last] = &self.file[..]
-            && self.cache.is_some()
-        {
-            let reason = format!("{} and {} cannot share one --cache", first.display(), last.display());
-            return Err(reason.into());
+    /// Sorts queries and paths apart, and returns what is searched.
+    fn arguments(&mut self) -> Result<Vec<PathBuf>> {
+        let is_query = self.queries.is_empty() && self.query_file.is_none();
+        let mut given = self.query.take().into_iter().chain(std::mem::take(&mut self.paths));
+        if is_query {
+            let first = given.next();
+            if let Some(path) = first.as_ref().map(Path::new).filter(|path| path.exists()) {
+                let name = path.display();
+                return Err(format!("{name} exists, and the query comes first; if it is the query: -e {name}").into());
+            }
+            let query = first.or_else(|| (!self.after_dashes.is_empty()).then(|| self.after_dashes.remove(0)));
+            let query = query.ok_or("no query: expected QUERY [PATH]…, -e QUERY, or -f - for a prompt")?;
+            self.queries.push(query.into_string().map_err(|_| "the query is not UTF-8")?);
         }
         if self.queries.iter().any(|query| query.trim().is_empty()) {
             return Err("a query is blank: expected some words".into());
         }
-        for (i, path) in self.file.iter().enumerate() {
-            if self.file[..i].contains(path) {
-                return Err(about(path, &"is given twice").into());
-            }
+        let mut paths: Vec<PathBuf> = given.chain(std::mem::take(&mut self.after_dashes)).map(PathBuf::from).collect();
+        let is_stdin = |path: &PathBuf| path.as_os_str() == "-";
+        let has_queries = self.query_file.as_ref().is_some_and(is_stdin);
+        if paths.is_empty() {
+            paths.push(PathBuf::from(if !has_queries && stdin_has_text() { "-" } else { "." }));
         }
-        Ok(if self.file.is_empty() { vec![PathBuf::from("-")] } else { self.file.clone() })
+        match has_queries && paths.iter().any(is_stdin) {
+            true => Err("-: standard input cannot hold both the queries and what is searched".into()),
+            false => Ok(paths),
+        }
     }
 
     /// Everything that the vectors depend on beside the texts.
@@ -148,38 +176,51 @@ impl Search {
     }
 
     /// Prints the hits of each query.
-    fn answer(&self, encoder: &SentenceEncoder, searched: &[Searched]) -> Result<()> {
-        let interactive = self.queries.is_empty() && std::io::stdin().is_terminal();
+    fn answer(&self, encoder: &SentenceEncoder, searched: &[Searched], query_file: Option<Lines>) -> Result<()> {
+        let is_stdin = self.query_file.as_ref().is_some_and(|path| path.as_os_str() == "-");
+        let interactive = is_stdin && std::io::stdin().is_terminal();
+        let (form, fold) = match (self.json, self.files_with_matches, self.no_fold) {
+            (_, true, _) => (Form::Files, Fold::File),
+            (json, _, no_fold) => {
+                (if json { Form::Json } else { Form::Text }, if no_fold { Fold::None } else { Fold::NearEqual })
+            }
+        };
         let show = Show {
-            json: self.json,
+            form,
             context: self.context,
+            max_columns: if self.max_columns == 0 { usize::MAX } else { self.max_columns },
             // A single query, or queries typed on a terminal, need not be repeated above their hits.
-            titled: self.queries.len() != 1 && !interactive,
-            named: searched.len() > 1 || searched.iter().any(|searched| searched.source.is_folder),
+            titled: !interactive && (self.queries.len() > 1 || self.query_file.is_some()),
+            named: searched.len() > 1 || searched.iter().any(|searched| searched.source.path.is_dir()),
+            styles: Styles::new(self.color),
         };
-        let wanted = Wanted { top_k: self.top_k as usize, min_score: self.min_score, fold: !self.no_fold };
-        let answer = |query: &str| {
-            let vector = self.vector(encoder, query)?;
-            show.print(query, &hits(searched, &vector, wanted)?)
-        };
-        if !self.queries.is_empty() {
-            return self.queries.iter().try_for_each(|query| answer(query));
-        }
-        let prompt = |text: &str| {
-            if interactive {
-                let _ = write!(std::io::stderr(), "{text}");
+        let wanted = Wanted { top_k: self.top_k as usize, min_score: self.min_score, fold };
+        let (mut found, mut files) = (false, HashSet::new());
+        let mut answer = |query: &str| -> Result<()> {
+            let mut hits = hits(searched, &self.vector(encoder, query)?, wanted)?;
+            found |= !hits.is_empty();
+            if hits.is_empty() {
+                print::note(format_args!("nothing is near enough to `{}`", print::one_line(query, 200)));
             }
+            // A file is named once for all queries.
+            hits.retain(|hit| form != Form::Files || files.insert(hit.place.file()));
+            show.print(query, &hits)
         };
-        prompt("query> ");
-        for query in std::io::stdin().lock().lines() {
-            let query = query.map_err(|e| format!("standard input: {e}"))?;
-            if !query.trim().is_empty() {
-                answer(query.trim())?;
-            }
+        self.queries.iter().try_for_each(|query| answer(query))?;
+        if let Some(queries) = query_file {
+            let prompt = |text: &str| {
+                if interactive {
+                    let _ = write!(std::io::stderr(), "{text}");
+                }
+            };
             prompt("query> ");
+            for query in queries {
+                answer(query?.trim())?;
+                prompt("query> ");
+            }
+            prompt("\n");
         }
-        prompt("\n");
-        Ok(())
+        if found { Ok(()) } else { Err(NoHit.into()) }
     }
 
     fn vector(&self, encoder: &SentenceEncoder, query: &str) -> Result<Vec<f32>> {
@@ -188,4 +229,16 @@ impl Search {
         let vector = encoder.encode(&[query], &options.with_on_truncated(&on_truncated))?;
         Ok(vector.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.get(0)?.to_vec1()?)
     }
+}
+
+/// Whether standard input is a file or a pipe; `/dev/null`, as for background jobs, is neither.
+fn stdin_has_text() -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        let kind = std::fs::metadata("/dev/stdin").map(|metadata| metadata.file_type());
+        kind.is_ok_and(|kind| kind.is_file() || kind.is_fifo() || kind.is_socket())
+    }
+    #[cfg(not(unix))]
+    !std::io::stdin().is_terminal()
 }

@@ -2,25 +2,67 @@
 
 use std::io::Write;
 
-use super::super::shared::print::one_line;
-use super::super::shared::{Result, print};
-use super::hits::Hit;
-use super::sources::{Place, Source};
+use clap::builder::styling::{AnsiColor, Style};
 
-/// The columns of a line that are shown.
-const WIDTH: usize = 200;
-/// The columns of a window of a long line that are shown: all of it for most models.
-const WINDOW_WIDTH: usize = 1000;
+use super::super::shared::Result;
+use super::super::shared::print::{self, one_line, plain};
+use super::hits::{Hit, Place};
 
 /// How hits are printed.
 pub struct Show {
-    pub json: bool,
+    pub form: Form,
     /// Lines before and after a hit.
     pub context: usize,
+    /// The columns of a passage that are shown.
+    pub max_columns: usize,
     /// Whether the query stands above its hits.
     pub titled: bool,
     /// Whether the name of a hit's file stands before its line number.
     pub named: bool,
+    pub styles: Styles,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Form {
+    Text,
+    Json,
+    /// The names of the files alone.
+    Files,
+}
+
+/// The colors of the parts of a hit.
+#[derive(Default)]
+pub struct Styles {
+    query: Style,
+    score: Style,
+    file: Style,
+    lines: Style,
+    window: Style,
+    context: Style,
+}
+
+impl Styles {
+    /// For standard output: with colors where the user wants them, by the option and by what the environment says
+    /// (`NO_COLOR`, `CLICOLOR_FORCE`, `TERM`).
+    pub fn new(color: clap::ColorChoice) -> Self {
+        let choice = match color {
+            clap::ColorChoice::Auto => anstream::ColorChoice::Auto,
+            clap::ColorChoice::Always => anstream::ColorChoice::Always,
+            clap::ColorChoice::Never => anstream::ColorChoice::Never,
+        };
+        // It also has a console of Windows understand colors.
+        if anstream::AutoStream::new(std::io::stdout(), choice).current_choice() == anstream::ColorChoice::Never {
+            return Self::default();
+        }
+        Self {
+            query: Style::new().bold(),
+            score: AnsiColor::Cyan.on_default(),
+            file: AnsiColor::Magenta.on_default(),
+            lines: AnsiColor::Green.on_default(),
+            window: Style::new().bold(),
+            context: Style::new().dimmed(),
+        }
+    }
 }
 
 #[derive(serde::Serialize)]
@@ -29,7 +71,7 @@ struct JsonHit<'a> {
     rank: usize,
     score: f32,
     file: String,
-    lines: Vec<usize>,
+    lines: (usize, usize),
     text: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<&'a str>,
@@ -48,100 +90,110 @@ struct JsonLine<'a> {
 #[derive(serde::Serialize)]
 struct JsonPlace {
     file: String,
-    line: usize,
+    lines: (usize, usize),
 }
 
 impl Show {
     /// Prints the hits of a query.
     pub fn print(&self, query: &str, hits: &[Hit]) -> Result<()> {
         let mut out = print::stdout();
-        if !self.json && self.titled {
-            writeln!(out, "{}", one_line(query, WIDTH))?;
+        let Styles { query: style, .. } = self.styles;
+        if self.form == Form::Text && self.titled {
+            writeln!(out, "{style}{}{style:#}", one_line(query, self.max_columns))?;
         }
-        for (rank, hit) in (1..).zip(hits) {
-            if self.json {
-                print::json(&mut out, &self.json_hit(query, rank, hit))?;
-                continue;
+        // One below the other, where there are line numbers only.
+        let lines: Vec<String> = hits.iter().map(|hit| lines(hit.place)).collect();
+        let width = if self.named { 0 } else { lines.iter().map(String::len).max().unwrap_or(0) };
+        for ((rank, hit), lines) in (1..).zip(hits).zip(lines) {
+            match self.form {
+                Form::Json => print::json(&mut out, &self.json_hit(query, rank, hit))?,
+                Form::Files => writeln!(out, "{0}{1}{0:#}", self.styles.file, file(hit.place))?,
+                Form::Text => {
+                    let between = if self.context > 0 && rank > 1 { "--\n" } else { "" };
+                    write!(out, "{between}")?;
+                    self.print_hit(&mut out, hit, &format!("{lines:>width$}"))?;
+                }
             }
-            if self.context > 0 && rank > 1 {
-                writeln!(out, "--")?;
-            }
-            self.print_hit(&mut out, hit)?;
         }
-        out.flush()?;
-        if hits.is_empty() {
-            print::note(format_args!("no line is near enough to `{}`", one_line(query, WIDTH)));
+        Ok(out.flush()?)
+    }
+
+    fn print_hit(&self, out: &mut impl Write, hit: &Hit, lines: &str) -> Result<()> {
+        let Styles { score, file: name, lines: number, context: style, .. } = self.styles;
+        let shown = |(number, line): &(usize, &str)| {
+            let width = lines.len();
+            format!("       {style}{number:>width$}- {}{style:#}\n", one_line(line, self.max_columns))
+        };
+        let (context, (first, last)) = (self.context(hit), hit.place.passage.lines);
+        let before: String = context.iter().filter(|(number, _)| *number < first).map(shown).collect();
+        let after: String = context.iter().filter(|(number, _)| *number > last).map(shown).collect();
+        write!(out, "{before}")?;
+        write!(out, "{score}{:>6.3}{score:#} ", hit.score)?;
+        if self.named {
+            write!(out, "{name}{}{name:#}:", file(hit.place))?;
         }
+        write!(out, "{number}{lines}{number:#}  {}{}\n{after}", self.shown(hit), others(hit))?;
         Ok(())
     }
 
-    fn print_hit(&self, out: &mut impl Write, hit: &Hit) -> Result<()> {
-        let place = hit.places[0];
-        let context = context(hit.source, place, self.context);
-        for (number, line) in context.iter().filter(|(number, _)| *number < place.number) {
-            writeln!(out, "       {:>6}- {}", number, one_line(line, WIDTH))?;
-        }
-        let at = match self.named {
-            true => format!("{}:{}", file(hit.source, place), place.number),
-            false => format!("{:>6}", place.number),
+    /// A passage with its best window set off; of a passage of more than the columns that are shown, this window.
+    fn shown(&self, hit: &Hit) -> String {
+        let (text, style) = (&hit.place.passage.text, self.styles.window);
+        let Some((before, after)) = text.split_once(hit.window).filter(|_| hit.window != text) else {
+            return one_line(text, self.max_columns);
         };
-        writeln!(out, "{:>6.3} {at}  {}{}", hit.score, shown(hit), others(hit))?;
-        for (number, line) in context.iter().filter(|(number, _)| *number > place.number) {
-            writeln!(out, "       {:>6}- {}", number, one_line(line, WIDTH))?;
+        if console::measure_text_width(&plain(text)) <= self.max_columns {
+            return format!("{}{style}{}{style:#}{}", plain(before), plain(hit.window), plain(after));
         }
-        Ok(())
+        let start = if before.is_empty() { "" } else { "… " };
+        let window = one_line(hit.window, self.max_columns);
+        let end = if after.is_empty() || window.ends_with('…') { "" } else { " …" };
+        format!("{start}{window}{end}")
     }
 
     fn json_hit<'a>(&self, query: &'a str, rank: usize, hit: &'a Hit) -> JsonHit<'a> {
-        let place = hit.places[0];
-        let in_file = hit.places.iter().filter(|other| other.document == place.document);
-        let elsewhere = hit.places.iter().filter(|other| other.document != place.document);
-        let similar = elsewhere.map(|place| (hit.source, *place)).chain(hit.similar.iter().copied());
-        let context = context(hit.source, place, self.context).into_iter();
+        let similar = |place: &Place| JsonPlace { file: file(*place), lines: place.passage.lines };
+        let text = hit.place.passage.text.as_str();
         JsonHit {
             query,
             rank,
             score: hit.score,
-            file: file(hit.source, place),
-            lines: in_file.map(|place| place.number).collect(),
-            text: hit.text,
-            window: (hit.window.len() < hit.text.len()).then_some(hit.window),
-            context: context.map(|(line, text)| JsonLine { line, text }).collect(),
-            similar: similar.map(|(of, place)| JsonPlace { file: file(of, place), line: place.number }).collect(),
+            file: file(hit.place),
+            lines: hit.place.passage.lines,
+            text,
+            window: (hit.window != text).then_some(hit.window),
+            context: self.context(hit).into_iter().map(|(line, text)| JsonLine { line, text }).collect(),
+            similar: hit.similar.iter().map(similar).collect(),
         }
     }
-}
 
-/// The part of a line that was found, with an ellipsis where it goes on.
-fn shown(hit: &Hit) -> String {
-    if hit.window.len() == hit.text.len() {
-        return one_line(hit.text, WIDTH);
+    /// The lines of a hit and those around it, with their numbers.
+    fn context<'a>(&self, hit: &Hit<'a>) -> Vec<(usize, &'a str)> {
+        if self.context == 0 {
+            return Vec::new();
+        }
+        let (document, (first, last)) = (hit.place.passage.document, hit.place.passage.lines);
+        let first = first.saturating_sub(self.context).max(1);
+        let lines = (1..).zip(hit.place.source.documents[document].text.lines());
+        lines.skip(first - 1).take_while(|(number, _)| *number <= last.saturating_add(self.context)).collect()
     }
-    let start = if hit.text.starts_with(hit.window) { "" } else { "… " };
-    let end = if hit.text.ends_with(hit.window) { "" } else { " …" };
-    format!("{start}{}{end}", one_line(hit.window, WINDOW_WIDTH))
 }
 
-/// How many other lines say the same, and nearly the same.
+/// How many other passages say nearly the same.
 fn others(hit: &Hit) -> String {
-    match (hit.places.len() - 1, hit.similar.len()) {
-        (0, 0) => String::new(),
-        (equal, 0) => format!(" (and {equal} more)"),
-        (0, similar) => format!(" (and {similar} similar)"),
-        (equal, similar) => format!(" (and {equal} more, {similar} similar)"),
+    match hit.similar.len() {
+        0 => String::new(),
+        similar => format!(" (and {similar} similar)"),
     }
 }
 
-fn file(source: &Source, place: Place) -> String {
-    print::plain(source.documents[place.document].path.display())
+fn lines(place: Place) -> String {
+    match place.passage.lines {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    }
 }
 
-/// The lines around a place, with their numbers.
-fn context(source: &Source, place: Place, count: usize) -> Vec<(usize, &str)> {
-    if count == 0 {
-        return Vec::new();
-    }
-    let first = place.number.saturating_sub(count).max(1);
-    let lines = (1..).zip(source.documents[place.document].text.lines());
-    lines.skip(first - 1).take_while(|(number, _)| *number <= place.number.saturating_add(count)).collect()
+fn file(place: Place) -> String {
+    plain(place.file().display())
 }

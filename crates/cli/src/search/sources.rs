@@ -1,19 +1,47 @@
-//! What is searched: the lines of files, of all text files in a folder, or of standard input.
+//! What is searched: files, the text files of folders, or standard input.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use ignore::WalkBuilder;
+use ignore::overrides::OverrideBuilder;
+use ignore::types::TypesBuilder;
 use rayon::prelude::*;
-use walkdir::{DirEntry, WalkDir};
 
-use super::super::shared::{Result, about, bar, print, read};
+use super::super::shared::{Result, bar, print, read};
+use super::passages::{By, Passage, passages};
+
+/// The options for what of a folder is searched.
+#[derive(clap::Args, Debug)]
+pub struct Walk {
+    /// Of folders, search only the files that match, or with `!` in front those that do not, as `-g '*.md'`; may be
+    /// given several times
+    #[arg(short, long, value_name = "GLOB")]
+    glob: Vec<String>,
+    /// Of folders, search only files of this type, by ripgrep's names of types, as `-t md`; may be given several times
+    #[arg(short = 't', long = "type", value_name = "TYPE")]
+    types: Vec<String>,
+    /// Of folders, also search hidden files
+    #[arg(short = '.', long)]
+    hidden: bool,
+    /// Of folders, also search what .gitignore and .ignore name
+    #[arg(long)]
+    no_ignore: bool,
+    /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org and .tex, and in .txt, names
+    /// without an extension and standard input if most of their lines are wrapped; a line elsewhere]
+    #[arg(long, value_enum)]
+    by: Option<By>,
+}
 
 /// A file, a folder or standard input, as the user named it.
 pub struct Source {
     pub path: PathBuf,
-    pub is_folder: bool,
     pub documents: Vec<Document>,
+    pub passages: Vec<Passage>,
 }
 
 /// A text file.
@@ -22,91 +50,113 @@ pub struct Document {
     pub text: String,
 }
 
-impl Source {
-    pub fn read(path: &Path) -> Result<Self> {
-        let is_folder = path.is_dir();
-        let documents = match is_folder {
-            true => folder(path)?,
-            false => vec![Document { path: path.to_path_buf(), text: read::text(path)? }],
+impl Walk {
+    /// Reads what is searched. A file that two paths lead to is in the first one only.
+    pub fn read(&self, paths: &[PathBuf]) -> Result<Vec<Source>> {
+        let (mut known, mut skipped, mut sources) = (HashSet::new(), Vec::new(), Vec::new());
+        for path in paths {
+            let mut source = Source { path: path.clone(), documents: Vec::new(), passages: Vec::new() };
+            for path in if path.is_dir() { self.files(path)? } else { vec![path.clone()] } {
+                if !known.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+                    continue;
+                }
+                // The rest of a file that is not text need not be read; a pipe can be read only once.
+                let text = if is_binary(&path) { None } else { String::from_utf8(read::bytes(&path)?).ok() };
+                match text.filter(|text| !text.contains('\0')) {
+                    Some(text) => {
+                        let of = source.documents.len();
+                        source.passages.extend(passages(of, &path, &text, self.by));
+                        source.documents.push(Document { path, text });
+                    }
+                    None if is_index(&path) => {}
+                    None => skipped.push(path),
+                }
+            }
+            sources.push(source);
+        }
+        let files = match &skipped[..] {
+            [] => return Ok(sources),
+            [one] => one.display().to_string(),
+            more => print::count(more.len(), "file"),
         };
-        if documents.iter().all(|document| document.text.trim().is_empty()) {
-            return Err(about(path, &"no line to search").into());
+        if sources.iter().all(|source| source.documents.is_empty()) {
+            return Err(format!("{files}: not text in UTF-8, and there is nothing else to search").into());
         }
-        Ok(Self { path: path.to_path_buf(), is_folder, documents })
+        print::note(format_args!("skipped {files}: not text in UTF-8"));
+        Ok(sources)
+    }
+
+    /// The files in a folder and the folders in it, in the order of their names.
+    fn files(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let (mut globs, mut types) = (OverrideBuilder::new("."), TypesBuilder::new());
+        for glob in &self.glob {
+            globs.add(glob).map_err(|e| format!("--glob {glob}: {e}"))?;
+        }
+        types.add_defaults();
+        for name in &self.types {
+            types.select(name);
+        }
+        let types = types.build().map_err(|e| format!("--type: {e}"))?;
+        let mut walk = WalkBuilder::new(folder);
+        walk.standard_filters(!self.no_ignore).hidden(!self.hidden).types(types).overrides(globs.build()?);
+        let mut files = Vec::new();
+        for entry in walk.sort_by_file_name(Ord::cmp).build() {
+            match entry {
+                Ok(entry) if entry.file_type().is_some_and(|kind| kind.is_file()) => {
+                    files.push(entry.path().strip_prefix(".").unwrap_or(entry.path()).to_path_buf());
+                }
+                Ok(_) => {}
+                Err(error) => print::note(format_args!("{error}")),
+            }
+        }
+        Ok(files)
     }
 }
 
-/// The text files in a folder and the folders in it, in the order of their names, without hidden ones.
-fn folder(path: &Path) -> Result<Vec<Document>> {
-    let hidden = |entry: &DirEntry| entry.depth() > 0 && entry.file_name().to_string_lossy().starts_with('.');
-    let (mut documents, mut skipped) = (Vec::new(), 0);
-    for entry in WalkDir::new(path).sort_by_file_name().into_iter().filter_entry(|entry| !hidden(entry)) {
-        let entry = entry.map_err(|e| about(path, &e))?;
-        if !entry.file_type().is_file() {
-            continue;
-        }
-        // A file that is no text is no mistake among others.
-        match read::text(entry.path()) {
-            Ok(text) if !text.contains('\0') => documents.push(Document { path: entry.into_path(), text }),
-            _ => skipped += 1,
-        }
-    }
-    if skipped > 0 {
-        let files = print::count(skipped, "file");
-        print::note(format_args!("{}: skipped {files} without text in UTF-8", path.display()));
-    }
-    Ok(documents)
+/// The bytes at the start of a file in which a zero says that it is not a text.
+const START: u64 = 8192;
+
+fn is_binary(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+    is_file && File::open(path).is_ok_and(|file| file.take(START).read_to_end(&mut start).is_ok()) && start.contains(&0)
 }
 
-/// Where a line is.
-#[derive(Clone, Copy)]
-pub struct Place {
-    pub document: usize,
-    /// From 1.
-    pub number: usize,
+/// Whether a file that is not text is one of saved embeddings, which earlier versions kept beside what they searched.
+fn is_index(path: &Path) -> bool {
+    Index::check_writable(path).is_ok()
 }
 
-/// The distinct lines of a source, and the windows of them that are embedded.
+/// The distinct passages of a source, and the windows of them that are embedded.
 pub struct Corpus<'a> {
-    pub lines: Vec<(&'a str, Vec<Place>)>,
-    /// Parts of lines that fit into the model; of a short line, all of it.
+    /// Each distinct text, with its passages.
+    pub texts: Vec<(&'a str, Vec<&'a Passage>)>,
+    /// Parts of texts that fit into the model; of a short text, all of it.
     pub windows: Vec<&'a str>,
-    /// The line of each window.
-    pub line_of: Vec<usize>,
+    /// The text of each window.
+    pub text_of: Vec<usize>,
 }
 
 impl<'a> Corpus<'a> {
     pub fn new(source: &'a Source, encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<Self> {
-        let lines = distinct_lines(&source.documents);
-        let bar = bar::bar(lines.len(), "splitting", "lines")?;
-        let windows_of = |&(line, _): &(&'a str, _)| {
-            let windows = encoder.windows(line, options)?;
+        let (mut texts, mut known) = (Vec::new(), HashMap::new());
+        for passage in &source.passages {
+            let index = *known.entry(passage.text.as_str()).or_insert(texts.len());
+            if index == texts.len() {
+                texts.push((passage.text.as_str(), Vec::new()));
+            }
+            texts[index].1.push(passage);
+        }
+        let bar = bar::bar(texts.len(), "reading", "passages")?;
+        let windows_of = |&(text, _): &(&'a str, _)| {
+            let windows = encoder.windows(text, options)?;
             bar.inc(1);
-            Ok(windows.into_iter().map(|range| &line[range]).filter(|window| !window.is_empty()).collect())
+            Ok(windows.into_iter().map(|range| &text[range]).filter(|window| !window.is_empty()).collect())
         };
         let split: Vec<Vec<&str>> =
-            lines.par_iter().map(windows_of).collect::<candle_attention::Result<Vec<Vec<&str>>>>()?;
+            texts.par_iter().map(windows_of).collect::<candle_attention::Result<Vec<Vec<&str>>>>()?;
         bar.finish_and_clear();
-        let line_of = split.iter().enumerate().flat_map(|(line, windows)| windows.iter().map(move |_| line)).collect();
-        Ok(Self { lines, windows: split.concat(), line_of })
+        let text_of = split.iter().enumerate().flat_map(|(text, windows)| windows.iter().map(move |_| text)).collect();
+        Ok(Self { texts, windows: split.concat(), text_of })
     }
-}
-
-/// Each distinct line that is not blank, without the spaces around it, with its places.
-fn distinct_lines(documents: &[Document]) -> Vec<(&str, Vec<Place>)> {
-    let (mut lines, mut known) = (Vec::new(), HashMap::new());
-    for (document, Document { text, .. }) in documents.iter().enumerate() {
-        for (number, line) in (1..).zip(text.lines()) {
-            let line = line.trim();
-            if line.is_empty() {
-                continue;
-            }
-            let index = *known.entry(line).or_insert_with(|| {
-                lines.push((line, Vec::new()));
-                lines.len() - 1
-            });
-            lines[index].1.push(Place { document, number });
-        }
-    }
-    lines
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, default_dtype};
 use candle_core::Device;
-use indicatif::ProgressBar;
 
 use super::model::{Batches, FOLDER_OR_ID, check_weights, locate, note_truncated, or_hub_id};
 use super::{Result, bar, count_cut, device};
@@ -62,7 +61,7 @@ impl<M> Opened<'_, M> {
         run: impl FnOnce(&M, &EncodeOptions) -> candle_attention::Result<R>,
     ) -> Result<R> {
         let options = self.batches.options(None);
-        let bar = if count > options.batch_size { bar::bar(count, "reading", "texts")? } else { ProgressBar::hidden() };
+        let bar = bar::bar(count, "reading", "texts")?;
         let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
         let cut = AtomicUsize::new(0);
         let on_truncated = count_cut(&cut);

@@ -1,5 +1,5 @@
 //! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
-//! charts.
+//! charts, interrupts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod device;
 #[cfg(feature = "program")]
 pub mod head_model;
+pub mod interrupt;
 pub mod model;
 pub mod output;
 #[cfg(feature = "program")]

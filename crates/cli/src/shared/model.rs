@@ -145,9 +145,10 @@ fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
 pub fn weight_bytes(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     // Deeper than a module there are copies of the model in other formats.
-    for entry in walkdir::WalkDir::new(folder).max_depth(2).follow_links(true).into_iter().filter_map(|e| e.ok()) {
+    let walk = ignore::WalkBuilder::new(folder).standard_filters(false).max_depth(Some(2)).follow_links(true).build();
+    for entry in walk.filter_map(|e| e.ok()) {
         let is_weights = |extension: &std::ffi::OsStr| extension == "safetensors" || extension == "gguf";
-        if entry.file_type().is_file() && entry.path().extension().is_some_and(is_weights) {
+        if entry.path().is_file() && entry.path().extension().is_some_and(is_weights) {
             bytes += entry.metadata()?.len();
         }
     }

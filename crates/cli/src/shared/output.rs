@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use candle_attention::io::{write_file, write_tensors};
 use candle_core::Tensor;
 
-use super::{Result, about, print};
+use super::{Result, about, interrupt, print};
 
 /// What is written, and so what may be replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl Output {
     /// Writes bytes: a file atomically, a stream as they are.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         match &self.target {
-            Target::File(target) => Ok(write_file(target, bytes)?),
+            Target::File(target) => Ok(interrupt::finish(|| write_file(target, bytes))?),
             Target::Stdout => {
                 let mut out = print::stdout();
                 out.write_all(bytes)?;
@@ -147,11 +147,11 @@ impl Output {
     /// Writes tensors with the `format` of this output in the metadata.
     pub fn write_tensors(&self, tensors: HashMap<String, Tensor>) -> Result<()> {
         let Kind::Tensors(format) = self.kind else {
-            return Err(about(&self.path, &"is no output of tensors").into());
+            return Err(about(&self.path, &"is not an output for tensors").into());
         };
         let metadata = HashMap::from([("format".to_string(), format.to_string())]);
         match &self.target {
-            Target::File(target) => Ok(write_tensors(target, tensors, metadata)?),
+            Target::File(target) => Ok(interrupt::finish(|| write_tensors(target, tensors, metadata))?),
             _ => self.write(&safetensors::serialize(tensors, Some(metadata)).map_err(|e| about(&self.path, &e))?),
         }
     }

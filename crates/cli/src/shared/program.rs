@@ -20,6 +20,11 @@ pub const INTERRUPTED: u8 = 130;
 #[error("{0}")]
 pub struct Interrupted(pub String);
 
+/// The end of a search that found nothing: exit code 1 and no further line, as of grep.
+#[derive(Debug, thiserror::Error)]
+#[error("no hit")]
+pub struct NoHit;
+
 /// Parses the arguments of a program that has one command, and runs it.
 pub fn main<C: Command + clap::Parser>() -> ExitCode {
     run(|| match C::try_parse() {
@@ -37,6 +42,7 @@ pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
     match main().and_then(|()| Ok(flush()?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<NoHit>() => ExitCode::FAILURE,
         Err(error) => {
             print::to_stderr(format_args!("error: {}", error.to_string().lines().next().unwrap_or("unknown")));
             ExitCode::from(if error.is::<Interrupted>() { INTERRUPTED } else { 2 })

@@ -8,8 +8,8 @@ use super::{Result, about};
 /// The longest text that is read, in bytes: 4 GiB. A device such as `/dev/zero` never ends.
 const MAX_TEXT_BYTES: u64 = 1 << 32;
 
-/// Reads a text file or a pipe, or standard input where the path is `-`, without a byte order mark.
-pub fn text(path: &Path) -> Result<String> {
+/// Reads a file or a pipe, or standard input where the path is `-`, without a byte order mark.
+pub fn bytes(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = if path.as_os_str() == "-" {
         std::io::stdin().lock().take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)
@@ -22,7 +22,12 @@ pub fn text(path: &Path) -> Result<String> {
     if bytes.starts_with("\u{feff}".as_bytes()) {
         bytes.drain(..3);
     }
-    String::from_utf8(bytes).map_err(|e| {
+    Ok(bytes)
+}
+
+/// Reads a text, as [`bytes`].
+pub fn text(path: &Path) -> Result<String> {
+    String::from_utf8(bytes(path)?).map_err(|e| {
         let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
         about(path, &format!("line {line} is not UTF-8")).into()

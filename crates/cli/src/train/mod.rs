@@ -1,6 +1,5 @@
 //! Trains a small text encoder from scratch, writes it in the layout of Hugging Face, and measures it.
 
-mod interrupt;
 mod measure;
 mod places;
 mod progress;
@@ -14,7 +13,6 @@ use candle_attention::ComputeType;
 use candle_attention_text::train::{StudentKind, Teacher, TrainConfig, Trainer, read_texts};
 use candle_core::DType;
 use clap::Parser;
-use interrupt::Interrupt;
 use measure::HeldBack;
 use progress::Progress;
 use record::Record;
@@ -22,7 +20,7 @@ use session::Session;
 
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
-use super::shared::{Result, about, device, model, print};
+use super::shared::{Result, about, device, interrupt, model, print};
 
 /// Train a small text encoder from scratch.
 ///
@@ -202,7 +200,7 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
     Trainer::check(&config, &texts, teacher.as_ref(), &run_folder, output)?;
 
     let run = places::RunFolder::lock(&run_folder)?;
-    let interrupt = Interrupt::new(&run_folder)?;
+    interrupt::set_outcome(&format!("the same command goes on with what {} holds", run_folder.display()));
     let every = Duration::from_secs(arguments.progress_seconds);
     let progress = Progress::of_texts(texts.len(), every)?;
     let on_progress = |done: usize, _: usize| progress.at(done, "");
@@ -219,7 +217,6 @@ fn train(arguments: &Train, text: &Path, teacher_folder: Option<&Path>) -> Resul
         run: run.path(),
         plot: plot.as_ref(),
         held_back: held_back.as_ref(),
-        interrupt: &interrupt,
         save_every: arguments.save_every,
         save_seconds: Duration::from_secs(arguments.save_seconds),
         progress_seconds: every,

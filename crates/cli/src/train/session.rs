@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use candle_attention_text::train::{Agreement, Step, Trainer};
 
-use super::super::shared::Result;
 use super::super::shared::output::Output;
 use super::super::shared::program::Interrupted;
-use super::interrupt::Interrupt;
+use super::super::shared::{Result, interrupt};
 use super::measure::HeldBack;
 use super::progress::Progress;
 use super::record::Record;
@@ -19,7 +18,6 @@ pub struct Session<'a> {
     pub run: &'a Path,
     pub plot: Option<&'a Output>,
     pub held_back: Option<&'a HeldBack>,
-    pub interrupt: &'a Interrupt,
     /// Steps between two measurements.
     pub save_every: u64,
     /// Time between two saves, at most.
@@ -35,7 +33,7 @@ impl Session<'_> {
         let progress = Progress::of_steps(trainer.steps_done(), steps, self.progress_seconds)?;
         let mut record = Record::open(self.run, trainer.steps_done(), steps)?;
         let (start, mut saved) = (Instant::now(), Instant::now());
-        self.interrupt.start_training();
+        interrupt::hold(true);
         while let Some(step) = trainer.step()? {
             let number = step.number;
             record.add(number, step.loss);
@@ -44,12 +42,12 @@ impl Session<'_> {
             if number.is_multiple_of(self.save_every as usize) || number == steps {
                 let line = self.measure(trainer, &step, &mut record)?;
                 progress.print(format_args!("{line} ({} s)", start.elapsed().as_secs()));
-            } else if !self.interrupt.asked() && saved.elapsed() < self.save_seconds {
+            } else if !interrupt::asked() && saved.elapsed() < self.save_seconds {
                 continue;
             }
             self.save(trainer, &mut record)?;
             saved = Instant::now();
-            if self.interrupt.asked() && number < steps {
+            if interrupt::asked() && number < steps {
                 progress.finish();
                 let run = self.run.display();
                 let line =
@@ -57,7 +55,7 @@ impl Session<'_> {
                 return Err(Interrupted(line).into());
             }
         }
-        self.interrupt.end_training();
+        interrupt::hold(false);
         progress.finish();
         match self.plot {
             Some(plot) => record.draw(plot),

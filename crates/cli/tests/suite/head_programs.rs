@@ -93,7 +93,7 @@ fn rerank_sorts_documents() {
     let two = folder(2, json!({}));
     let said = two.path().display().to_string();
     fails(&mut run("rerank", two.path(), &["a", "b"]), &said);
-    fails(&mut run("rerank", &fixture("tiny-bert"), &["a", "b"]), "this is no sequence classifier");
+    fails(&mut run("rerank", &fixture("tiny-bert"), &["a", "b"]), "this is not a sequence classifier");
 }
 
 #[test]

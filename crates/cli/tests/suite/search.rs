@@ -1,216 +1,384 @@
-//! The example `search`.
+//! The command `search`.
 
-use std::collections::HashSet;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
+use serde_json::{Value, json};
 
 use crate::common::fixture;
-use crate::models::lines;
-use crate::models::tiny;
+use crate::models::{lines, tiny};
 use crate::programs::{fails, program, succeeds};
-
-/// A file of lines in a temporary folder.
-struct Notes(tempfile::TempDir);
-
-impl Notes {
-    fn new(text: impl AsRef<[u8]>) -> Self {
-        let notes = Self(tempfile::tempdir().unwrap());
-        std::fs::write(notes.file(), text).unwrap();
-        notes
-    }
-
-    fn file(&self) -> PathBuf {
-        self.0.path().join("notes.txt")
-    }
-
-    /// The files with saved embeddings beside the file, one for each model.
-    fn caches(&self) -> Vec<PathBuf> {
-        let files = std::fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().path());
-        let mut caches: Vec<PathBuf> =
-            files.filter(|path| path.to_str().unwrap().contains("notes.txt.search-")).collect();
-        caches.sort();
-        caches
-    }
-
-    /// The only file with saved embeddings.
-    fn cache(&self) -> PathBuf {
-        let caches = self.caches();
-        assert_eq!(caches.len(), 1, "{caches:?}");
-        caches[0].clone()
-    }
-
-    fn search(&self, arguments: &[&str]) -> Command {
-        let mut command = on(&fixture("tiny-bert"), arguments);
-        command.arg("--file").arg(self.file());
-        command
-    }
-
-    /// Number of vectors in the cache file, which must be complete.
-    fn kept(&self) -> usize {
-        let checkpoint = Checkpoint::open(self.cache()).unwrap();
-        let text = std::fs::read_to_string(self.file()).unwrap();
-        let mut seen = HashSet::new();
-        let lines: Vec<&str> =
-            text.lines().map(str::trim).filter(|line| !line.is_empty() && seen.insert(*line)).collect();
-        let mut index = Index::new(&lines, 24, checkpoint.metadata()["model"].clone()).unwrap();
-        index.load_cached(self.cache()).unwrap()
-    }
-}
 
 /// The largest change of a score by rounding to f16.
 const ROUNDED: f64 = 1e-3;
 
-fn on(model: &Path, arguments: &[&str]) -> Command {
-    let mut command = program("search");
-    command.arg("--model").arg(model).args(arguments).stdin(Stdio::null());
-    command
+/// A folder to search, with a cache folder of its own.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        files.iter().for_each(|(name, text)| folder.write(name, text));
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join("folder").join(name)
+    }
+
+    fn write(&self, name: &str, text: impl AsRef<[u8]>) {
+        std::fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// A search in this folder with the embedded model.
+    fn search(&self, arguments: &[&str]) -> Command {
+        let mut command = program("search");
+        command.current_dir(self.path("")).args(arguments).stdin(Stdio::null());
+        // On macOS the cache folder is in the home folder.
+        command.env("XDG_CACHE_HOME", self.0.path().join("cache")).env("HOME", self.0.path().join("cache"));
+        command
+    }
+
+    /// The same with a tiny model.
+    fn tiny(&self, arguments: &[&str]) -> Command {
+        let mut command = self.search(arguments);
+        command.arg("--model").arg(fixture("tiny-bert"));
+        command
+    }
+
+    /// The hits of a search with `--json`.
+    #[track_caller]
+    fn hits(&self, arguments: &[&str]) -> Vec<Value> {
+        parsed(&succeeds(self.tiny(arguments).arg("--json")))
+    }
+
+    /// The files with saved embeddings.
+    fn caches(&self) -> Vec<PathBuf> {
+        let walk = ignore::Walk::new(self.0.path().join("cache")).filter_map(Result::ok);
+        let mut files: Vec<PathBuf> = walk.map(|entry| entry.into_path()).filter(|path| path.is_file()).collect();
+        files.sort();
+        files
+    }
 }
 
-/// Standard output and standard error of a run that succeeds.
+fn parsed(lines: &str) -> Vec<Value> {
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The exit code, standard output and standard error of a run with this standard input.
 #[track_caller]
-fn both(command: &mut Command, input: &str) -> (String, String) {
+fn run(command: &mut Command, input: &str) -> (i32, String, String) {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    assert!(output.status.success(), "{}", text(output.stderr));
-    (text(output.stdout), text(output.stderr))
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
+const NOTES: &str = "hello world\n\nthe cat sat\nhello\tworld!\nthe cat sat\na\u{1b}[2Jdog\n";
+
 #[test]
-fn search_prints_the_nearest_lines() {
-    let notes = Notes::new("hello world\n\nthe cat sat\nhello\tworld!\nthe cat sat\na\u{1b}[2Jdog\n");
-    let said = succeeds(&mut notes.search(&["the cat sat", "-k", "2"]));
+fn the_query_comes_first_and_then_paths() {
+    let folder = Folder::new(&[("notes.txt", NOTES), ("hello world", "a dog\n")]);
+    let said = succeeds(&mut folder.tiny(&["the cat sat", "notes.txt", "-k", "2"]));
     let found: Vec<&str> = said.lines().collect();
-    assert_eq!((found.len(), found[0]), (2, " 1.000      3  the cat sat (and 1 more)"));
-    // Control characters stay off the terminal; with several queries, each stands above its lines.
-    let said = succeeds(&mut notes.search(&["dog", "hello world"]));
-    assert!(!said.contains('\u{1b}') && said.starts_with("dog\n") && said.contains("\nhello world\n"), "{said}");
-    // `hello world` and `hello\tworld!` are one hit.
-    assert_eq!(said.lines().count(), 2 + 2 * 3);
-    assert!(said.contains("hello world (and 1 similar)"), "{said}");
-
-    let json = |said: &str| -> Vec<serde_json::Value> {
-        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    };
-    let said = succeeds(&mut notes.search(&["--json", "the cat sat", "hello world"]));
-    let hits = json(&said);
-    assert_eq!(hits.len(), 6);
-    let first = serde_json::json!({"query": "the cat sat", "rank": 1, "lines": [3, 5], "text": "the cat sat"});
-    for (key, value) in first.as_object().unwrap() {
-        assert_eq!(&hits[0][key], value);
-    }
-    assert!((hits[0]["score"].as_f64().unwrap() - 1.0).abs() < ROUNDED);
-    assert_eq!((&hits[3]["query"], &hits[3]["lines"]), (&"hello world".into(), &[1].as_slice().into()));
-    let similar = serde_json::json!([{"file": notes.file(), "line": 4}]);
-    assert_eq!((&hits[3]["file"], &hits[3]["similar"]), (&serde_json::json!(notes.file()), &similar));
-    let unfolded = json(&succeeds(&mut notes.search(&["--json", "--no-fold", "hello world"])));
-    assert_eq!(unfolded.len(), 4);
-
+    assert_eq!((found.len(), found[0]), (2, " 1.000 3  the cat sat (and 1 similar)"));
     // Without --model, the embedded one.
-    let embedded = succeeds(program("search").args(["-k", "1", "the cat sat", "--file"]).arg(notes.file()));
-    assert_eq!(embedded, " 1.000      3  the cat sat (and 1 more)\n");
-    // Queries from standard input; lines from standard input, which are kept only where told.
-    let (queries, _) = both(&mut notes.search(&["--json"]), "the cat sat\n\nhello world\n");
-    assert_eq!(queries, said);
-    assert_eq!(notes.caches().len(), 2, "one of the embedded model");
-    let (titled, _) = both(&mut notes.search(&["-k", "1"]), "the cat sat\nhello world\n");
-    assert_eq!(titled.lines().step_by(2).collect::<Vec<_>>(), ["the cat sat", "hello world"]);
-    let text = std::fs::read_to_string(notes.file()).unwrap();
-    let queries = ["--json", "the cat sat", "hello world"];
-    let said = said.replace(notes.file().to_str().unwrap(), "-");
-    assert_eq!(both(&mut on(&fixture("tiny-bert"), &queries), &text).0, said);
-    let cache = notes.0.path().join("lines.safetensors");
-    for _ in 0..2 {
-        let mut command = on(&fixture("tiny-bert"), &queries);
-        assert_eq!(both(command.arg("--file").arg("-").arg("--cache").arg(&cache), &text).0, said);
-        assert!(cache.exists());
+    assert_eq!(succeeds(&mut folder.search(&["-k1", "the cat sat", "notes.txt"])), format!("{}\n", found[0]));
+    // With several queries, each stands above its hits; control characters stay off the terminal.
+    let titled = succeeds(&mut folder.tiny(&["notes.txt", "-e", "dog", "-e", "hello world"]));
+    assert!(!titled.contains('\u{1b}') && titled.starts_with("dog\n") && titled.contains("\nhello world\n"));
+    assert_eq!(titled.lines().count(), 2 + 2 * 3, "`hello world` and `hello\tworld!` are one hit: {titled}");
+    folder.write("queries", "dog\n\nhello world\n");
+    assert_eq!(succeeds(&mut folder.tiny(&["-f", "queries", "notes.txt"])), titled);
+    assert_eq!(run(&mut folder.tiny(&["notes.txt", "-f", "-"]), "dog\nhello world\n").1, titled);
+    // The name of a file as a query.
+    for query in [["-e", "hello world", "notes.txt"], ["--", "hello world", "notes.txt"]] {
+        let said = succeeds(folder.tiny(&["-k1"]).args(query));
+        assert_eq!(said, " 1.000 1  hello world (and 1 similar)\n");
     }
+    // Standard input; without one, the current folder.
+    assert_eq!(run(&mut folder.tiny(&["the cat sat", "-k", "2"]), NOTES), (0, said.clone(), String::new()));
+    assert_eq!(run(&mut folder.tiny(&["-k2", "-e", "the cat sat", "-"]), NOTES).1, said);
+    let said = succeeds(&mut folder.tiny(&["the cat sat", "-k", "1"]));
+    assert_eq!(said, " 1.000 notes.txt:3  the cat sat (and 1 similar)\n");
+}
+
+/// As of grep: 0 with a hit, 1 without, 2 after an error.
+#[test]
+fn exit_codes_and_mistakes() {
+    let folder = Folder::new(&[("a.txt", "one\ntwo\n"), ("b.md", "three\n"), ("empty/none.txt", " \n")]);
+    folder.write("latin.txt", b"one\ntwo \xff\n");
+    assert_eq!(run(&mut folder.tiny(&["a", "a.txt", "--min-score", "-1"]), "").0, 0);
+    for option in ["--json", "--no-fold"] {
+        let (code, said, note) = run(&mut folder.tiny(&["zebra", "--min-score", "0.9999", "a.txt", option]), "");
+        assert_eq!((code, said.as_str(), note.as_str()), (1, "", "note: nothing is near enough to `zebra`\n"));
+    }
+    assert_eq!(run(&mut folder.tiny(&["-e", "one", "-e", "zebra", "--min-score", "0.9999", "a.txt"]), "").0, 0);
+    for empty in [&["zebra"][..], &["zebra", "empty"]] {
+        let none = "note: there is no text to search\n".to_string();
+        assert_eq!(run(&mut folder.tiny(empty), ""), (1, String::new(), none));
+    }
+    // What a shell makes of `search *`.
+    fails(
+        &mut folder.tiny(&["a.txt", "b.md", "zebra"]),
+        "a.txt exists, and the query comes first; if it is the query: -e a.txt",
+    );
+    fails(&mut folder.tiny(&["zebra", "no.txt"]), "no.txt: No such file");
+    fails(&mut folder.tiny(&[]), "no query: expected QUERY [PATH]…");
+    fails(&mut folder.tiny(&[" ", "a.txt"]), "a query is blank");
+    fails(&mut folder.tiny(&["-f", "-", "-"]), "standard input cannot hold both");
+    fails(&mut folder.tiny(&["-f", "no.txt"]), "no.txt: No such file");
+    fails(&mut folder.tiny(&["a", "latin.txt"]), "latin.txt: not text in UTF-8, and there is nothing else to search");
+    fails(&mut folder.tiny(&["a", "a.txt", "-k", "0"]), "0 is not in 1..");
+    fails(&mut folder.tiny(&["a", "a.txt", "--min-score", "2"]), "expected a number from -1 to 1");
+    fails(&mut folder.tiny(&["a", ".", "-t", "nope"]), "--type: unrecognized file type: nope");
+    fails(&mut folder.tiny(&["a", ".", "-g", "{"]), "--glob {: ");
+    fails(&mut folder.tiny(&["a", "a.txt", "--batch-size", "0"]), "batch_size = 0");
+    fails(&mut folder.tiny(&["a", "a.txt", "--prompt-name", "no"]), "prompt_name is no");
+    fails(folder.search(&["a", "a.txt", "--model"]).arg("/no/folder"), "a folder that exists, or a hub id");
+    assert!(folder.caches().len() <= 2, "{:?}", folder.caches());
 }
 
 #[test]
-fn search_keeps_embeddings_beside_the_file() {
+fn folders_are_walked_as_by_ripgrep() {
+    let rent = "The rent is due on Friday.\n";
+    let folder = Folder::new(&[
+        (".git/config", rent),
+        (".hidden.txt", rent),
+        (".gitignore", "target\n"),
+        ("target/made.txt", rent),
+        ("deep/two.md", rent),
+        ("one.txt", rent),
+        ("zero.rs", rent),
+    ]);
+    folder.write("image.png", b"\x89PNG\0\xff");
+    folder.write("latin.txt", b"\xff");
+    // What earlier versions saved beside the files.
+    let index = Index::new(&["a"], 1, "").unwrap();
+    [".search-0a1b2c3d.safetensors", "one.txt.search-0a1b2c3d.safetensors"]
+        .map(|name| index.save(folder.path(name)).unwrap());
+    let files = |arguments: &[&str]| {
+        let (code, said, note) = run(folder.tiny(&["rent", ".", "-l"]).args(arguments), "");
+        let mut files: Vec<String> = said.lines().map(|file| file.replace('\\', "/")).collect();
+        files.sort();
+        assert_eq!(code, 0);
+        (files.join(" "), note)
+    };
+    assert_eq!(files(&[]), ("deep/two.md one.txt zero.rs".into(), "note: skipped 2 files: not text in UTF-8\n".into()));
+    let skipped = "note: skipped latin.txt: not text in UTF-8\n";
+    assert_eq!(files(&["-g", "*e.txt"]), ("one.txt".into(), String::new()));
+    assert_eq!(files(&["-g", "!*.{md,txt,png}"]), ("zero.rs".into(), String::new()));
+    assert_eq!(files(&["-t", "rust", "-t", "md"]), ("deep/two.md zero.rs".into(), String::new()));
+    assert_eq!(
+        files(&["-t", "txt", "--no-ignore"]).0,
+        ".hidden.txt one.txt target/made.txt",
+        "as ripgrep: of a type, hidden ones too"
+    );
+    assert_eq!(files(&["--hidden", "-g", "!.git", "-g", "!*.{md,rs,png}"]).0, ".gitignore .hidden.txt one.txt");
+    assert_eq!(files(&["-k", "1", "-t", "rust", "-t", "md"]), ("deep/two.md".into(), String::new()), "the best file");
+    // A file is searched once, and a file that is named is searched whatever is ignored.
+    assert_eq!(folder.hits(&["rent", "one.txt", "target/made.txt", ".", "-t", "md", "--no-fold"]).len(), 3);
+}
+
+const PAGE: &str = "\
+# Title
+
+## Renting
+The rent is due
+on Friday, or
+on Monday.
+
+* one item
+  of two lines
+* `another`
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+> quoted
+> text
+
+```sh
+# no heading
+
+make all
+```
+Underlined
+==========
+The end.
+";
+
+#[test]
+fn passages_are_lines_paragraphs_or_sections() {
+    let wrapped = "this line of the text has the width at which an editor wraps\nits lines, which it does again after these words of\nit.\n";
+    let folder = Folder::new(&[("page.md", PAGE), ("page.rs", PAGE), ("wrapped.txt", wrapped), ("list.txt", NOTES)]);
+    let passages = |arguments: &[&str]| {
+        let hits = folder.hits(&[&["-k", "99", "--no-fold", "rent"], arguments].concat());
+        let mut found: Vec<(u64, u64, String)> = hits
+            .iter()
+            .map(|hit| {
+                let line = |i: usize| hit["lines"][i].as_u64().unwrap();
+                (line(0), line(1), hit["text"].as_str().unwrap().to_string())
+            })
+            .collect();
+        found.sort();
+        found
+    };
+    let of = |found: &[(u64, u64, &str)]| -> Vec<(u64, u64, String)> {
+        found.iter().map(|&(first, last, text)| (first, last, text.to_string())).collect()
+    };
+    let paragraphs = [
+        (1, 6, "Title: Renting: The rent is due on Friday, or on Monday."),
+        (8, 9, "* one item of two lines"),
+        (10, 10, "* `another`"),
+        (12, 12, "| a | b |"),
+        (14, 14, "| 1 | 2 |"),
+        (16, 17, "quoted text"),
+        (20, 22, "# no heading make all"),
+        (24, 26, "Underlined: The end."),
+    ];
+    assert_eq!(passages(&["page.md"]), of(&paragraphs));
+    let joined: Vec<&str> = paragraphs[..7].iter().map(|(.., text)| *text).collect();
+    let sections = [(1, 22, joined.join(" ")), (24, 26, paragraphs[7].2.to_string())];
+    assert_eq!(passages(&["page.md", "--by", "section"]), sections);
+    assert_eq!(passages(&["page.rs"]).len(), 20, "lines of code");
+    assert_eq!(
+        passages(&["page.rs", "--by", "paragraph"])[1],
+        (3, 6, "## Renting The rent is due on Friday, or on Monday.".into())
+    );
+    assert_eq!(passages(&["list.txt"]).len(), 5, "lines that are not wrapped");
+    assert_eq!(passages(&["wrapped.txt"]), [(1, 3, wrapped.trim().replace('\n', " "))]);
+    assert_eq!(passages(&["wrapped.txt", "--by", "line"]).len(), 3);
+    // Context is of lines.
+    let hit = &folder.hits(&["The rent is due on Friday, or on Monday.", "page.md", "-k1", "-C2"])[0];
+    let context: Vec<u64> =
+        hit["context"].as_array().unwrap().iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!((hit["lines"][1].as_u64(), context), (Some(6), (1..=8).collect()));
+    let said = succeeds(&mut folder.tiny(&["one item of two lines", "page.md", "-k1", "-C2"]));
+    let starts: Vec<&str> = said
+        .lines()
+        .map(|line| line.split(['-', ' ']).find(|part| !part.is_empty() && !part.contains('.')).unwrap())
+        .collect();
+    assert_eq!(starts, ["6", "7", "8", "10", "11"], "{said}");
+}
+
+/// How many passages are like a hit does not depend on the number of hits.
+#[test]
+fn near_equal_passages_are_one_hit() {
+    let text =
+        "the cat sat on the mat\nhello world\nThe cat sat, on the mat!\nthe cat sat on a the mat\na dog\nhello world\n";
+    let folder = Folder::new(&[("a.txt", text), ("b.txt", "the cat sat on the mat\n")]);
+    let similar = json!([{"file": "b.txt", "lines": [1, 1]}, {"file": "a.txt", "lines": [3, 3]}, {"file": "a.txt", "lines": [4, 4]}]);
+    for k in ["1", "2", "9"] {
+        let hit = &folder.hits(&["-k", k, "the cat sat on the mat", "a.txt", "b.txt"])[0];
+        let want = json!({"query": "the cat sat on the mat", "rank": 1, "file": "a.txt", "lines": [1, 1], "text": "the cat sat on the mat"});
+        want.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&hit[key], value));
+        assert!((hit["score"].as_f64().unwrap() - 1.0).abs() < ROUNDED);
+        let mut found = hit["similar"].as_array().unwrap().clone();
+        found.sort_by_key(|place| (place["file"] == "a.txt", place["lines"].to_string()));
+        assert_eq!(Value::from(found), similar, "-k {k}");
+    }
+    assert_eq!(folder.hits(&["--no-fold", "the cat", "a.txt", "b.txt"]).len(), 7);
+}
+
+#[test]
+fn hits_are_colored_on_demand_and_cut() {
+    let folder = Folder::new(&[("notes.txt", NOTES)]);
+    let said = succeeds(&mut folder.tiny(&["--color", "always", "-k1", "the cat sat"]));
+    assert_eq!(
+        said,
+        "\u{1b}[36m 1.000\u{1b}[0m \u{1b}[35mnotes.txt\u{1b}[0m:\u{1b}[32m3\u{1b}[0m  the cat sat (and 1 similar)\n"
+    );
+    assert!(!succeeds(folder.tiny(&["the cat sat"]).env("CLICOLOR", "1")).contains('\u{1b}'));
+    let forced = succeeds(folder.tiny(&["-k1", "the cat sat"]).env("CLICOLOR_FORCE", "1"));
+    assert_eq!(forced, said);
+    assert_eq!(
+        succeeds(&mut folder.tiny(&["-M", "6", "-k1", "the cat sat", "notes.txt"])),
+        " 1.000 3  the c… (and 1 similar)\n"
+    );
+}
+
+#[test]
+fn embeddings_are_saved_in_the_users_cache_folder() {
     let texts = lines(300);
-    let notes = Notes::new(texts.join("\n"));
-    let query = ["--json", "the cat"];
-    let without = succeeds(&mut notes.search(&["--json", "the cat", "--no-cache"]));
-    assert!(notes.caches().is_empty());
-    let quiet = |notes: &Notes| {
-        let (said, note) = both(&mut notes.search(&query), "");
-        assert_eq!(note, "");
+    let folder = Folder::new(&[("notes.txt", &texts.join("\n"))]);
+    let query = ["--json", "the cat", "notes.txt"];
+    let without = succeeds(&mut folder.tiny(&["--json", "the cat", "notes.txt", "--no-cache"]));
+    assert!(folder.caches().is_empty());
+    let quiet = || {
+        let (code, said, note) = run(&mut folder.tiny(&query), "");
+        assert_eq!((code, note.as_str()), (0, ""));
         said
     };
-    assert_eq!(quiet(&notes), without);
-    let written = || std::fs::metadata(notes.cache()).unwrap().modified().unwrap();
+    assert_eq!(quiet(), without);
+    let caches = folder.caches();
+    let written = || std::fs::metadata(&caches[0]).unwrap().modified().unwrap();
     let first = written();
-    assert_eq!(quiet(&notes), without);
-    assert_eq!(written(), first, "the second run embeds nothing");
+    assert_eq!((quiet(), caches.len(), written()), (without, 1, first), "the second run embeds nothing");
 
-    // Another file: what is new is found, what is gone is not.
-    std::fs::write(notes.file(), [&texts[50..], &["the cat".to_string()]].concat().join("\n")).unwrap();
-    assert!(quiet(&notes).contains("\"lines\":[251],\"text\":\"the cat\""));
-    assert_eq!(notes.kept(), 251);
-    assert_ne!(written(), first);
-
-    // Another model, dtype or prompt has a file of its own, and the first one stays.
-    let (first, bytes) = (notes.cache(), std::fs::read(notes.cache()).unwrap());
-    let other = tiny();
-    let weights = other.path().join("tokenizer_config.json");
-    std::fs::write(&weights, std::fs::read_to_string(&weights).unwrap() + "\n").unwrap();
-    let mut command = on(other.path(), &query);
-    let (said, note) = both(command.arg("--file").arg(notes.file()), "");
-    assert_eq!((said.as_str(), note.as_str()), (quiet(&notes).as_str(), ""));
-    assert_eq!(both(&mut notes.search(&["--dtype", "f64", "a"]), "").1, "");
-    assert_eq!(notes.caches().len(), 3);
-    assert_eq!(std::fs::read(&first).unwrap(), bytes);
-    notes.caches().iter().filter(|path| **path != first).for_each(|path| std::fs::remove_file(path).unwrap());
-    // A file that is damaged, even by one bit of one number.
+    // Another content: what is new is found, what is gone is not.
+    folder.write("notes.txt", [&texts[50..], &["the cat".to_string()]].concat().join("\n"));
+    let said = quiet();
+    assert!(said.contains("\"lines\":[251,251],\"text\":\"the cat\"") && written() != first, "{said}");
+    // Another model, dtype, prompt or way to split has a file of its own.
+    let (bytes, other) = (std::fs::read(&caches[0]).unwrap(), tiny());
+    let settings = other.path().join("tokenizer_config.json");
+    std::fs::write(&settings, std::fs::read_to_string(&settings).unwrap() + "\n").unwrap();
+    assert_eq!(succeeds(folder.search(&query).arg("--model").arg(other.path())), said);
+    succeeds(folder.tiny(&query).args(["--dtype", "f64"]));
+    succeeds(folder.tiny(&query).args(["--by", "paragraph"]));
+    assert_eq!((folder.caches().len(), std::fs::read(&caches[0]).unwrap()), (4, bytes.clone()));
+    // A file that is damaged, even by one bit of one number, is embedded anew.
     let mut flipped = bytes.clone();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     flipped[8 + header + 101] ^= 0x80;
-    std::fs::write(&first, flipped).unwrap();
-    assert_eq!(quiet_again(&notes, &query, "does not match its checksum; embedding anew"), said);
-    for damage in [&b""[..], &bytes[..5000]] {
-        std::fs::write(&first, damage).unwrap();
-        assert_eq!(quiet_again(&notes, &query, "not a valid safetensors file"), said);
+    for damage in [&flipped[..], b"", &bytes[..5000]] {
+        std::fs::write(&caches[0], damage).unwrap();
+        assert_eq!(quiet(), said);
+        assert!(std::fs::read(&caches[0]).unwrap() == bytes);
     }
-    // What is no index is kept.
-    std::fs::write(&first, "something else").unwrap();
-    let (kept, note) = both(&mut notes.search(&query), "");
-    assert!(kept == said && note.contains("not saved") && note.contains("is not a search index"), "{note}");
-    assert_eq!(std::fs::read(&first).unwrap(), b"something else");
     // Where nothing can be written, searching goes on.
-    std::fs::remove_file(&first).unwrap();
-    std::fs::create_dir(&first).unwrap();
-    assert_eq!(quiet_again(&notes, &query, "embeddings are not saved"), said);
+    let (code, found, note) = run(folder.tiny(&query).env("XDG_CACHE_HOME", &caches[0]).env("HOME", &caches[0]), "");
+    assert_eq!((code, found, note), (0, said, String::new()));
 }
 
-/// A file that the user names for the embeddings is not taken from another model.
+/// Ctrl-C while passages are embedded: what is done is saved, and the same command embeds the rest.
 #[test]
-fn a_named_cache_belongs_to_one_model() {
-    let notes = Notes::new("hello world\nthe cat sat\n");
-    let cache = notes.0.path().join("kept.safetensors");
-    let search = |more: &[&str]| {
-        let mut command = notes.search(more);
-        command.arg("--cache").arg(&cache);
-        command
-    };
-    succeeds(&mut search(&["the cat"]));
-    let bytes = std::fs::read(&cache).unwrap();
-    fails(
-        &mut search(&["the cat", "--dtype", "f64"]),
-        "kept.safetensors: was made with another model, dtype or prompt",
-    );
-    assert_eq!(std::fs::read(&cache).unwrap(), bytes);
-    fails(search(&["a", "--file", "Cargo.toml"]).arg("--json"), "cannot share one --cache");
+#[cfg(unix)]
+fn an_interrupted_search_goes_on() {
+    let folder = Folder::new(&[("lines.txt", &lines(15_000).join("\n"))]);
+    let query = ["the cat", "lines.txt", "--json"];
+    let (mut before, mut wait) = (0, Duration::from_millis(250));
+    while before < 1000 {
+        let child = folder.tiny(&query).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(wait);
+        let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(kill.success() && !output.status.success(), "{said}");
+        if said.is_empty() || said == "error: interrupted\n" {
+            // Nothing was embedded yet.
+            wait *= 2;
+            continue;
+        }
+        let (start, end) = ("error: interrupted after ", " passages; the same command goes on from there\n");
+        assert!(said.starts_with(start) && said.ends_with(end) && said.lines().count() == 1, "{said}");
+        assert_eq!(output.status.code(), Some(130));
+        let numbers: Vec<usize> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let (done, missing) = (numbers[0], numbers[1]);
+        assert!(done > 0 && missing + before == 15_000, "{said}, {before} before");
+        before += done;
+    }
+    assert_eq!(succeeds(&mut folder.tiny(&query)), succeeds(folder.tiny(&query).arg("--no-cache")));
 }
 
 /// What stands at the end of a line that the model cannot take whole is found, and shown.
@@ -220,137 +388,31 @@ fn long_lines_are_searched_in_windows() {
     let filler = |range: std::ops::Range<usize>| range.map(sentence).collect::<String>();
     let secret = "The secret password of the vault is swordfish.";
     let long = format!("{}{secret} {}", filler(0..60), filler(60..90));
-    let notes = Notes::new(format!("I like dogs.\n{long}\nStocks fell sharply today.\n"));
-    let mut command = program("search");
-    command.args(["--json", "-k", "2", "What is the password of the vault?", "--file"]).arg(notes.file());
-    let (said, note) = both(&mut command, "");
+    let folder = Folder::new(&[("notes.txt", &format!("I like dogs.\n{long}\nStocks fell sharply today.\n"))]);
+    let question = "What is the password of the vault?";
+    let (_, said, note) = run(&mut folder.search(&["--json", "-k", "2", question, "notes.txt"]), "");
     assert_eq!(note, "", "nothing was cut");
-    let hits: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!((hits.len(), &hits[0]["lines"]), (2, &serde_json::json!([2])), "a line is one hit: {said}");
+    let hits = parsed(&said);
+    assert_eq!((hits.len(), &hits[0]["lines"]), (2, &json!([2, 2])), "a passage is one hit: {said}");
     let window = hits[0]["window"].as_str().unwrap();
     assert!(window.contains(secret) && window.len() < long.len() / 4 && hits[0]["text"] == long.trim(), "{window}");
     let shown =
-        succeeds(program("search").args(["-k", "1", "the secret password of the vault", "--file"]).arg(notes.file()));
-    assert!(shown.contains(secret) && shown.contains("     2  … ") && shown.trim_end().ends_with(" …"), "{shown}");
+        |columns| succeeds(&mut folder.search(&["-k1", question, "notes.txt", "--color=always", "-M", columns]));
+    let cut = shown("1000");
+    assert!(cut.contains("  … ") && cut.contains(secret) && cut.ends_with(" …\n"), "{cut}");
+    // The whole passage with its best window in bold.
+    let whole = shown("0");
+    assert!(whole.contains(&format!("\u{1b}[1m{window}\u{1b}[0m")) && whole.contains(filler(0..9).trim()), "{whole}");
     // A query that is too long is said to be.
     let query = filler(0..40);
-    let note = both(program("search").args(["-k", "1", &query, "--file"]).arg(notes.file()), "").1;
+    let note = run(&mut folder.search(&["-k", "1", &query, "notes.txt"]), "").2;
     assert_eq!(note, "note: 1 of 1 text was cut at 128 tokens (--max-length)\n");
-}
-
-#[test]
-fn files_and_folders_are_searched_together() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    std::fs::create_dir_all(path("docs/deep/.git")).unwrap();
-    std::fs::write(path("docs/one.txt"), "\u{feff}The rent is due on Friday.\nI like dogs.\n").unwrap();
-    std::fs::write(path("docs/deep/two.md"), "The rent is due on a Friday!\r\nStocks fell.\n").unwrap();
-    std::fs::write(path("docs/deep/.git/hidden.txt"), "The rent, hidden.\n").unwrap();
-    std::fs::write(path("docs/image.png"), b"\x89PNG\0\xff").unwrap();
-    std::fs::write(path("other.txt"), "before\nThe rent is due on Friday.\nafter\n").unwrap();
-    let search = |more: &[&str]| {
-        let mut command = program("search");
-        command.current_dir(&folder).args(["--file", "docs", "--file", "other.txt"]).args(more);
-        both(&mut command, "")
-    };
-    let (said, note) = search(&["-k", "1", "-C", "1", "When is the rent due?"]);
-    assert_eq!(note, "note: docs: skipped 1 file without text in UTF-8\n");
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 2, "{said}");
-    let best = "docs/one.txt:1  The rent is due on Friday. (and 2 similar)";
-    assert!(lines[0].ends_with(best) && lines[1].trim_start() == "2- I like dogs.", "{said}");
-    // Each has its own saved embeddings, and they are not searched themselves.
-    let kept = |folder: &str, start: &str| {
-        let files = std::fs::read_dir(path(folder)).unwrap().map(|entry| entry.unwrap().file_name());
-        files.filter(|name| name.to_str().unwrap().starts_with(start)).count()
-    };
-    assert_eq!((kept("docs", ".search-"), kept(".", "other.txt.search-")), (1, 1));
-    assert_eq!(search(&["-k", "1", "-C", "1", "When is the rent due?"]), (said, note));
-    // A threshold, also one that nothing reaches.
-    let (said, _) = search(&["--min-score", "0.4", "When is the rent due?"]);
-    assert_eq!(said.lines().count(), 1, "{said}");
-    let (said, note) = search(&["--min-score", "0.999", "zebra"]);
-    assert!(said.is_empty() && note.contains("note: no line is near enough to `zebra`"), "{note}");
-    let search = |more: &[&str]| {
-        let mut command = program("search");
-        command.current_dir(&folder).args(more).stdin(Stdio::null());
-        command
-    };
-    std::fs::create_dir(path("empty")).unwrap();
-    fails(&mut search(&["a", "--file", "empty"]), "empty: no line to search");
-    fails(&mut search(&["a", "--file", "docs", "--file", "docs"]), "docs: is given twice");
-    fails(&mut search(&["a", "--file", "docs", "--min-score", "2"]), "expected a number from -1 to 1");
-    fails(&mut search(&["a", "--file", "docs", "-C", "x"]), "invalid value 'x'");
-}
-
-/// The output of a run that prints `part` to standard error; a second run prints nothing there if the first could
-/// write.
-#[track_caller]
-fn quiet_again(notes: &Notes, query: &[&str], part: &str) -> String {
-    let (said, note) = both(&mut notes.search(query), "");
-    assert!(note.starts_with("note: ") && note.contains(part), "`{note}` does not say `{part}`");
-    if notes.cache().is_file() {
-        assert_eq!(both(&mut notes.search(query), ""), (said.clone(), String::new()));
-    }
-    said
-}
-
-#[test]
-fn killed_search_keeps_its_progress_and_resumes() {
-    let notes = Notes::new(lines(60_000).join("\n"));
-    let mut kept = 0;
-    for _ in 0..4 {
-        let mut child = notes.search(&["--save-every", "0", "the cat"]).stdout(Stdio::null()).spawn().unwrap();
-        let size = || notes.caches().first().map_or(0, |path| std::fs::metadata(path).map_or(0, |file| file.len()));
-        let before = size();
-        while size() == before {
-            assert_eq!(child.try_wait().unwrap(), None, "it was done before it could be killed");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let now = notes.kept();
-        assert!(kept < now && now < 60_000, "{kept} before, {now} now");
-        kept = now;
-    }
-    let went_on = succeeds(&mut notes.search(&["--json", "the cat"]));
-    assert_eq!(notes.kept(), 60_000);
-    assert_eq!(went_on, succeeds(&mut notes.search(&["--json", "the cat", "--no-cache"])));
-}
-
-#[test]
-fn mistakes_are_one_clear_error() {
-    let notes = Notes::new("one\ntwo\n");
-    let tiny = fixture("tiny-bert");
-    fails(&mut on(&tiny, &[]), "no query: give one as an argument");
-    fails(&mut notes.search(&["a", " "]), "a query is blank");
-    fails(&mut on(&tiny, &["a"]), "standard input: no line to search");
-    fails(&mut on(&tiny, &["a", "--file", "no.txt"]), "no.txt: No such file");
-    fails(&mut notes.search(&["a", "-k", "0"]), "0 is not in 1..");
-    fails(&mut notes.search(&["a", "--batch-size", "0"]), "batch_size = 0");
-    fails(&mut notes.search(&["a", "--prompt-name", "no"]), "prompt_name is no");
-    fails(&mut notes.search(&["a", "--cache", "x.safetensors", "--no-cache"]), "cannot be used with");
-    fails(&mut notes.search(&["a", "--cache", "notes.txt"]), "expected a name that ends in .safetensors");
-    fails(&mut notes.search(&["a", "--cache", "/no/folder/x.safetensors"]), "its folder does not exist");
-    let weights = tiny.join("model.safetensors");
-    fails(
-        &mut notes.search(&["a", "--cache", weights.to_str().unwrap()]),
-        "is not a search index, and its content would be lost",
-    );
-    fails(
-        on(Path::new("/no/such/folder"), &["a"]).arg("--file").arg(notes.file()),
-        "a folder that exists, or a hub id",
-    );
-    fails(&mut Notes::new("").search(&["a"]), "notes.txt: no line to search");
-    fails(&mut Notes::new(b"one\ntwo \xFF\n").search(&["a"]), "notes.txt: line 2 is not UTF-8");
-    fails(&mut program("search"), "no query");
-    assert!(notes.caches().is_empty());
 }
 
 /// Queries and lines get the model's own prompts.
 #[test]
 fn queries_and_documents_have_their_prompts() {
-    let notes = Notes::new("the cat sleeps\na dog\n");
+    let texts = Folder::new(&[("notes.txt", "the cat sleeps\na dog\n")]);
     let folder = tiny();
     let prompts = r#"{"prompts": {"query": "the text ", "document": "cat "}, "default_prompt_name": "query"}"#;
     std::fs::write(folder.path().join("config_sentence_transformers.json"), prompts).unwrap();
@@ -362,14 +424,13 @@ fn queries_and_documents_have_their_prompts() {
     let mut want: Vec<f32> =
         documents.iter().map(|document| query.iter().zip(document).map(|(a, b)| a * b).sum()).collect();
     want.sort_by(|a, b| b.total_cmp(a));
-    let said = succeeds(on(folder.path(), &["--json", "a cat", "--file"]).arg(notes.file()));
-    let hits = said.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let scores: Vec<f64> = hits.map(|hit| hit["score"].as_f64().unwrap()).collect();
+    let search = |more: &[&str]| succeeds(texts.search(&["--json", "a cat", "--model"]).arg(folder.path()).args(more));
+    let scores: Vec<f64> = parsed(&search(&[])).iter().map(|hit| hit["score"].as_f64().unwrap()).collect();
     assert_eq!(scores.len(), 2);
     for (score, want) in scores.iter().zip(want) {
         assert!((score - f64::from(want)).abs() < ROUNDED, "{scores:?}, expected {want}");
     }
     // Another prompt is another index.
-    succeeds(on(folder.path(), &["--prompt-name", "query", "a cat", "--file"]).arg(notes.file()));
-    assert_eq!(notes.caches().len(), 2);
+    search(&["--prompt-name", "query"]);
+    assert_eq!(texts.caches().len(), 2);
 }

@@ -34,18 +34,19 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     fn simd(self) -> Self::S;
 
     /// The sums of `ROWS` rows by `VECTORS` vectors of outputs over `steps` steps, an even number if the weights are
-    /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. `PREFETCH`: whether the panel comes from
-    /// memory.
+    /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. Meanwhile `AHEAD` vectors of weights per
+    /// load of `VECTORS` are fetched into the cache from `next` on, which need not be memory of the process.
     ///
     /// # Safety
     /// - `a` can be read for `ROWS` rows of `steps` steps, and as many starts.
     /// - `panel` can be read for `steps` steps of `VECTORS` vectors of outputs; half as many bytes if `NIBBLES`.
     /// - The caller is a kernel under [`InstructionSet::run_int8`](crate::isa::kernel::InstructionSet::run_int8).
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const PREFETCH: bool>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
+        next: *const u8,
     ) -> [[<Self::S as Simd>::V; VECTORS]; ROWS];
 
     /// Stores the lowest byte of the bits of each lane.
@@ -115,8 +116,14 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     }
 }
 
-/// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
-pub(super) const PREFETCH_BYTES: usize = 2048;
+/// Fetches vector `v` of those that go with load `row` of a panel, if it is among the first `AHEAD`. `bytes` is the size
+/// of a vector: of several in a cache line, one is enough.
+#[inline(always)]
+pub(super) fn prefetch<S: Simd, const AHEAD: usize>(s: S, next: *const u8, (row, v): (usize, usize), bytes: usize) {
+    if v < AHEAD && (v * bytes).is_multiple_of(64) {
+        s.prefetch(next.wrapping_add((row * AHEAD + v) * bytes).cast());
+    }
+}
 
 // SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and four inputs of
 // each row and step.
@@ -138,11 +145,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const PREFETCH: bool>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
+        next: *const u8,
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
         let bytes = 4 * D::S::LANES;
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
@@ -153,11 +161,8 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
             }
             let x = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step).cast::<i32>().read_unaligned();
             let from = |row: usize, v: usize| {
-                let from = panel.add((row * VECTORS + v) * bytes);
-                if PREFETCH && (v * bytes).is_multiple_of(64) {
-                    Int8Vectors::simd(self).prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
-                }
-                from
+                prefetch::<_, AHEAD>(Int8Vectors::simd(self), next, (row, v), bytes);
+                panel.add((row * VECTORS + v) * bytes)
             };
             if NIBBLES {
                 for row in 0..steps / 2 {

@@ -10,7 +10,7 @@ use half::f16;
 
 use super::dot::{InputRows, Int8Dot};
 use super::encode::{BLOCK, WeightFormat};
-use super::inputs::quantize;
+use super::inputs::RoundedInputs;
 use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
 use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
 use crate::activation::Activation;
@@ -19,47 +19,26 @@ use crate::error::Result;
 use crate::gemm::{GemmTask, MAX_COLUMNS};
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
-use crate::isa::simd::Simd;
-use crate::memory::element_count;
+use crate::isa::simd::{MAX_LANES, Simd};
+
+/// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
+const PREFETCH_BYTES: usize = 2048;
 
 /// Runs a task on the packed panels of its weights.
-pub(crate) fn run_quantized<A: Convert, O: Convert>(
+pub(crate) fn run_quantized<A, O: Convert>(
     isa: Isa,
     task: GemmTask<A, O>,
     panels: &QuantizedPanels,
+    inputs: &RoundedInputs,
 ) -> Result<()> {
     let layout = panels.layout;
-    let PanelLayout { inputs, groups, width, .. } = layout;
-    let (rows, k, n) = (task.to - task.from, task.weights.in_features, task.weights.out_features);
-    // In f32 values: the integers, four in each; scales and starts of the rows; scales of a panel; a row in f32; the
-    // results of a panel in f32.
-    let tiles = layout.format == WeightFormat::Int8 && isa.has_int8_tiles();
-    // A tile may read more rows than it has. Their contents do not matter: no row affects another.
-    let rows_read = if tiles { rows.next_multiple_of(TILE_ROWS) } else { rows };
-    let values = element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
-    let upcast = if A::IS_F32 { 0 } else { k };
+    let PanelLayout { groups, width, .. } = layout;
+    let (rows, n) = (task.to - task.from, task.weights.out_features);
+    // The scales of a panel, and its results in f32.
     let results = if O::IS_F32 { 0 } else { rows * width };
-    let mut memory = task.pool.take(values + 2 * rows * groups + groups * width + upcast + results)?;
-    let (values, rest) = memory.split_at_mut(values);
-    let (scales, rest) = rest.split_at_mut(rows * groups);
-    let (starts, rest) = rest.split_at_mut(rows * groups);
-    let (panel_scales, rest) = rest.split_at_mut(groups * width);
-    let (upcast, results) = rest.split_at_mut(upcast);
-    let (values, starts) = (bytemuck::cast_slice_mut::<_, i8>(values), bytemuck::cast_slice_mut::<_, i32>(starts));
-
-    let a = &task.a[task.from * k..task.to * k];
-    // All rows at once if they are f32.
-    let step = if A::IS_F32 { rows } else { 1 };
-    for row in (0..rows).step_by(step.max(1)) {
-        isa.run_int8(QuantizeInputs {
-            layout,
-            from: A::as_f32(&a[row * k..][..step * k], upcast),
-            rows: step,
-            values: &mut values[row * inputs..],
-            scales: &mut scales[row * groups..],
-            starts: &mut starts[row * groups..],
-        });
-    }
+    let mut memory = task.pool.take(groups * width + results)?;
+    let (panel_scales, results) = memory.split_at_mut(groups * width);
+    let (values, scales, starts) = inputs.rows_from(task.from);
     let count = task.weights.bias.len() / width;
     for panel in task.first..task.last {
         let scales_of_panel = match &panels.scales {
@@ -100,49 +79,11 @@ pub(crate) fn run_quantized<A: Convert, O: Convert>(
     Ok(())
 }
 
-/// Rounds rows of inputs to integers.
-struct QuantizeInputs<'a> {
-    layout: PanelLayout,
-    /// `(rows, in_features)`
-    from: &'a [f32],
-    rows: usize,
-    /// `(rows, inputs)`
-    values: &'a mut [i8],
-    /// `(rows, groups)`
-    scales: &'a mut [f32],
-    /// What sums start with, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
-    starts: &'a mut [i32],
-}
-
-impl Int8Kernel for QuantizeInputs<'_> {
-    #[inline(always)]
-    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
-        let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
-        let k = self.from.len() / self.rows;
-        for row in 0..self.rows {
-            let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
-            let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
-            // Sums wrap around, so what they start with may, too.
-            let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
-            if format == WeightFormat::Int8 {
-                let (scale, sum) = quantize(dot, from, values);
-                (scales[0], starts[0]) = (scale, start(sum));
-                continue;
-            }
-            let blocks = from.as_chunks::<BLOCK>().0.iter().zip(values.as_chunks_mut::<BLOCK>().0);
-            for ((from, values), (to_scale, to_start)) in blocks.zip(scales.iter_mut().zip(starts)) {
-                let (scale, sum) = quantize(dot, from, values);
-                (*to_scale, *to_start) = (scale, start(sum));
-            }
-        }
-    }
-}
-
 /// Multiplies rows of inputs with a panel, adds the bias and applies the activation.
 struct MultiplyPanel<'a> {
     layout: PanelLayout,
     rows: usize,
-    /// As in [`QuantizeInputs`].
+    /// Those of [`RoundedInputs`].
     values: &'a [i8],
     scales: &'a [f32],
     starts: &'a [i32],
@@ -167,9 +108,7 @@ impl Int8Kernel for MultiplyPanel<'_> {
                 WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, row),
                 _ => self.next_tile::<D, MR, NR, false, false>(dot, row),
             };
-            if self.activation != Activation::Identity {
-                self.activate(dot.simd(), row..row + done);
-            }
+            self.activate(dot.simd(), row..row + done);
             row += done;
         }
     }
@@ -197,9 +136,7 @@ impl Int8TileKernel for MultiplyPanel<'_> {
         }
         let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
         self.store_sums(s, last, self.rows - last, sums);
-        if self.activation != Activation::Identity {
-            self.activate(s, 0..self.rows);
-        }
+        self.activate(s, 0..self.rows);
     }
 }
 
@@ -234,31 +171,40 @@ impl MultiplyPanel<'_> {
     }
 
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
+    ///
+    /// The first `NR` tiles fetch the next panel from memory, a share each, so that products and memory are busy at the
+    /// same time. If there are fewer, the first one fetches what it reads itself soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         row: usize,
     ) -> usize {
-        let left = self.rows - row;
-        if MR <= left {
-            // Only the first tile fetches the panel from afar; the others find it in the cache.
-            if row == 0 {
-                self.tile::<D, MR, NR, BLOCKS, NIBBLES, true>(dot, row);
+        let (left, start) = (self.rows - row, self.panel.as_ptr());
+        let few = self.rows < NR * MR;
+        if MR <= left && !(few && row == 0) {
+            let share = if row < NR * MR {
+                self.panel.len() + (row / MR - usize::from(few)) * (self.panel.len() / NR)
             } else {
-                self.tile::<D, MR, NR, BLOCKS, NIBBLES, false>(dot, row);
-            }
+                0
+            };
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, start.wrapping_add(share));
+            return MR;
+        }
+        let soon = start.wrapping_add(PREFETCH_BYTES);
+        if MR <= left {
+            self.tile::<D, MR, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             MR
         } else if MR > 4 && left >= 4 {
-            self.tile::<D, 4, NR, BLOCKS, NIBBLES, true>(dot, row);
+            self.tile::<D, 4, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             4
         } else {
-            self.tile::<D, 1, NR, BLOCKS, NIBBLES, true>(dot, row);
+            self.tile::<D, 1, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
             1
         }
     }
 
-    /// Computes `ROWS` rows from `row`, without the activation.
+    /// Computes `ROWS` rows from `row`, without the activation. `next` and `AHEAD` are those of [`Int8Dot::sums`].
     #[inline(always)]
     fn tile<
         D: Int8Dot,
@@ -266,11 +212,12 @@ impl MultiplyPanel<'_> {
         const NR: usize,
         const BLOCKS: bool,
         const NIBBLES: bool,
-        const PREFETCH: bool,
+        const AHEAD: usize,
     >(
         &self,
         dot: D,
         row: usize,
+        next: *const u8,
     ) {
         let (s, lanes) = (dot.simd(), D::S::LANES);
         let PanelLayout { width, inputs, groups, .. } = self.layout;
@@ -296,7 +243,8 @@ impl MultiplyPanel<'_> {
                     starts_stride: groups,
                 };
                 let panel = self.panel.as_ptr().add(index * bytes);
-                let sums = dot.sums::<ROWS, NR, NIBBLES, PREFETCH>(group / D::STEP, a, panel);
+                let next = next.wrapping_add(index * bytes / NR * AHEAD);
+                let sums = dot.sums::<ROWS, NR, NIBBLES, AHEAD>(group / D::STEP, a, panel, next);
                 let scale = |v: usize| s.load(self.panel_scales.as_ptr().add(index * width + v * lanes));
                 let panel_scales: [_; NR] = std::array::from_fn(scale);
                 for (r, (results, sums)) in results.iter_mut().zip(sums).enumerate() {
@@ -336,19 +284,32 @@ impl MultiplyPanel<'_> {
     /// activations are long, and there are many sizes of tiles.
     #[inline(always)]
     fn activate<S: Simd>(&self, s: S, rows: Range<usize>) {
+        // A loop for each, which keeps its constants in registers.
+        match self.activation {
+            Activation::Identity => {}
+            Activation::Gelu => self.map_rows(s, rows, Activation::Gelu),
+            Activation::GeluTanh => self.map_rows(s, rows, Activation::GeluTanh),
+            Activation::Silu => self.map_rows(s, rows, Activation::Silu),
+            Activation::Relu => self.map_rows(s, rows, Activation::Relu),
+        }
+    }
+
+    #[inline(always)]
+    fn map_rows<S: Simd>(&self, s: S, rows: Range<usize>, activation: Activation) {
         for row in rows {
             // SAFETY: a row of results has `columns` values, which were written.
             let results = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.stride), self.columns) };
-            for results in results.chunks_mut(S::LANES) {
-                let mut lanes = [0.0; crate::isa::simd::MAX_LANES];
-                if results.len() == S::LANES {
-                    s.store_slice(results, self.activation.apply(s, s.load_slice(results)));
-                } else {
-                    lanes[..results.len()].copy_from_slice(results);
-                    let activated = self.activation.apply(s, s.load_slice(&lanes));
-                    s.store_slice(&mut lanes, activated);
-                    results.copy_from_slice(&lanes[..results.len()]);
-                }
+            let mut vectors = results.chunks_exact_mut(S::LANES);
+            for results in &mut vectors {
+                s.store_slice(results, activation.apply(s, s.load_slice(results)));
+            }
+            let rest = vectors.into_remainder();
+            if !rest.is_empty() {
+                let mut lanes = [0.0; MAX_LANES];
+                lanes[..rest.len()].copy_from_slice(rest);
+                let activated = activation.apply(s, s.load_slice(&lanes));
+                s.store_slice(&mut lanes, activated);
+                rest.copy_from_slice(&lanes[..rest.len()]);
             }
         }
     }

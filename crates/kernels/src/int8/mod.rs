@@ -19,7 +19,7 @@ pub(crate) mod avx512_vnni;
 pub(crate) mod dot;
 pub(crate) mod encode;
 pub(crate) mod gemm;
-mod inputs;
+pub(crate) mod inputs;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]

@@ -5,7 +5,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, PREFETCH_BYTES};
+use super::dot::{InputRows, Int8Dot, prefetch};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_dotprod::NeonDotprod;
@@ -68,11 +68,12 @@ unsafe impl Int8Dot for NeonDotprod {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const PREFETCH: bool>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
+        next: *const u8,
     ) -> [[float32x4_t; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
@@ -81,11 +82,8 @@ unsafe impl Int8Dot for NeonDotprod {
             let inputs = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step);
             let weights = |row: usize| -> [int8x16_t; VECTORS] {
                 std::array::from_fn(|v| {
-                    let from = panel.add((row * VECTORS + v) * 16);
-                    if PREFETCH && (v * 16).is_multiple_of(64) {
-                        self.0.prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
-                    }
-                    vld1q_s8(from.cast())
+                    prefetch::<_, AHEAD>(self.0, next, (row, v), 16);
+                    vld1q_s8(panel.add((row * VECTORS + v) * 16).cast())
                 })
             };
             // The weights of two steps.

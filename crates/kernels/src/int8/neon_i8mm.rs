@@ -5,7 +5,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, PREFETCH_BYTES};
+use super::dot::{InputRows, Int8Dot, prefetch};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_bf16::NeonBf16;
@@ -50,11 +50,12 @@ unsafe impl Int8Dot for NeonBf16 {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const PREFETCH: bool>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
+        next: *const u8,
     ) -> [[float32x4_t; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps. The second row of a pair is the
         // first again if there is none.
@@ -67,10 +68,8 @@ unsafe impl Int8Dot for NeonBf16 {
                 sums[first] = [[vcombine_s32(start(first), start(second(first))); 2]; VECTORS];
             }
             let from = |row: usize, v: usize| {
+                prefetch::<_, AHEAD>(self.neon(), next, (row, v), 32);
                 let from = panel.add((row * VECTORS + v) * 32);
-                if PREFETCH && (v * 32).is_multiple_of(64) {
-                    self.neon().prefetch(from.wrapping_add(PREFETCH_BYTES).cast());
-                }
                 [vld1q_s8(from.cast()), vld1q_s8(from.add(16).cast())]
             };
             let mut multiply = |step: usize, weights: [[int8x16_t; 2]; VECTORS]| {

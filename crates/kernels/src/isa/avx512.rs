@@ -9,9 +9,19 @@ use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
 use crate::int8::avx512_vnni::Avx512Vnni;
 
-/// AVX-512F.
+/// AVX-512F; with `BF16` the processor has AVX512-BF16, too, and rounds to bf16 by it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool = false>(());
+
+impl Avx512 {
+    /// The same instructions and those of AVX512-BF16, which the processor has.
+    ///
+    /// # Safety
+    /// The processor has AVX512-BF16.
+    pub(super) unsafe fn with_bf16(self) -> Avx512<true> {
+        Avx512(())
+    }
+}
 
 /// Register tile: 8 × 3 sums and 3 vectors of B take 27 of the 32 registers; the values of A are broadcast by the
 /// multiply-add itself. Each step has 24 multiply-adds (12 cycles on two ports) and 11 loads (5.5 cycles on two ports),
@@ -57,7 +67,7 @@ fn run<K: Kernel>(s: Avx512, kernel: K) {
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 // SAFETY: `load` and `store` access exactly 16 values.
-unsafe impl Simd for Avx512 {
+unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
     const LANES: usize = 16;
 
@@ -126,6 +136,11 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
+        if BF16 {
+            // Subnormal values become 0, as in products.
+            // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX512-BF16.
+            return unsafe { to.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(a)) };
+        }
         // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
         unsafe {
             let bits = _mm512_castps_si512(a);
@@ -135,6 +150,15 @@ unsafe impl Simd for Avx512 {
             let rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
             let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
             _mm256_storeu_si256(to.cast(), halves);
+        }
+    }
+    const HAS_LOOKUP: bool = true;
+    #[inline(always)]
+    fn lookup(self, table: &[f32; 32], index: __m512) -> __m512 {
+        // SAFETY: the table has 32 values; `self` proves that the processor has AVX-512F.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(table.as_ptr()), _mm512_loadu_ps(table.as_ptr().add(16)));
+            _mm512_permutex2var_ps(low, _mm512_castps_si512(index), high)
         }
     }
     #[inline(always)]

@@ -67,6 +67,14 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// `LANES` indices can be read, the values at these places too, and each place is less than 2^31 after `from`.
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Self::V;
 
+    /// Whether [`lookup`](Self::lookup) is one instruction.
+    const HAS_LOOKUP: bool = false;
+    /// In each lane the value of a table at the low five bits of `index`. Only with [`HAS_LOOKUP`](Self::HAS_LOOKUP).
+    #[inline(always)]
+    fn lookup(self, _table: &[f32; 32], _index: Self::V) -> Self::V {
+        unreachable!("has no such instruction")
+    }
+
     /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride +
     /// r`.
     ///

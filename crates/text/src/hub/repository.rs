@@ -217,7 +217,7 @@ impl Repository {
             Some(other) if other != path => {
                 let _ = std::fs::remove_file(pointer);
                 Err(self.error(format!(
-                    "`{path}` and `{other}` have one ETag, which is no hash, so one replaces the other"
+                    "`{path}` and `{other}` have one ETag, which is not a hash, so one replaces the other"
                 )))
             }
             _ => Ok(()),

@@ -34,6 +34,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     if let Some(model_type) = checkpoint::resolved_model_type(keys).map(str::to_string) {
         keys.insert("model_type".to_string(), model_type.into());
     }
+    checkpoint::remove_ignored_keys(keys);
     let text = |key: &str| stated_text(keys, key);
     let found = text("model_type").unwrap_or("absent");
     let row = families::model(found, text, |_| false)

@@ -16,6 +16,8 @@ use crate::model::config::TextModelConfig;
 
 /// Intermediate values of the rows that go through both products together: 1 MB in f32, half of the L2 cache of a core.
 const BLOCK_VALUES: usize = 1 << 18;
+/// The most such rows: as many as a product multiplies with a panel before it fetches the next one.
+const MAX_BLOCK_ROWS: usize = 128;
 
 /// A multi-layer perceptron with one inner layer.
 #[derive(Debug, Clone)]
@@ -180,7 +182,7 @@ impl Mlp {
     ) -> Result<()> {
         let width = self.activated.packed()?.in_features();
         let inner = self.last.packed()?.in_features();
-        let rows = (BLOCK_VALUES / inner.max(1)).next_multiple_of(8).clamp(64, 256);
+        let rows = (BLOCK_VALUES / inner.max(1)).next_multiple_of(8).clamp(64, MAX_BLOCK_ROWS);
         if team.threads() > 1 && tokens < team.threads() * rows {
             return self.forward_block(team, xs, tokens, scratch, outer);
         }

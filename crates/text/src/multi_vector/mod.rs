@@ -155,7 +155,7 @@ impl MultiVectorEncoder {
 
     /// Expands the queries of a batch, and returns the hidden states of all tokens.
     fn hidden(&self, batch: &mut [Tokens], task: Option<Task>) -> Result<HiddenStates> {
-        let Some(expansion) = self.rules.expansion_of(task) else {
+        let Some(expansion) = self.rules.expansion_of(task).filter(|(expansion, _)| expansion.counts) else {
             return self.batcher.hidden(&self.model, batch);
         };
         let lengths: Vec<usize> = batch.iter().map(Tokens::len).collect();

@@ -32,6 +32,13 @@ pub(crate) struct Expansion {
     pub token: Option<String>,
     /// The number of tokens of a query, or the smallest.
     pub length: usize,
+    /// Whether the added tokens are given to the model and get vectors.
+    #[serde(skip, default = "yes")]
+    pub counts: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Whether longer queries are cut.
@@ -140,7 +147,10 @@ impl Settings {
             Some(modules) if stated.model_type.as_deref() == Some("ColBERT") => {
                 Self::pylate(folder, modules, stated, prompts)
             }
-            Some(modules) => Ok(Self { is_mean, ..Self::modern(folder, modules, prompts)? }),
+            Some(modules) => {
+                let is_stated = stated.model_type.as_deref() == Some("MultiVectorEncoder");
+                Ok(Self { is_mean, ..Self::modern(folder, modules, is_stated, prompts)? })
+            }
             None => Self::colbert(folder, prompts),
         }
     }
@@ -181,8 +191,10 @@ impl Settings {
         })
     }
 
-    fn modern(folder: ModelFolder, modules: &[Module], prompts: Prompts) -> Result<Self> {
-        if !modules.iter().any(|module| module.kind() == "MultiVectorMask") {
+    /// `is_stated`: whether the folder says that it is a `MultiVectorEncoder`.
+    fn modern(folder: ModelFolder, modules: &[Module], is_stated: bool, prompts: Prompts) -> Result<Self> {
+        let is_masked = modules.iter().any(|module| module.kind() == "MultiVectorMask");
+        if !is_masked && !is_stated {
             let reason = "no MultiVectorMask: the model gives one vector per text, not one per token";
             return Err(Error::file(folder.path.join("modules.json"), reason));
         }
@@ -192,7 +204,11 @@ impl Settings {
         if let Some(task) = config.transformer_task.filter(|task| task != "feature-extraction") {
             return Err(Error::file(file, format!("transformer_task is `{task}`, expected `feature-extraction`")));
         }
-        let TransformerConfig { query_length, document_length, query_expansion: expansion, .. } = config;
+        let TransformerConfig { query_length, document_length, query_expansion: mut expansion, .. } = config;
+        if let Some(expansion) = &mut expansion {
+            // The mask is what counts tokens that no other token attends to.
+            expansion.counts = is_masked || expansion.attend;
+        }
         Ok(Self { query_length, document_length, expansion, ..settings })
     }
 
@@ -208,7 +224,7 @@ impl Settings {
         let expands = stated.do_query_expansion != Some(false);
         let length = stated.query_length.unwrap_or(QUERY_LENGTH);
         let attend = stated.attend_to_expansion_tokens.unwrap_or(false);
-        let expansion = Expansion { strategy: Strategy::Fixed, attend, token: None, length };
+        let expansion = Expansion { strategy: Strategy::Fixed, attend, token: None, length, counts: true };
         let settings = Self::plain(folder, modules, prompts)?;
         let mut layers = settings.layers;
         // What PyLate does without naming it.
@@ -251,7 +267,7 @@ impl Settings {
             mask: Mask::of_words((!is_masked).then(Vec::new)),
             query_length: None,
             document_length: stated.doc_maxlen,
-            expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length }),
+            expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length, counts: true }),
             prompts,
             markers,
             is_mean: false,

@@ -12,8 +12,8 @@ use crate::{EncodeOptions, Ranked, SentenceEncoder};
 /// Key of a text in a file: the first half of its SHA-256 hash.
 pub(super) type Key = [u8; 16];
 
-/// Number of texts that are embedded between two calls of the caller's function.
-const CHUNK: usize = 1024;
+/// Number of texts that are embedded between two calls of the caller's function: a second of work of a small model.
+const CHUNK: usize = 128;
 
 /// A searchable index of texts by their embeddings, filled incrementally and cached in a file.
 ///
@@ -72,8 +72,8 @@ impl<'a> Index<'a> {
         std::array::from_fn(|i| hash[i])
     }
 
-    /// Embeds the texts without a vector, about a thousand at a time, and returns their number. `after_chunk` is called
-    /// after each thousand, for example to save the index. Progress counts only the texts that were missing.
+    /// Embeds the texts without a vector, a hundred at a time, and returns their number. `after_chunk` is called
+    /// after each hundred, for example to save the index. Progress counts only the texts that were missing.
     ///
     /// # Errors
     /// The errors of [`SentenceEncoder::encode`] and of `after_chunk`; [`Error::Shape`](candle_attention::Error::Shape)

@@ -108,7 +108,7 @@ fn by_token(folder: ModelFolder, file: &Path, tokenizer: &Tokenizer) -> Result<V
         let place = tokenizer.id(&token).and_then(|id| weights.get_mut(id as usize));
         match (place, weight.as_f64()) {
             (Some(place), Some(weight)) => *place = weight as f32,
-            (None, _) => return Err(Error::file(file, format!("`{token}` is no token of the tokenizer"))),
+            (None, _) => return Err(Error::file(file, format!("the tokenizer has no token `{token}`"))),
             (_, None) => {
                 return Err(Error::file(file, format!("the weight of `{token}` is {weight}, expected a number")));
             }

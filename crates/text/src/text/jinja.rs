@@ -105,7 +105,9 @@ fn environment() -> Environment<'static> {
 /// A text without the white space around it. minijinja's own filter makes texts of other values.
 fn trimmed(value: JinjaValue) -> std::result::Result<JinjaValue, minijinja::Error> {
     let text = value.as_str().map(|text| JinjaValue::from(text.trim()));
-    text.ok_or_else(|| minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "`trim` of what is no text"))
+    text.ok_or_else(|| {
+        minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "`trim` of something that is not a text")
+    })
 }
 
 /// The statements and expressions of a template as tokens: words, quoted texts, and signs of one character. The first

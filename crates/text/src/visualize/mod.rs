@@ -9,7 +9,8 @@
 //! ```
 //! use candle_attention_text::visualize::{AttentionMaps, TerminalColor};
 //! use candle_core::{Device, Tensor};
-//! let weights = Tensor::new(&[[[0.9f32, 0.1], [0.25, 0.75]]], &Device::Cpu)?; // (heads, queries, keys)
+//! // (heads, queries, keys)
+//! let weights = Tensor::new(&[[[0.9f32, 0.1], [0.25, 0.75]]], &Device::Cpu)?;
 //! let maps = AttentionMaps::new(&["le", "chat"], &["the", "cat"]).with_layer(0, &weights)?;
 //! println!("{}", maps.terminal(0, 0, TerminalColor::None, 80)?);
 //! let (svg, page) = (maps.svg(0)?, maps.html()?);

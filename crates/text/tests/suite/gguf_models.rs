@@ -172,6 +172,8 @@ fn metadata_that_lies() {
     };
     changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x04", &["pooling_type", "reranker"]);
     changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x00", &["pooling_type", "0", "mean"]);
+    let lies: [&str; 3] = ["blk.1.", "another block", "1 blocks, as `bert.block_count` states"];
+    changed(b"block_count\x04\0\0\0\x02", b"block_count\x04\0\0\0\x01", &lies);
     let named = |name: &[u8; 4]| [&b"ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0"[..], name].concat();
     changed(&named(b"bert"), &named(b"rwkv"), &["tokenizer.ggml.model", "rwkv", "gpt2"]);
     changed(b"ggml.tokens", b"ggml.tockens"[..11].as_ref(), &["tokenizer.ggml.tokens", "absent"]);

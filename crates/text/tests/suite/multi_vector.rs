@@ -53,6 +53,12 @@ fn modern() {
     equals_sentence_transformers("modern");
 }
 
+/// A folder that says it is a `MultiVectorEncoder` and has no `MultiVectorMask`.
+#[test]
+fn unmasked() {
+    equals_sentence_transformers("unmasked");
+}
+
 #[test]
 fn roberta() {
     equals_sentence_transformers("roberta");

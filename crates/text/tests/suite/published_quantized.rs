@@ -12,6 +12,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use crate::common::fixture;
+use crate::common::programs::copy_folder;
 
 const CPU: Device = Device::Cpu;
 
@@ -43,19 +44,7 @@ fn quantized_and_plain() -> [tempfile::TempDir; 2] {
 fn int8_and_plain(group: Option<usize>, change: impl Fn(f32) -> f32) -> [tempfile::TempDir; 2] {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let source = fixture("tiny-bert");
-    for folder in &folders {
-        for entry in std::fs::read_dir(&source).unwrap().map(Result::unwrap) {
-            let target = folder.path().join(entry.file_name());
-            if entry.file_type().unwrap().is_dir() {
-                std::fs::create_dir(&target).unwrap();
-                for file in std::fs::read_dir(entry.path()).unwrap().map(Result::unwrap) {
-                    std::fs::copy(file.path(), target.join(file.file_name())).unwrap();
-                }
-            } else {
-                std::fs::copy(entry.path(), target).unwrap();
-            }
-        }
-    }
+    folders.iter().for_each(|folder| copy_folder(&source, folder.path()));
     let config = folders[0].path().join("config.json");
     let mut keys: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
     keys["quantization_config"] = json!({

@@ -123,7 +123,7 @@ fn templates_that_could_grow_or_lose_a_text_are_refused() {
     for list in ["[a, a]", "(a, a)", "a, a", "none or (a, a)", "none or [a]"] {
         refused(&format!("{{% set a = {list} %}}{both}"), &["the chat template is a list"]);
     }
-    refused(&format!("{{{{ messages | trim }}}}{both}"), &["`trim` of what is no text"]);
+    refused(&format!("{{{{ messages | trim }}}}{both}"), &["`trim` of something that is not a text"]);
     let nested = "{% for a in messages %}".repeat(20) + "x" + &"{% endfor %}".repeat(20);
     refused(&format!("{both}{nested}"), &["the chat template is", "fuel"]);
     refused(&"x".repeat(1 << 17), &["chat_template.jinja", "expected at most"]);

@@ -136,7 +136,7 @@ fn only_new_texts_are_embedded() {
     let mut stopped = Index::new(&texts, 24, "tiny").unwrap();
     let stop = |_: &Index| Err(Error::Tokenizer("enough".to_string()));
     says(stopped.embed(&encoder, &options, stop), &["enough"]);
-    assert_eq!(stopped.len(), 1024);
+    assert_eq!(stopped.len(), 128);
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn weights_of_tokens_may_be_json() {
     assert_eq!((cut.load(Relaxed), short), (1, other.encode_query(&["the cat sat"], &options).unwrap().remove(0)));
 
     std::fs::write(module.join("idf.json"), r#"{"nowhere": 1.0}"#).unwrap();
-    says(open(copy.path()), &["idf.json", "`nowhere` is no token"]);
+    says(open(copy.path()), &["idf.json", "no token `nowhere`"]);
     std::fs::write(module.join("idf.json"), r#"{"cat": "much"}"#).unwrap();
     says(open(copy.path()), &["idf.json", "the weight of `cat` is \"much\", expected a number"]);
 }

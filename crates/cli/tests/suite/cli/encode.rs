@@ -223,7 +223,7 @@ fn damaged_weights_are_an_error_everywhere() {
     {
         fails(&mut with(arguments), &tensor);
     }
-    fails(&mut with(&["search", "--file", "notes.txt", "a"]), &tensor);
+    fails(&mut with(&["search", "a", "notes.txt"]), &tensor);
     fails(&mut with(&["attention-map", "--layer", "1", "--html", "map.html", "a cat"]), &tensor);
     assert!(!scratch.names().iter().any(|name| name.contains(".search-") || name == "e.npy" || name == "map.html"));
 }
