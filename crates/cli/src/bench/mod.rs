@@ -20,9 +20,9 @@ use super::shared::{Result, bar, print};
 /// Measure how many texts and tokens per second this machine encodes.
 ///
 /// Encodes 1, 8 and 64 texts of a fixed set, of 7 to 110 words, in f32, f16 and bf16, on the CPU in int8 too: each at
-/// least five times, of which the median counts. It compares the embeddings with those of the CPU in f32, and prints one
-/// line to share. On two cores all-MiniLM-L6-v2 takes less than half a minute, in f32 alone less than 10 seconds; large
-/// models take minutes.
+/// least five times, of which the median counts. It compares the embeddings with those of the CPU in f32, and prints
+/// one line to share. On two cores all-MiniLM-L6-v2 takes less than half a minute, in f32 alone less than 10 seconds;
+/// large models take minutes.
 #[derive(Parser)]
 #[command(
     name = "bench",
