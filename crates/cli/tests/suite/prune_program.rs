@@ -72,7 +72,11 @@ fn prune_ranks_heads_draws_the_cost_and_writes_the_pruned_model() {
             .filter_map(|line| line.split_whitespace().nth(1))
             .collect();
         assert!(counts.windows(2).all(|pair| pair[0] != pair[1]), "each number of heads once: {counts:?}");
-        assert!(std::fs::read_to_string(folder.path(&svg)).unwrap().contains("heads pruned, %"));
+        assert!(
+            std::fs::read_to_string(folder.path(&svg))
+                .unwrap()
+                .contains("attention heads pruned, the least important first (%)")
+        );
         let config = std::fs::read_to_string(smaller.join("config.json")).unwrap();
         assert!(config.contains("pruned_heads"), "{config}");
         assert!(printed.contains("written without 4 of 8 heads") && printed.contains("MB saved"), "{printed}");

@@ -94,7 +94,12 @@ fn train_draws_the_recorded_losses() {
     let (svg, said) = draw("curve.svg");
     let document = roxmltree::Document::parse(&svg).unwrap();
     let texts: Vec<&str> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
-    for name in ["steps", "loss", "texts held back", "the teacher's nearest among ten"] {
+    for name in [
+        "training step",
+        "Training loss",
+        "Agreement with the teacher",
+        "share of texts whose nearest by the teacher is among the ten nearest",
+    ] {
         assert!(texts.contains(&name), "{name}: {texts:?}");
     }
 
