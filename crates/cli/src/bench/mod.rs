@@ -86,7 +86,7 @@ impl Command for Bench {
         }
         let report = Report {
             candle_attention: env!("CARGO_PKG_VERSION"),
-            model: self.model.name().to_string(),
+            model: self.model.title(),
             device: machine::device(&self.model.device),
             processor: machine::processor(),
             instruction_set: Isa::detect()?.name(),
