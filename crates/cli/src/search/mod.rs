@@ -61,9 +61,10 @@ pub struct Search {
     /// or a pipe, else the current folder]
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     paths: Vec<OsString>,
+    /// What follows `--`, where a query may be the name of a file
     #[arg(last = true, hide = true)]
     after_dashes: Vec<OsString>,
-    /// A query; may be given several times
+    /// A query; may be given several times [default: the first argument]
     #[arg(short = 'e', long = "query", value_name = "QUERY", allow_hyphen_values = true, value_hint = ValueHint::Other)]
     queries: Vec<String>,
     /// Read the queries from a file, one per line; `-` is standard input, with a prompt on a terminal

@@ -19,10 +19,11 @@ use super::passages::{By, Passage, passages};
 #[derive(clap::Args, Debug)]
 pub struct Walk {
     /// Of folders, search only the files that match, or with `!` in front those that do not, as `-g '*.md'`; may be
-    /// given several times
+    /// given several times [default: all]
     #[arg(short, long, value_name = "GLOB")]
     glob: Vec<String>,
-    /// Of folders, search only files of this type, by ripgrep's names of types, as `-t md`; may be given several times
+    /// Of folders, search only files of this type, by ripgrep's names of types, as `-t md`; may be given several
+    /// times [default: all]
     #[arg(short = 't', long = "type", value_name = "TYPE")]
     types: Vec<String>,
     /// Of folders, also search hidden files

@@ -88,10 +88,11 @@ impl<'a> Index<'a> {
         let missing = self.missing();
         // Reserve once: growing by doubling would need up to twice the memory.
         self.vectors.elements.reserve_exact(missing.len() * self.vectors.size);
-        for (index, chunk) in missing.chunks(CHUNK).enumerate() {
+        let size = CHUNK.next_multiple_of(options.batch_size.max(1));
+        for (index, chunk) in missing.chunks(size).enumerate() {
             let on_progress = |done: usize, _: usize| {
                 if let Some(on_progress) = options.on_progress {
-                    on_progress(index * CHUNK + done, missing.len());
+                    on_progress(index * size + done, missing.len());
                 }
             };
             let options = EncodeOptions { on_progress: Some(&on_progress), ..*options };
