@@ -173,9 +173,10 @@ impl Convert for bf16 {
 
 /// Makes pairs of values as they are, and fills the rest of `to` with zeros.
 #[inline(always)]
-fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
+pub(crate) fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
     let (pairs, rest) = from.as_chunks::<2>();
-    let (whole, zeros) = to.split_at_mut(from.len().div_ceil(2));
+    let (whole, to_rest) = to.split_at_mut(pairs.len());
+    let (to_last, zeros) = to_rest.split_at_mut(rest.len());
     let pair = |[first, second]: [T; 2]| u32::from(bits(first)) | u32::from(bits(second)) << 16;
     let ((blocks, pairs), (to_blocks, to_pairs)) = (pairs.as_chunks::<CHUNK>(), whole.as_chunks_mut::<CHUNK>());
     for (to, block) in to_blocks.iter_mut().zip(blocks) {
@@ -185,9 +186,7 @@ fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: impl Fn(T) ->
     for (to, halves) in to_pairs.iter_mut().zip(pairs) {
         *to = pair(*halves);
     }
-    if let [last] = rest {
-        to_pairs[pairs.len()] = u32::from(bits(*last));
-    }
+    to_last.iter_mut().zip(rest).for_each(|(to, last)| *to = u32::from(bits(*last)));
     zeros.fill(0);
 }
 

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
-use crate::convert::Convert;
+use crate::convert::{Convert, copy_pairs};
 
 #[test]
 fn bf16_conversions_match_half() {
@@ -21,6 +21,20 @@ fn bf16_conversions_match_half() {
         let mut wide = [0.0];
         bf16::upcast(&[narrow], &mut wide);
         assert!(wide[0] == narrow.to_f32() || narrow.is_nan() && wide[0].is_nan(), "{narrow}");
+    }
+}
+
+/// Odd numbers of values end in half a pair, also where the pairs before it are not a whole number of blocks.
+#[test]
+fn pairs_of_any_number_of_values() {
+    for count in 0..=70u16 {
+        let values: Vec<bf16> = (1..=count).map(bf16::from_bits).collect();
+        let mut pairs = [u32::MAX; 40];
+        copy_pairs(&values, &mut pairs, bf16::to_bits);
+        let half = |i: usize| values.get(i).map_or(0, |value| u32::from(value.to_bits()));
+        for (i, pair) in pairs.into_iter().enumerate() {
+            assert_eq!(pair, half(2 * i) | half(2 * i + 1) << 16, "pair {i} of {count} values");
+        }
     }
 }
 
