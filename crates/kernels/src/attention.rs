@@ -16,8 +16,6 @@ use super::dropout::Dropout;
 use super::error::{Error, Result};
 use super::few_queries;
 use super::isa::Isa;
-use super::isa::kernel::{Kernel, PairKernel};
-use super::isa::pair_dot::PairDot;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
@@ -25,8 +23,7 @@ use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, on
 use super::problem::{AttentionProblem, Batch};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 use super::team::{Output, SharedOut, Team};
-use super::tile_bf16::TileBf16;
-use super::tile_f32::TileF32;
+use super::tile_kernel::{TileKernel, run_on_tiles};
 
 /// Queries that are multiplied with a key block before the next key block is fetched.
 const QUERY_BLOCK: usize = 64;
@@ -112,14 +109,7 @@ fn run_tasks<T: Convert>(
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
-        let mut result = Ok(());
-        let kernel = TaskKernel { problem, task: tasks[i], pool: &pool, training, out, result: &mut result };
-        if problem.bf16 && isa.has_bf16_dot() {
-            isa.run_bf16(kernel)
-        } else {
-            isa.run(kernel)
-        }
-        result
+        run_on_tiles(isa, problem.bf16, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
     })
 }
 
@@ -156,21 +146,6 @@ struct TaskKernel<'a, T> {
     pool: &'a ScratchPool,
     training: Option<Training>,
     out: SharedOut<T>,
-    result: &'a mut Result<()>,
-}
-
-impl<T: Convert> Kernel for TaskKernel<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        *self.result = self.run_with(TileF32::<S, MR, NR>(s));
-    }
-}
-
-impl<T: Convert> PairKernel for TaskKernel<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
-        *self.result = self.run_with(TileBf16(s, dot));
-    }
 }
 
 /// The scratch memory of a task, divided by purpose.
@@ -222,10 +197,10 @@ impl<'a> Scratch<'a> {
     }
 }
 
-impl<T: Convert> TaskKernel<'_, T> {
+impl<T: Convert> TileKernel for TaskKernel<'_, T> {
     #[inline(always)]
-    fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
-        let Self { problem, task: Task { b, h_kv, from, to }, training, out, .. } = *self;
+    fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
+        let Self { problem, task: Task { b, h_kv, from, to }, training, out, .. } = self;
         let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
         const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));

@@ -14,17 +14,14 @@ use super::attention::store_row;
 use super::convert::Convert;
 use super::error::Result;
 use super::isa::Isa;
-use super::isa::kernel::{Kernel, PairKernel};
-use super::isa::pair_dot::PairDot;
-use super::isa::simd::{MAX_LANES, Simd};
+use super::isa::simd::MAX_LANES;
 use super::memory::ScratchPool;
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
-use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
+use super::score_tile::{Ahead, KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
 use super::team::{SharedOut, Team};
-use super::tile_bf16::TileBf16;
-use super::tile_f32::TileF32;
+use super::tile_kernel::{TileKernel, run_on_tiles};
 
 /// The most queries of all query heads of a key-value head. Their sums stay in the L2 cache beside a block of keys.
 const MAX_ROWS: usize = 128;
@@ -73,14 +70,7 @@ pub(super) fn run_tasks<T: Convert>(
             kv_heads: first..h_kv.min(first + heads),
             group: of_group * queries..group.min((of_group + 1) * queries),
         };
-        let mut result = Ok(());
-        let kernel = TaskKernel { problem, task, pool: &pool, out, result: &mut result };
-        if problem.bf16 && isa.has_bf16_dot() {
-            isa.run_bf16(kernel);
-        } else {
-            isa.run(kernel);
-        }
-        result
+        run_on_tiles(isa, problem.bf16, TaskKernel { problem, task, pool: &pool, out })
     })
 }
 
@@ -97,21 +87,6 @@ struct TaskKernel<'a, T> {
     task: Task,
     pool: &'a ScratchPool,
     out: SharedOut<T>,
-    result: &'a mut Result<()>,
-}
-
-impl<T: Convert> Kernel for TaskKernel<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        *self.result = self.run_with(TileF32::<S, MR, NR>(s));
-    }
-}
-
-impl<T: Convert> PairKernel for TaskKernel<'_, T> {
-    #[inline(always)]
-    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
-        *self.result = self.run_with(TileBf16(s, dot));
-    }
 }
 
 /// The scratch memory of a task. The first five have a part for each key-value head.
@@ -143,11 +118,11 @@ struct Sizes {
     one_tile: bool,
 }
 
-impl<T: Convert> TaskKernel<'_, T> {
+impl<T: Convert> TileKernel for TaskKernel<'_, T> {
     /// The rows of a key-value head are the queries of its first query head, then those of the next.
     #[inline(always)]
-    fn run_with<C: ScoreTile>(&self, tile: C) -> Result<()> {
-        let Self { problem, task: Task { b, kv_heads, group }, .. } = self;
+    fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
+        let Self { problem, task: Task { b, kv_heads, group }, .. } = &self;
         let (b, batch, d, d_v) = (*b, problem.batch, problem.d, problem.d_v);
         let (s_q, s_kv, start) = (batch.s_q(b), batch.s_kv(b), batch.start(b));
         let rows = group.len() * s_q;
@@ -169,7 +144,11 @@ impl<T: Convert> TaskKernel<'_, T> {
         let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
         let count = if problem.appended > 0 { s_kv + problem.appended } else { visible };
 
-        let (heads, block) = (kv_heads.len(), if sizes.one_tile { C::PANEL } else { KEY_BLOCK });
+        let heads = kv_heads.len();
+        let packed = match sizes.one_tile {
+            true => [d, width_v].map(StepMemory::packed_size::<C>),
+            false => [KEY_BLOCK * width, C::values_offset(KEY_BLOCK, width_v)],
+        };
         let of_scratch = [
             heads * padded_rows * width,
             heads * padded_rows * width_v,
@@ -177,8 +156,8 @@ impl<T: Convert> TaskKernel<'_, T> {
             heads * padded_rows,
             heads * C::SCORES,
             heads * C::ROWS * width_v,
-            block * width,
-            C::values_offset(block, width_v),
+            packed[0],
+            packed[1],
             (MAX_LANES + 2) * d.max(width) + 3 * width_v,
         ]
         .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
@@ -229,7 +208,9 @@ impl<T: Convert> TaskKernel<'_, T> {
         }
         Ok(())
     }
+}
 
+impl<T: Convert> TaskKernel<'_, T> {
     /// The query head of the rows at `index` of a key-value head.
     fn head(&self, h_kv: usize, index: usize) -> usize {
         h_kv * (self.problem.h / self.problem.h_kv) + self.task.group.start + index
@@ -268,29 +249,40 @@ impl<T: Convert> TaskKernel<'_, T> {
                 continue;
             }
             if one_tile {
-                // The heads of a token lie side by side in memory, so all are read before the next panel.
-                for before in (0..count).step_by(C::PANEL) {
-                    let in_step = C::PANEL.min(count - before);
-                    for h_kv in kv_heads.clone() {
-                        let keys = Tokens { h: h_kv, from: start + before, count: in_step, ..keys };
-                        let queries = &scratch.queries[part_of(h_kv, padded_rows * width)];
-                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.keys, sums: &mut [] };
-                        let scores = &mut scratch.scores[part_of(h_kv, C::SCORES)][before..];
+                // The heads of a token lie side by side in memory, so all are read before the next step.
+                let (first, heads, end) = (kv_heads.start, kv_heads.len(), start + count);
+                for from in (start..end).step_by(C::STEP) {
+                    let next = if from + C::STEP < end {
+                        keys.step::<C>(from + C::STEP, end)
+                    } else {
+                        values.step::<C>(start, end)
+                    };
+                    for (i, h) in kv_heads.clone().enumerate() {
+                        let keys = Tokens { h, ..keys.step::<C>(from, end) };
+                        let queries = &scratch.queries[part_of(h, padded_rows * width)];
+                        let ahead = Ahead::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
+                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.keys, sums: &mut [], ahead };
+                        let scores = &mut scratch.scores[part_of(h, C::SCORES)][from - start..];
                         tile.scores_of_step(rows, queries, keys, memory, scores);
                     }
                 }
                 for h_kv in kv_heads.clone() {
                     self.update(tile, sizes, (h_kv, 0), pos, score_factor, scratch);
                 }
-                for before in (0..count).step_by(C::PANEL) {
-                    let in_step = C::PANEL.min(count - before);
-                    for h_kv in kv_heads.clone() {
-                        let values = Tokens { h: h_kv, from: start + before, count: in_step, ..values };
-                        let sums = &mut scratch.sums[part_of(h_kv, C::ROWS * width_v)];
-                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.values, sums };
-                        let weights = &mut scratch.scores[part_of(h_kv, C::SCORES)];
-                        let output = &mut scratch.output[part_of(h_kv, padded_rows * width_v)];
-                        let step = Step { before, block: count, width_v };
+                for from in (start..end).step_by(C::STEP) {
+                    let next = if from + C::STEP < end {
+                        values.step::<C>(from + C::STEP, end)
+                    } else {
+                        keys.step::<C>(end, keys.count)
+                    };
+                    for (i, h) in kv_heads.clone().enumerate() {
+                        let values = Tokens { h, ..values.step::<C>(from, end) };
+                        let ahead = Ahead::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
+                        let sums = &mut scratch.sums[part_of(h, C::ROWS * width_v)];
+                        let memory = StepMemory { buffer: scratch.tokens, packed: scratch.values, sums, ahead };
+                        let weights = &mut scratch.scores[part_of(h, C::SCORES)];
+                        let output = &mut scratch.output[part_of(h, padded_rows * width_v)];
+                        let step = Step { before: from - start, block: count, width_v };
                         tile.accumulate_step(rows, weights, values, step, memory, output);
                     }
                 }

@@ -86,6 +86,7 @@ mod team;
 )]
 mod tile_bf16;
 mod tile_f32;
+mod tile_kernel;
 
 #[cfg(test)]
 extern crate self as candle_attention_kernels;

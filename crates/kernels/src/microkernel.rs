@@ -1,12 +1,24 @@
 //! The microkernel: a product of a few rows with a few columns, held in registers.
 
-use super::isa::simd::Simd;
+use super::isa::simd::{MAX_LANES, Simd};
 
 /// Rows of values in memory: row `r` starts at `at + r · stride`.
 #[derive(Clone, Copy)]
 pub(super) struct StridedRows {
     pub at: *const f32,
     pub stride: usize,
+}
+
+impl StridedRows {
+    /// Value `at` of each of the first `LANES` rows.
+    #[inline(always)]
+    pub fn pointers<S: Simd>(self, at: usize) -> [*const f32; MAX_LANES] {
+        let mut rows = [self.at; MAX_LANES];
+        for (r, row) in rows.iter_mut().take(S::LANES).enumerate() {
+            *row = self.at.wrapping_add(r * self.stride + at);
+        }
+        rows
+    }
 }
 
 /// How far ahead of its use B is prefetched, in bytes. Processors fetch ahead themselves, but not past the end of a

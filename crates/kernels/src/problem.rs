@@ -117,12 +117,6 @@ impl<'a, T> HeadsView<'a, T> {
         &self.data[start..start + d]
     }
 
-    /// The memory from head `h` of token `start + s` in batch row `b` on.
-    #[inline(always)]
-    pub(super) fn from(&self, (b, start): (usize, usize), s: usize, h: usize) -> &'a [T] {
-        &self.data[b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2]..]
-    }
-
     /// Checks that all heads of `dims` `[b, s, h]` are in memory. Then no index of one wraps around.
     fn check(&self, name: &str, dims: [usize; 3], d: usize) -> Result<()> {
         check_view(name, &dims, &self.strides, d, self.data.len())

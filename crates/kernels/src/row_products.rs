@@ -1,98 +1,142 @@
-//! Products of the few rows of one tile with keys and values in f32, a part of a block at a time.
+//! Products of the few rows of one tile with keys and values where they are in memory, as many as a vector has lanes at
+//! a time.
 //!
-//! The terms of a sum have the order that they have in the products of many rows.
+//! The terms of a sum have the order that they have in the products of many rows. For that keys are transposed, in
+//! registers.
 
-use super::isa::simd::Simd;
-use super::microkernel::{StridedRows, microkernel};
-use super::score_tile::{CACHE_LINE, KEY_BLOCK, TOKENS_AHEAD};
+use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
+use super::isa::simd::{MAX_LANES, Simd};
+use super::microkernel::StridedRows;
+use super::score_tile::{Ahead, KEY_BLOCK};
 
-/// Writes the products of `R` queries `(R, d)` with the first `count` keys of a packed panel to `scores`, rows of
-/// `KEY_BLOCK`.
+/// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their terms
+/// are f32 values, or with `PAIRS` pairs of bf16. There may be up to 8 rows, and memory for as many as are computed: 1,
+/// 2, 4, 6 or 8.
+///
+/// # Safety
+/// `width` values, and those that fill the last vector, can be read at each of the keys.
 #[inline(always)]
-pub(super) fn panel_scores<S: Simd, const R: usize, const NR: usize>(
+pub(super) unsafe fn row_scores<S: Simd, const PAIRS: bool>(
     s: S,
-    queries: &[f32],
-    (panel, d): (&[f32], usize),
-    count: usize,
+    rows: usize,
+    queries: (&[f32], usize),
+    keys: StridedRows,
+    ahead: Ahead,
     scores: &mut [f32],
 ) {
-    assert!(count <= NR * S::LANES && panel.len() >= NR * S::LANES * d);
-    assert!(queries.len() >= R * d && scores.len() >= (R - 1) * KEY_BLOCK + NR * S::LANES);
-    // SAFETY: the assertions check the lengths; no more than `NR` vectors are multiplied and written.
+    // SAFETY: the caller promises it.
     unsafe {
-        match count.div_ceil(S::LANES) {
-            1 => vectors_of_scores::<S, R, 1>(s, queries, (panel, d), NR * S::LANES, scores),
-            2 => vectors_of_scores::<S, R, 2>(s, queries, (panel, d), NR * S::LANES, scores),
-            _ => vectors_of_scores::<S, R, NR>(s, queries, (panel, d), NR * S::LANES, scores),
+        match rows {
+            1 => scores_of::<S, 1, PAIRS>(s, queries, keys, ahead, scores),
+            2 => scores_of::<S, 2, PAIRS>(s, queries, keys, ahead, scores),
+            3 | 4 => scores_of::<S, 4, PAIRS>(s, queries, keys, ahead, scores),
+            5 | 6 => scores_of::<S, 6, PAIRS>(s, queries, keys, ahead, scores),
+            _ => scores_of::<S, 8, PAIRS>(s, queries, keys, ahead, scores),
         }
     }
 }
 
 /// # Safety
-/// The slices have the lengths that [`panel_scores`] checks, for `NV` of the vectors of a row of the panel.
+/// That of [`row_scores`].
 #[inline(always)]
-unsafe fn vectors_of_scores<S: Simd, const R: usize, const NV: usize>(
+unsafe fn scores_of<S: Simd, const R: usize, const PAIRS: bool>(
     s: S,
-    queries: &[f32],
-    (panel, d): (&[f32], usize),
-    width: usize,
+    (queries, width): (&[f32], usize),
+    keys: StridedRows,
+    mut ahead: Ahead,
     scores: &mut [f32],
 ) {
-    let queries = StridedRows { at: queries.as_ptr(), stride: d };
-    // SAFETY: the caller promises it.
-    unsafe {
-        let sums = microkernel::<S, R, NV, false>(s, d, queries, panel.as_ptr(), width);
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (v, sum) in sums.into_iter().enumerate() {
-                s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + v * S::LANES), sum);
+    assert!(queries.len() >= R * width && scores.len() >= (R - 1) * KEY_BLOCK + S::LANES);
+    let fetched = S::LANES.div_ceil(width.div_ceil(S::LANES));
+    let mut sums = [s.splat(0.0); R];
+    let whole = width / S::LANES * S::LANES;
+    for at in (0..whole).step_by(S::LANES) {
+        ahead.fetch(s, fetched);
+        // SAFETY: the caller promises the keys, and the assertion checks the queries.
+        unsafe {
+            let columns = s.transposed(&keys.pointers::<S>(at));
+            for (i, column) in columns.into_iter().take(S::LANES).enumerate() {
+                add_column::<S, R, PAIRS>(s, queries.as_ptr().add(at + i), width, column, &mut sums);
             }
         }
     }
+    if whole < width {
+        ahead.fetch(s, fetched);
+        // SAFETY: as above.
+        unsafe {
+            let columns = s.transposed(&keys.pointers::<S>(whole));
+            for (i, column) in columns.into_iter().take(width - whole).enumerate() {
+                add_column::<S, R, PAIRS>(s, queries.as_ptr().add(whole + i), width, column, &mut sums);
+            }
+        }
+    }
+    for (scores, sum) in scores.chunks_mut(KEY_BLOCK).zip(sums) {
+        s.store_slice(scores, sum);
+    }
 }
 
-/// Values of consecutive tokens.
+/// # Safety
+/// `R` values can be read at `queries`, `stride` values apart.
+#[inline(always)]
+unsafe fn add_column<S: Simd, const R: usize, const PAIRS: bool>(
+    s: S,
+    queries: *const f32,
+    stride: usize,
+    column: S::V,
+    sums: &mut [S::V; R],
+) {
+    for (r, sum) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller promises it.
+        let x = unsafe { *queries.add(r * stride) };
+        *sum = if PAIRS { s.dot_pairs(x.to_bits(), column, *sum) } else { s.mul_add(s.splat(x), column, *sum) };
+    }
+}
+
+/// The values of consecutive tokens, and what is fetched meanwhile.
 #[derive(Clone, Copy)]
-pub(super) struct Values<'a> {
-    /// From the first one on.
-    pub data: &'a [f32],
-    pub stride: usize,
+pub(super) struct Values {
+    pub rows: StridedRows,
+    /// Tokens, or pairs of them.
     pub count: usize,
-    /// Whether they come from memory.
-    pub fetch: bool,
+    pub ahead: Ahead,
 }
 
-/// Adds the products of `R` rows of attention weights, `KEY_BLOCK` apart, with values of `width` to `sums`
+/// Adds the products of `R` rows of attention weights, `KEY_BLOCK` apart, with `values` of `width` to `sums`
 /// `(R, width)`, which start at 0 with the first of `ends` and are added to `output` with the last. A tile has `MR` by
 /// `NR` registers.
+///
+/// # Safety
+/// `width` values can be read at each of the rows.
 #[inline(always)]
-pub(super) fn add_value_products<S: Simd, const R: usize, const MR: usize, const NR: usize>(
+pub(super) unsafe fn add_value_products<S: Simd, const R: usize, const MR: usize, const NR: usize>(
     s: S,
     weights: &[f32],
-    values: Values,
+    mut values: Values,
     ends: [bool; 2],
     sums: &mut [f32],
     output: &mut [f32],
     width: usize,
 ) {
     assert!(width.is_multiple_of(S::LANES) && sums.len() >= R * width && output.len() >= R * width);
-    assert!(values.count > 0 && values.data.len() >= (values.count - 1) * values.stride + width);
-    assert!(weights.len() >= (R - 1) * KEY_BLOCK + values.count);
+    assert!(values.count <= S::LANES && weights.len() >= (R - 1) * KEY_BLOCK + values.count);
     let mut column = 0;
     while column < width {
         let left = (width - column) / S::LANES;
         let fits = |vectors: usize| vectors <= left && R * vectors <= MR * NR;
         let (sums, output) = (&mut sums[column..], &mut output[column..]);
-        // SAFETY: the assertions check the lengths; `column` and the vectors stay within `width`.
-        let vectors = unsafe {
-            match () {
-                () if fits(8) => add_columns::<S, R, 8>(s, weights, values, ends, column, [sums, output], width),
-                () if fits(4) => add_columns::<S, R, 4>(s, weights, values, ends, column, [sums, output], width),
-                () if fits(3) => add_columns::<S, R, 3>(s, weights, values, ends, column, [sums, output], width),
-                () if fits(2) => add_columns::<S, R, 2>(s, weights, values, ends, column, [sums, output], width),
-                () => add_columns::<S, R, 1>(s, weights, values, ends, column, [sums, output], width),
-            }
-        };
-        column += vectors * S::LANES;
+        let (values, sums) = ((&mut values, column), [sums, output]);
+        // SAFETY: the assertions check the lengths, and the caller promises the values; `column` and the vectors stay
+        // within `width`.
+        column += S::LANES
+            * unsafe {
+                match () {
+                    () if fits(8) => add_columns::<S, R, 8>(s, weights, values, ends, sums, width),
+                    () if fits(4) => add_columns::<S, R, 4>(s, weights, values, ends, sums, width),
+                    () if fits(3) => add_columns::<S, R, 3>(s, weights, values, ends, sums, width),
+                    () if fits(2) => add_columns::<S, R, 2>(s, weights, values, ends, sums, width),
+                    () => add_columns::<S, R, 1>(s, weights, values, ends, sums, width),
+                }
+            };
     }
 }
 
@@ -100,14 +144,13 @@ pub(super) fn add_value_products<S: Simd, const R: usize, const MR: usize, const
 ///
 /// # Safety
 /// The slices have the lengths that [`add_value_products`] checks; the sums and the output start at `column`, and
-/// `column + NV · LANES <= width`.
+/// `column + NV · LANES` values can be read at each of the rows.
 #[inline(always)]
 unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
     s: S,
     weights: &[f32],
-    values: Values,
+    (Values { rows: values, count, ahead }, column): (&mut Values, usize),
     [is_first, is_last]: [bool; 2],
-    column: usize,
     [sums_of_block, output]: [&mut [f32]; 2],
     width: usize,
 ) -> usize {
@@ -123,14 +166,12 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
                 }
             }
         }
-        for key in 0..values.count {
-            let row = values.data.as_ptr().add(key * values.stride + column);
+        for key in 0..*count {
+            ahead.fetch(s, 1);
+            let row = values.at.add(key * values.stride);
             let mut columns = [s.splat(0.0); NV];
-            for (v, column) in columns.iter_mut().enumerate() {
-                if values.fetch && (v * S::LANES * size_of::<f32>()).is_multiple_of(CACHE_LINE) {
-                    s.prefetch(row.wrapping_add(TOKENS_AHEAD * values.stride + v * S::LANES));
-                }
-                *column = s.load(row.add(v * S::LANES));
+            for (v, to) in columns.iter_mut().enumerate() {
+                *to = s.load(row.add(column + v * S::LANES));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let x = s.splat(*weights.as_ptr().add(r * KEY_BLOCK + key));
@@ -151,4 +192,81 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
         }
     }
     NV
+}
+
+/// Adds the products of `rows` rows of pairs of attention weights, `KEY_BLOCK / 2` apart, with pairs of neighboring
+/// `values`, of 16-bit numbers, to `output` `(rows, width)`. There is memory for as many rows as in [`row_scores`].
+///
+/// # Safety
+/// `width` numbers, rounded up to whole vectors of pairs, can be read at both rows of each pair.
+#[inline(always)]
+pub(super) unsafe fn add_pair_products<S: Simd>(
+    s: S,
+    rows: usize,
+    weights: &[Pair],
+    values: Values,
+    output: &mut [f32],
+    width: usize,
+) {
+    // SAFETY: the caller promises it.
+    unsafe {
+        match rows {
+            1 => pair_products_of::<S, 1, 8>(s, weights, values, output, width),
+            2 => pair_products_of::<S, 2, 8>(s, weights, values, output, width),
+            3 | 4 => pair_products_of::<S, 4, 4>(s, weights, values, output, width),
+            5 | 6 => pair_products_of::<S, 6, 4>(s, weights, values, output, width),
+            _ => pair_products_of::<S, 8, 2>(s, weights, values, output, width),
+        }
+    }
+}
+
+/// # Safety
+/// That of [`add_pair_products`]. `NV` is even.
+#[inline(always)]
+unsafe fn pair_products_of<S: Simd, const R: usize, const NV: usize>(
+    s: S,
+    weights: &[Pair],
+    Values { rows: values, count: pairs, mut ahead }: Values,
+    output: &mut [f32],
+    width: usize,
+) {
+    const { assert!(NV.is_multiple_of(2)) };
+    assert!(width.is_multiple_of(VECTOR_COLUMNS) && output.len() >= R * width);
+    assert!(2 * pairs <= MAX_LANES && weights.len() >= (R - 1) * (KEY_BLOCK / 2) + pairs);
+    for column in (0..width).step_by(NV * VECTOR_COLUMNS) {
+        let vectors = NV.min((width - column) / VECTOR_COLUMNS);
+        let output = output[column..].as_mut_ptr();
+        let mut sums = [[s.splat(0.0); NV]; R];
+        // SAFETY: a row of the output has `vectors` vectors from `column` on, and each row of weights a pair for each
+        // pair of values; the caller promises the values.
+        unsafe {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate().take(vectors) {
+                    *sum = s.load(output.add(r * width + v * VECTOR_COLUMNS));
+                }
+            }
+            for pair in 0..pairs {
+                ahead.fetch(s, 2);
+                let first = values.at.add(2 * pair * values.stride + column / 2);
+                let second = first.add(values.stride);
+                for v in (0..NV).step_by(2) {
+                    if v >= vectors {
+                        break;
+                    }
+                    let at = v * VECTOR_COLUMNS / 2;
+                    let columns = s.pair_up(s.load(first.add(at)), s.load(second.add(at)));
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let x = *weights.as_ptr().add(r * (KEY_BLOCK / 2) + pair);
+                        sums[v] = s.dot_pairs(x, columns[0], sums[v]);
+                        sums[v + 1] = s.dot_pairs(x, columns[1], sums[v + 1]);
+                    }
+                }
+            }
+            for (r, sums) in sums.into_iter().enumerate() {
+                for (v, sum) in sums.into_iter().enumerate().take(vectors) {
+                    s.store(output.add(r * width + v * VECTOR_COLUMNS), sum);
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::convert::Convert;
 use super::isa::pair_dot::{Pair, PairDot};
-use super::isa::simd::Simd;
+use super::isa::simd::{MAX_LANES, Simd};
+use super::microkernel::StridedRows;
 use super::problem::HeadsView;
 
 /// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
@@ -13,9 +14,9 @@ use super::problem::HeadsView;
 pub(super) const KEY_BLOCK: usize = 192;
 
 /// Bytes that are fetched into the cache together.
-pub(super) const CACHE_LINE: usize = 64;
-/// Tokens that are fetched ahead of their use. Processors fetch ahead themselves, but only within a page.
-pub(super) const TOKENS_AHEAD: usize = 16;
+const CACHE_LINE: usize = 64;
+/// Tokens that are fetched ahead of their use.
+const TOKENS_AHEAD: usize = 16;
 
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
@@ -62,23 +63,61 @@ impl<T: Convert> Tokens<'_, T> {
         T::upcast(self.token(i), to);
     }
 
-    /// The view of the heads, if they are f32.
+    /// Rows of the first `LANES` tokens in f32, each with `width` values at least: where they are, or copied to `to` and
+    /// padded with zeros. The tokens after the last one are zeros.
     #[inline(always)]
-    pub fn f32_heads(&self) -> Option<HeadsView<'_, f32>> {
-        T::IS_F32.then(|| HeadsView { data: T::as_f32(self.heads.data, &mut []), strides: self.heads.strides })
+    pub fn f32_rows<S: Simd>(&self, _: S, width: usize, to: &mut [f32]) -> StridedRows {
+        if T::IS_F32 && width == self.d && self.count >= S::LANES {
+            return self.in_place();
+        }
+        for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
+            let (values, padding) = to.split_at_mut(self.d);
+            match i < self.count {
+                true => T::upcast(self.token(i), values),
+                false => values.fill(0.0),
+            }
+            padding.fill(0.0);
+        }
+        StridedRows { at: to.as_ptr(), stride: width }
+    }
+
+    /// [`f32_rows`](Self::f32_rows) of pairs, `width` of them at least. `buffer` has room for one token.
+    #[inline(always)]
+    pub fn pair_rows<S: Simd, D: PairDot>(
+        &self,
+        (_, dot): (S, D),
+        width: usize,
+        buffer: &mut [f32],
+        to: &mut [Pair],
+    ) -> StridedRows {
+        let whole = self.d == 2 * width && self.heads.strides[1].is_multiple_of(2) && self.count >= S::LANES;
+        if whole && T::as_pairs(D::FORMAT, self.token(0)).is_some() {
+            return self.in_place();
+        }
+        for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
+            self.write_pairs(dot, i, buffer, to);
+        }
+        StridedRows { at: to.as_ptr().cast(), stride: width }
+    }
+
+    /// The rows of the tokens where they are, if these are whole f32 values or pairs.
+    #[inline(always)]
+    fn in_place(&self) -> StridedRows {
+        let (first, _last) = (self.token(0), self.token(self.count - 1)); // both are checked to be in memory
+        StridedRows { at: first.as_ptr().cast(), stride: self.heads.strides[1] * size_of::<T>() / size_of::<f32>() }
+    }
+
+    /// The tokens of one step, from `from` on and before `end`.
+    pub fn step<C: ScoreTile>(self, from: usize, end: usize) -> Self {
+        Self { from, count: C::STEP.min(end.saturating_sub(from)), ..self }
     }
 
     /// Fetches tokens `range` into the cache.
     #[inline(always)]
     pub fn prefetch<S: Simd>(&self, s: S, range: Range<usize>) {
-        let [of_batch, of_token, of_head] = self.heads.strides;
-        for i in range {
-            let at = self.start.0 * of_batch + (self.start.1 + self.from + i) * of_token + self.h * of_head;
-            let token = self.heads.data.as_ptr().wrapping_add(at).cast::<f32>();
-            for byte in (0..self.d * size_of::<T>()).step_by(CACHE_LINE) {
-                s.prefetch(token.wrapping_byte_add(byte));
-            }
-        }
+        let count = range.len();
+        let mut ahead = Ahead::new(Tokens { from: self.from + range.start, count, ..*self }, 1, 0..count);
+        ahead.fetch(s, count);
     }
 
     /// Token `i` as pairs: where it is, if it is that in memory, and else rounded to `to`. Zeros after the last token.
@@ -122,6 +161,8 @@ pub(super) trait ScoreTile: Copy {
     const ROWS: usize;
     /// Keys that are packed together.
     const PANEL: usize;
+    /// Keys that few queries are multiplied with at a time.
+    const STEP: usize;
     /// Size of the scores of a tile, with the memory that `accumulate_values` needs beside them.
     const SCORES: usize;
     /// The smallest magnitude of a value that is packed as infinity.
@@ -162,8 +203,7 @@ pub(super) trait ScoreTile: Copy {
         width_v: usize,
     );
 
-    /// [`scores`](Self::scores) with keys that no other tile reads, at most a panel of them. `scores` starts at the
-    /// first of them.
+    /// [`scores`](Self::scores) with at most `STEP` keys that no other tile reads. `scores` starts at the first of them.
     fn scores_of_step<T: Convert>(
         self,
         rows: usize,
@@ -172,8 +212,8 @@ pub(super) trait ScoreTile: Copy {
         memory: StepMemory,
         scores: &mut [f32],
     );
-    /// [`accumulate_values`](Self::accumulate_values) of a part of a block that no other tile reads, at most a panel.
-    /// The parts of a block follow each other, and its attention weights start at the first one.
+    /// [`accumulate_values`](Self::accumulate_values) of at most `STEP` keys of a block that no other tile reads. The
+    /// steps of a block follow each other, and its attention weights start at the first one.
     fn accumulate_step<T: Convert>(
         self,
         rows: usize,
@@ -188,19 +228,80 @@ pub(super) trait ScoreTile: Copy {
 /// A part of a block of keys.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
-    /// The keys of the block before it, a multiple of a panel.
+    /// The keys of the block before it, a multiple of [`ScoreTile::STEP`].
     pub before: usize,
     /// The keys of the block.
     pub block: usize,
     pub width_v: usize,
 }
 
-/// Memory for one part of a block.
+/// Memory for one step.
 pub(super) struct StepMemory<'a> {
     /// That of [`ScoreTile::pack_keys`] and [`ScoreTile::pack_values`].
     pub buffer: &'a mut [f32],
-    /// For a packed panel of keys or values.
+    /// For keys or values, packed or in rows.
     pub packed: &'a mut [f32],
-    /// `(ROWS, width_v)`: sums over the parts of a block so far.
+    /// `(ROWS, width_v)`: sums over the steps of a block so far.
     pub sums: &'a mut [f32],
+    /// What the next step reads.
+    pub ahead: Ahead,
+}
+
+impl StepMemory<'_> {
+    /// The size of `packed` for heads of `width` values.
+    pub fn packed_size<C: ScoreTile>(width: usize) -> usize {
+        C::STEP * (width + 2 * MAX_LANES)
+    }
+}
+
+/// Rows of heads that are fetched into the cache while others are computed.
+///
+/// They follow each other by token and then by head, which is mostly the order of memory: so they come faster than head
+/// by head. Processors fetch ahead themselves, but only within a page.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// The next row, its head, and how many rows are still to be fetched.
+    at: *const f32,
+    head: usize,
+    left: usize,
+    heads: usize,
+    /// In bytes: a row, and from one to the next, of the same token or not.
+    row: usize,
+    of_head: usize,
+    of_token: usize,
+}
+
+impl Ahead {
+    /// Rows `range` of all rows of `tokens` and so many heads from theirs on.
+    #[inline(always)]
+    pub fn new<T>(tokens: Tokens<T>, heads: usize, range: Range<usize>) -> Self {
+        let Tokens { heads: view, start, h, from, count, d } = tokens;
+        let [of_batch, of_token, of_head] = view.strides;
+        let (token, head) = (range.start / heads, range.start % heads);
+        let at = start.0 * of_batch + (start.1 + from + token) * of_token + (h + head) * of_head;
+        Self {
+            at: view.data.as_ptr().wrapping_add(at).cast(),
+            head,
+            left: range.end.min(count * heads).saturating_sub(range.start),
+            heads,
+            row: d * size_of::<T>(),
+            of_head: of_head * size_of::<T>(),
+            of_token: of_token.wrapping_sub((heads - 1) * of_head).wrapping_mul(size_of::<T>()),
+        }
+    }
+
+    /// Fetches the next `rows` rows, if there are as many.
+    #[inline(always)]
+    pub fn fetch<S: Simd>(&mut self, s: S, rows: usize) {
+        let rows = rows.min(self.left);
+        self.left -= rows;
+        for _ in 0..rows {
+            for byte in (0..self.row).step_by(CACHE_LINE) {
+                s.prefetch(self.at.wrapping_byte_add(byte));
+            }
+            let is_last = self.head + 1 == self.heads;
+            self.head = if is_last { 0 } else { self.head + 1 };
+            self.at = self.at.wrapping_byte_add(if is_last { self.of_token } else { self.of_head });
+        }
+    }
 }

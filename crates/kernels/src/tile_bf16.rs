@@ -4,6 +4,7 @@ use super::convert::Convert;
 use super::exp::exp_bf16;
 use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::{MAX_LANES, Simd};
+use super::row_products::{Values, add_pair_products, row_scores};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
 use super::tile_f32::vectors_per_step;
 
@@ -15,6 +16,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     type S = S;
     const ROWS: usize = D::MAX_ROWS;
     const PANEL: usize = D::MAX_VECTORS * VECTOR_COLUMNS;
+    const STEP: usize = if D::BY_VECTORS { S::LANES } else { Self::PANEL };
     const SCORES: usize = D::MAX_ROWS * (KEY_BLOCK + KEY_BLOCK / 2);
     /// Halfway between the largest bf16 and the next power of two.
     const INFINITE: f32 = f32::from_bits(0x7f7f_8000);
@@ -164,9 +166,16 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         memory: StepMemory,
         scores: &mut [f32],
     ) {
-        keys.prefetch(self.0, keys.count..2 * keys.count);
-        let packed = &mut memory.packed[..keys.count.next_multiple_of(Self::PANEL) * Self::key_width(keys.d)];
-        self.pack_keys(keys, memory.buffer, packed);
+        let (width, StepMemory { buffer, packed, mut ahead, .. }) = (Self::key_width(keys.d), memory);
+        if D::BY_VECTORS {
+            let (upcast, packed) = (&mut buffer[..keys.d], as_pairs_mut(packed));
+            let keys = keys.pair_rows((self.0, self.1), width.next_multiple_of(S::LANES), upcast, packed);
+            // SAFETY: the rows have whole vectors.
+            return unsafe { row_scores::<S, true>(self.0, rows, (queries, width), keys, ahead, scores) };
+        }
+        ahead.fetch(self.0, usize::MAX);
+        let packed = &mut packed[..keys.count.next_multiple_of(Self::PANEL) * width];
+        self.pack_keys(keys, buffer, packed);
         self.scores(rows, queries, keys.d, packed, keys.count, scores);
     }
 
@@ -176,21 +185,30 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         rows: usize,
         attention_weights: &mut [f32],
         values: Tokens<T>,
-        step: Step,
-        memory: StepMemory,
+        Step { before, block, width_v }: Step,
+        StepMemory { buffer, packed, mut ahead, .. }: StepMemory,
         output: &mut [f32],
     ) {
-        let width_v = step.width_v;
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
         let rounded = as_pairs_mut(rounded);
         let pairs = values.count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        if step.before == 0 {
-            self.round_weights(rows, attention_weights, step.block, rounded);
+        if before == 0 {
+            self.round_weights(rows, attention_weights, block, rounded);
         }
-        values.prefetch(self.0, values.count..2 * values.count);
-        let packed = &mut memory.packed[..pairs * width_v];
-        self.pack_values(values, width_v, memory.buffer, packed);
-        self.add_products(rows, &rounded[step.before / 2..], packed, pairs, output, width_v);
+        let weights = &rounded[before / 2..];
+        if D::BY_VECTORS {
+            let (width, packed) = (width_v.next_multiple_of(2 * VECTOR_COLUMNS) / 2, as_pairs_mut(packed));
+            let of_values = values.pair_rows((self.0, self.1), width, &mut buffer[..values.d], packed);
+            let values = Values { rows: of_values, count: pairs, ahead };
+            // SAFETY: the rows have whole vectors of pairs.
+            return unsafe {
+                add_pair_products(self.0, rows, weights, values, output, width_v);
+            };
+        }
+        ahead.fetch(self.0, usize::MAX);
+        let packed = &mut packed[..pairs * width_v];
+        self.pack_values(values, width_v, buffer, packed);
+        self.add_products(rows, weights, packed, pairs, output, width_v);
     }
 }
 

@@ -4,7 +4,7 @@ use super::convert::Convert;
 use super::exp::exp;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::{StridedRows, microkernel};
-use super::row_products::{Values, add_value_products, panel_scores};
+use super::row_products::{Values, add_value_products, row_scores};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
@@ -15,6 +15,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     type S = S;
     const ROWS: usize = MR;
     const PANEL: usize = NR * S::LANES;
+    const STEP: usize = S::LANES;
     const SCORES: usize = MR * KEY_BLOCK;
     const INFINITE: f32 = f32::INFINITY;
 
@@ -139,6 +140,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
             column += step * S::LANES;
         }
     }
+
     #[inline(always)]
     fn scores_of_step<T: Convert>(
         self,
@@ -148,15 +150,9 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         memory: StepMemory,
         scores: &mut [f32],
     ) {
-        let panel = &mut memory.packed[..Self::PANEL * keys.d];
-        self.pack_keys(keys, memory.buffer, panel);
-        let (panel, count) = ((&*panel, keys.d), keys.count);
-        match rows {
-            1 => panel_scores::<S, 1, NR>(self.0, queries, panel, count, scores),
-            2 => panel_scores::<S, 2, NR>(self.0, queries, panel, count, scores),
-            3 | 4 => panel_scores::<S, 4, NR>(self.0, queries, panel, count, scores),
-            _ => panel_scores::<S, MR, NR>(self.0, queries, panel, count, scores),
-        }
+        let rows_of_keys = keys.f32_rows(self.0, keys.d.next_multiple_of(S::LANES), memory.packed);
+        // SAFETY: the rows have whole vectors.
+        unsafe { row_scores::<S, false>(self.0, rows, (queries, keys.d), rows_of_keys, memory.ahead, scores) };
     }
 
     #[inline(always)]
@@ -165,32 +161,21 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         rows: usize,
         attention_weights: &mut [f32],
         values: Tokens<T>,
-        step: Step,
-        memory: StepMemory,
+        Step { before, block, width_v }: Step,
+        StepMemory { packed, sums, ahead, .. }: StepMemory,
         output: &mut [f32],
     ) {
-        let width_v = step.width_v;
-        // Values that are whole vectors of f32 are read where they are.
-        let in_place = values.f32_heads().filter(|_| width_v == values.d);
-        let rows_of_values = match &in_place {
-            Some(heads) => Values {
-                data: heads.from(values.start, values.from, values.h),
-                stride: heads.strides[1],
-                fetch: true,
-                count: values.count,
-            },
-            None => {
-                self.pack_values(values, width_v, memory.buffer, &mut memory.packed[..values.count * width_v]);
-                Values { data: memory.packed, stride: width_v, fetch: false, count: values.count }
+        let (s, weights) = (self.0, &attention_weights[before..]);
+        let ends = [before == 0, before + values.count == block];
+        let values = Values { rows: values.f32_rows(s, width_v, packed), count: values.count, ahead };
+        // SAFETY: the rows have `width_v` values.
+        unsafe {
+            match rows {
+                1 => add_value_products::<S, 1, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                2 => add_value_products::<S, 2, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                3 | 4 => add_value_products::<S, 4, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                _ => add_value_products::<S, MR, MR, NR>(s, weights, values, ends, sums, output, width_v),
             }
-        };
-        let (weights, sums) = (&attention_weights[step.before..], memory.sums);
-        let ends = [step.before == 0, step.before + values.count == step.block];
-        match rows {
-            1 => add_value_products::<S, 1, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
-            2 => add_value_products::<S, 2, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
-            3 | 4 => add_value_products::<S, 4, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
-            _ => add_value_products::<S, MR, MR, NR>(self.0, weights, rows_of_values, ends, sums, output, width_v),
         }
     }
 }

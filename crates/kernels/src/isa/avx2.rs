@@ -83,8 +83,8 @@ unsafe impl Simd for Avx2 {
     }
     /// Three steps: pairs of rows, then fours of them within each half of a register, then halves between registers.
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the caller promises 8 values at each of 8 rows and places; `self` proves that the processor has AVX2.
+    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [__m256; MAX_LANES] {
+        // SAFETY: the caller promises 8 values at each of 8 rows; `self` proves that the processor has AVX2.
         unsafe {
             let (mut pairs, mut fours) = ([_mm256_setzero_ps(); 8], [_mm256_setzero_ps(); 8]);
             for i in (0..8).step_by(2) {
@@ -98,11 +98,13 @@ unsafe impl Simd for Avx2 {
                     fours[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
                 }
             }
+            let mut columns = [_mm256_setzero_ps(); MAX_LANES];
             for j in 0..4 {
                 let (a, b) = (fours[j], fours[4 + j]);
-                _mm256_storeu_ps(to.add(j * stride), _mm256_permute2f128_ps::<0x20>(a, b));
-                _mm256_storeu_ps(to.add((4 + j) * stride), _mm256_permute2f128_ps::<0x31>(a, b));
+                columns[j] = _mm256_permute2f128_ps::<0x20>(a, b);
+                columns[4 + j] = _mm256_permute2f128_ps::<0x31>(a, b);
             }
+            columns
         }
     }
     #[inline(always)]

@@ -6,6 +6,7 @@ use half::bf16;
 
 use super::avx2::Avx2;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
+use super::pair_dot::Pair;
 use super::simd::{MAX_LANES, Simd, register_ops};
 use crate::int8::avx512_vnni::Avx512Vnni;
 
@@ -64,6 +65,17 @@ fn run<K: Kernel>(s: Avx512, kernel: K) {
     kernel.run::<_, MR, NR>(s);
 }
 
+/// Places in two vectors of 32 values, one after the other: a value of the first one, then that of the second one.
+const PLACES: [[u16; 32]; 2] = {
+    let mut places = [[0; 32]; 2];
+    let mut i = 0;
+    while i < 64 {
+        places[i / 32][i % 32] = (i / 2 + i % 2 * 32) as u16;
+        i += 1;
+    }
+    places
+};
+
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 // SAFETY: `load` and `store` access exactly 16 values.
@@ -92,9 +104,8 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
 
     /// Four steps: pairs of rows, then fours of them within each quarter of a register, then quarters among registers.
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the caller promises 16 values at each of 16 rows and places; `self` proves that the processor has
-        // AVX-512.
+    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [__m512; MAX_LANES] {
+        // SAFETY: the caller promises 16 values at each of 16 rows; `self` proves that the processor has AVX-512.
         unsafe {
             let (mut pairs, mut fours) = ([_mm512_setzero_ps(); 16], [_mm512_setzero_ps(); 16]);
             for i in (0..16).step_by(2) {
@@ -108,15 +119,38 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
                     fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
                 }
             }
+            let mut columns = [_mm512_setzero_ps(); 16];
             for j in 0..4 {
                 let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
                 let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
                 let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
-                _mm512_storeu_ps(to.add(j * stride), _mm512_shuffle_f32x4::<0x88>(even[0], even[1]));
-                _mm512_storeu_ps(to.add((4 + j) * stride), _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]));
-                _mm512_storeu_ps(to.add((8 + j) * stride), _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]));
-                _mm512_storeu_ps(to.add((12 + j) * stride), _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]));
+                columns[j] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
+                columns[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
+                columns[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
+                columns[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
             }
+            columns
+        }
+    }
+    #[inline(always)]
+    fn dot_pairs(self, a: Pair, b: __m512, c: __m512) -> __m512 {
+        assert!(BF16);
+        // SAFETY: the types have one size, and any bits are valid; with `BF16` the processor has AVX512-BF16.
+        unsafe {
+            // As the third operand, the pair is broadcast by the instruction itself.
+            let a = std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(a.cast_signed()));
+            _mm512_dpbf16_ps(c, std::mem::transmute::<__m512, __m512bh>(b), a)
+        }
+    }
+    #[inline(always)]
+    fn pair_up(self, first: __m512, second: __m512) -> [__m512; 2] {
+        assert!(BF16);
+        // SAFETY: `PLACES` are 32 values; with `BF16` the processor has AVX512-BF16, and so AVX512-BW.
+        unsafe {
+            let (first, second) = (_mm512_castps_si512(first), _mm512_castps_si512(second));
+            let [low, high] = PLACES.each_ref().map(|places| _mm512_loadu_si512(places.as_ptr().cast()));
+            let low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, low, second));
+            [low, _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, high, second))]
         }
     }
     #[inline(always)]

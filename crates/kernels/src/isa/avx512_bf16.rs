@@ -152,6 +152,7 @@ unsafe impl PairDot for Avx512Bf16 {
     const MAX_ROWS: usize = 8;
     const MAX_VECTORS: usize = 3;
     const PAIR_STEP: usize = 1;
+    const BY_VECTORS: bool = true;
     const ORDER: PairOrder = PairOrder::Rows;
 
     #[inline(always)]

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use half::f16;
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use super::simd::{Simd, register_ops};
+use super::simd::{MAX_LANES, Simd, register_ops};
 use crate::int8::neon;
 
 /// NEON.
@@ -68,6 +68,21 @@ unsafe impl Simd for Neon {
             reduce_max(a) = vmaxvq_f32(a);
     }
 
+    #[inline(always)]
+    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [float32x4_t; MAX_LANES] {
+        // SAFETY: the caller promises 4 values at each of 4 rows; `self` proves that the processor has NEON.
+        unsafe {
+            let [a, b, c, d] = [vld1q_f32(rows[0]), vld1q_f32(rows[1]), vld1q_f32(rows[2]), vld1q_f32(rows[3])];
+            let [ac, bd] = [vzip1q_f32(a, c), vzip1q_f32(b, d)];
+            let [ac_high, bd_high] = [vzip2q_f32(a, c), vzip2q_f32(b, d)];
+            let mut columns = [vdupq_n_f32(0.0); MAX_LANES];
+            columns[0] = vzip1q_f32(ac, bd);
+            columns[1] = vzip2q_f32(ac, bd);
+            columns[2] = vzip1q_f32(ac_high, bd_high);
+            columns[3] = vzip2q_f32(ac_high, bd_high);
+            columns
+        }
+    }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults, and changes no register. It has no intrinsic on stable Rust.

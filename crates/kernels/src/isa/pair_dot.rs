@@ -121,6 +121,8 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     const MAX_VECTORS: usize;
     /// The number of pairs of a product must be a multiple of this.
     const PAIR_STEP: usize;
+    /// Whether [`Simd::dot_pairs`](super::simd::Simd::dot_pairs) beside these instructions gives the bits of their sums.
+    const BY_VECTORS: bool = false;
     /// The order in which A and B may be [`TileLayout::Packed`], and are faster so. [`PairOrder::Rows`] if there is
     /// none.
     const ORDER: PairOrder;

@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::pair_dot::Pair;
 use crate::convert::f32_to_bf16;
 
 /// The most lanes that vectors have.
@@ -75,18 +76,50 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
         unreachable!("has no such instruction")
     }
 
-    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` goes to `to + c · stride +
-    /// r`.
+    /// Adds the products of one pair with those of `b` to `c`. Only for vectors beside a
+    /// [`PairDot`](super::pair_dot::PairDot) that multiplies [by vectors](super::pair_dot::PairDot::BY_VECTORS).
+    #[inline(always)]
+    fn dot_pairs(self, _a: Pair, _b: Self::V, _c: Self::V) -> Self::V {
+        unreachable!("has no such instruction")
+    }
+    /// The pairs of two rows of `2 · LANES` values of 16 bits, each with the value of `first` in the low half. Only
+    /// where [`dot_pairs`](Self::dot_pairs) is.
+    #[inline(always)]
+    fn pair_up(self, _first: Self::V, _second: Self::V) -> [Self::V; 2] {
+        unreachable!("has no such instruction")
+    }
+
+    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` is lane `r` of vector `c`.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at each of the first `LANES` pointers.
+    #[inline(always)]
+    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [Self::V; MAX_LANES] {
+        let mut columns = [[0.0; MAX_LANES]; MAX_LANES];
+        for (r, row) in rows.iter().take(Self::LANES).enumerate() {
+            for (c, column) in columns.iter_mut().take(Self::LANES).enumerate() {
+                // SAFETY: the caller promises it.
+                column[r] = unsafe { *row.add(c) };
+            }
+        }
+        let mut vectors = [self.splat(0.0); MAX_LANES];
+        for (vector, column) in vectors.iter_mut().zip(&columns).take(Self::LANES) {
+            *vector = self.load_slice(column);
+        }
+        vectors
+    }
+
+    /// Writes [`transposed`](Self::transposed) rows: value `c` of row `r` goes to `to + c · stride + r`.
     ///
     /// # Safety
     /// `LANES` values can be read at each of the first `LANES` pointers, and written at `LANES` places `stride` values
     /// apart from `to` on.
     #[inline(always)]
     unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
-        for (r, row) in rows.iter().take(Self::LANES).enumerate() {
-            for c in 0..Self::LANES {
-                // SAFETY: the caller promises it.
-                unsafe { *to.add(c * stride + r) = *row.add(c) };
+        // SAFETY: the caller promises it.
+        unsafe {
+            for (c, column) in self.transposed(rows).into_iter().take(Self::LANES).enumerate() {
+                self.store(to.add(c * stride), column);
             }
         }
     }
