@@ -109,7 +109,8 @@ fn run_tasks<T: Convert>(
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
-        run_on_tiles(isa, problem.bf16, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
+        let bf16 = problem.bf16 && training.is_none();
+        run_on_tiles(isa, bf16, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
     })
 }
 
@@ -259,15 +260,6 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                             continue;
                         }
                         let range = |size: usize| row * size..(row + C::ROWS) * size;
-                        if block == 0 && h + 1 < problem.h {
-                            // The next head of these tokens, while this one is computed.
-                            let tokens = first + row..first + row + rows;
-                            Tokens { h: h + 1, from: 0, ..queries }.prefetch(s, tokens.clone());
-                            if h + 1 == (h_kv + 1) * group {
-                                Tokens { h: h_kv + 1, ..packed_keys }.prefetch(s, tokens.clone());
-                                Tokens { h: h_kv + 1, ..values }.prefetch(s, tokens);
-                            }
-                        }
                         let queries = &scratch.queries[range(width)];
                         tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
                         let mut state = SoftmaxState {

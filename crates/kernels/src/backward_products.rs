@@ -1,7 +1,7 @@
 //! The products of the backward pass of attention, a block of queries by a block of keys at a time.
 
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{StridedRows, column_microkernel, microkernel};
+use super::microkernel::{Prefetch, StridedRows, column_microkernel, microkernel};
 use super::online_softmax::TilePos;
 use super::score_tile::KEY_BLOCK;
 use super::tile_f32::vectors_per_step;
@@ -38,7 +38,7 @@ pub(super) fn panel_products<S: Simd, const MR: usize, const NR: usize>(
         // SAFETY: the assertions check the lengths. `start` is a multiple of `panel` below `to`, and so `start + panel`
         // at most `KEY_BLOCK`, which is a multiple of `panel`.
         unsafe {
-            let sums = microkernel::<S, MR, NR, false>(s, d, a, panels.as_ptr().add(start * d), panel);
+            let sums = microkernel::<S, MR, NR, false>(s, d, a, panels.as_ptr().add(start * d), panel, Prefetch::NONE);
             for (r, sums) in sums.into_iter().enumerate() {
                 for (n, sum) in sums.into_iter().enumerate() {
                     s.store(tile.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
@@ -130,9 +130,9 @@ pub(super) fn add_row_products<S: Simd, const MR: usize>(
         unsafe {
             let (b, to) = (rows.as_ptr().add(column), to.as_mut_ptr().add(column));
             match step {
-                1 => add_tile(s, &microkernel::<S, MR, 1, false>(s, count, a, b, width), to, width),
-                2 => add_tile(s, &microkernel::<S, MR, 2, false>(s, count, a, b, width), to, width),
-                _ => add_tile(s, &microkernel::<S, MR, 3, false>(s, count, a, b, width), to, width),
+                1 => add_tile(s, &microkernel::<S, MR, 1, false>(s, count, a, b, width, Prefetch::NONE), to, width),
+                2 => add_tile(s, &microkernel::<S, MR, 2, false>(s, count, a, b, width, Prefetch::NONE), to, width),
+                _ => add_tile(s, &microkernel::<S, MR, 3, false>(s, count, a, b, width, Prefetch::NONE), to, width),
             }
         }
         column += step * S::LANES;

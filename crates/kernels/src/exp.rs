@@ -42,19 +42,19 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 /// 1.0e-4; highest power first.
 const POLYNOMIAL_BF16: [f32; 4] = [0.055_008_93, 0.242_210_95, 0.693_282_9, 1.0];
 
-/// `e^x` for `x <= 0`, to be rounded to bf16: relatively within 1.1e-4 of the true value, a small part of what rounding
-/// changes. NaN stays NaN. The result is exactly 1 at 0, and exactly 0 at -inf and below `2^-126`.
+/// `2^x` for `x <= 0`, or barely above, to be rounded to bf16: relatively within 1.1e-4 of the true value, a small part
+/// of what rounding changes. NaN stays NaN. The result is exactly 1 at 0, and exactly 0 at -inf and below `2^-126`
+/// (which may also be subnormal).
 #[inline(always)]
-pub(crate) fn exp_bf16<S: Simd>(s: S, x: S::V) -> S::V {
+pub(crate) fn exp2_bf16<S: Simd>(s: S, x: S::V) -> S::V {
     let c = |x: f32| s.splat(x);
-    let power = s.mul(x, c(std::f32::consts::LOG2_E));
     // If one is NaN, `max` returns its second argument.
-    let clamped = s.max(c(-126.0), power);
+    let clamped = s.max(c(-126.0), x);
     let n = s.round(clamped);
     let r = s.sub(clamped, n);
     let mut p = c(POLYNOMIAL_BF16[0]);
     for coefficient in &POLYNOMIAL_BF16[1..] {
         p = s.mul_add(p, r, c(*coefficient));
     }
-    s.zero_below(power, c(-126.0), s.ldexp(p, n))
+    s.zero_below(x, c(-126.0), s.ldexp(p, n))
 }

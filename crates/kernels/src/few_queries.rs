@@ -19,7 +19,7 @@ use super::memory::ScratchPool;
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
 use super::problem::AttentionProblem;
-use super::score_tile::{Ahead, KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
+use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens};
 use super::team::{SharedOut, Team};
 use super::tile_kernel::{TileKernel, run_on_tiles};
 
@@ -260,7 +260,8 @@ impl<T: Convert> TaskKernel<'_, T> {
                     for (i, h) in kv_heads.clone().enumerate() {
                         let keys = Tokens { h, ..keys.step::<C>(from, end) };
                         let queries = &scratch.queries[part_of(h, padded_rows * width)];
-                        let ahead = Ahead::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
+                        let ahead =
+                            PrefetchRows::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
                         let memory = StepMemory { buffer: scratch.tokens, packed: scratch.keys, sums: &mut [], ahead };
                         let scores = &mut scratch.scores[part_of(h, C::SCORES)][from - start..];
                         tile.scores_of_step(rows, queries, keys, memory, scores);
@@ -277,7 +278,8 @@ impl<T: Convert> TaskKernel<'_, T> {
                     };
                     for (i, h) in kv_heads.clone().enumerate() {
                         let values = Tokens { h, ..values.step::<C>(from, end) };
-                        let ahead = Ahead::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
+                        let ahead =
+                            PrefetchRows::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
                         let sums = &mut scratch.sums[part_of(h, C::ROWS * width_v)];
                         let memory = StepMemory { buffer: scratch.tokens, packed: scratch.values, sums, ahead };
                         let weights = &mut scratch.scores[part_of(h, C::SCORES)];

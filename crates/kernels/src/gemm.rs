@@ -16,8 +16,8 @@ use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
-use super::microkernel::{StridedRows, microkernel};
-use super::packing::{PackedWeights, Panels};
+use super::microkernel::{Prefetch, StridedRows, microkernel};
+use super::packing::{PackedWeights, Panels, bytes};
 use super::team::{Output, SharedOut, Team};
 
 /// The input values of a task: 1 MB in f32, half of the L2 cache.
@@ -142,6 +142,16 @@ pub(super) struct GemmTask<'a, A, O> {
 pub(super) const MAX_COLUMNS: usize = 48;
 
 impl<A, O: Convert> GemmTask<'_, A, O> {
+    /// The panel that is read after `panel`: at the end that of the next rows, which mostly are the next task.
+    pub(super) fn panel_after(&self, panel: usize) -> usize {
+        if panel + 1 < self.last { panel + 1 } else { self.first }
+    }
+
+    /// Whether no panel was read before.
+    pub(super) fn comes_first(&self, panel: usize) -> bool {
+        panel == self.first && self.from == 0
+    }
+
     /// Adds the bias to `sums`, one row of one panel, applies the activation and stores the result.
     ///
     /// # Safety
@@ -197,47 +207,44 @@ impl<A: Convert, O: Convert> Kernel for GemmF32<'_, A, O> {
         let a = A::as_f32(&task.a[task.from * k..task.to * k], upcast);
         for panel in task.first..task.last {
             let terms = &panels[panel * width * k..][..width * k];
-            let mut row = 0;
-            // Only the first tile fetches the panel from afar; the others find it in the cache.
-            if MR <= rows {
-                tile::<S, A, O, MR, NR, true>(s, &task, a, terms, (panel, 0));
-                row = MR;
-            }
-            while row + MR <= rows {
-                tile::<S, A, O, MR, NR, false>(s, &task, &a[row * k..], terms, (panel, row));
-                row += MR;
-            }
-            // The remaining rows, by four and by one.
-            while MR > 4 && row + 4 <= rows {
-                tile::<S, A, O, 4, NR, true>(s, &task, &a[row * k..], terms, (panel, row));
-                row += 4;
-            }
+            let next = panels[task.panel_after(panel) * width * k..].as_ptr().cast();
+            let (mut row, mut index) = (0, 0);
             while row < rows {
-                tile::<S, A, O, 1, NR, true>(s, &task, &a[row * k..], terms, (panel, row));
-                row += 1;
+                let (a, place) = (&a[row * k..], (panel, row));
+                let (step, tiles) = (width * size_of::<f32>(), rows.div_ceil(MR));
+                let prefetch = Prefetch::of_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel));
+                // The remaining rows by four and by one.
+                row += match rows - row {
+                    left if left >= MR => tile::<S, A, O, MR, NR, false>(s, &task, a, terms, place, prefetch),
+                    4.. if MR > 4 => tile::<S, A, O, 4, NR, true>(s, &task, a, terms, place, Prefetch::NONE),
+                    _ => tile::<S, A, O, 1, NR, true>(s, &task, a, terms, place, Prefetch::NONE),
+                };
+                index += 1;
             }
         }
     }
 }
 
-/// Computes `MR` rows of a task, from `row`. `PREFETCH`: whether the panel comes from memory.
+/// Computes `MR` rows of a task, from `row`, and returns how many these are. `SOON` is that of [`microkernel`].
 #[inline(always)]
-fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const PREFETCH: bool>(
+fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const SOON: bool>(
     s: S,
     task: &GemmTask<A, O>,
     a: &[f32],
     terms: &[f32],
     (panel, row): (usize, usize),
-) {
+    prefetch: Prefetch,
+) -> usize {
     let (k, width) = (task.weights.in_features, NR * S::LANES);
     assert!(a.len() >= MR * k && terms.len() == width * k);
     let a = StridedRows { at: a.as_ptr(), stride: k };
     // SAFETY: the assertion checks the lengths.
-    let sums = unsafe { microkernel::<S, MR, NR, PREFETCH>(s, k, a, terms.as_ptr(), width) };
+    let sums = unsafe { microkernel::<S, MR, NR, SOON>(s, k, a, terms.as_ptr(), width, prefetch) };
     for (r, sums) in sums.into_iter().enumerate() {
         // SAFETY: rows `row .. row + MR` are rows of this task, and a register tile is one panel wide.
         unsafe { task.store(s, task.activation, panel, task.from + row + r, &sums) };
     }
+    MR
 }
 
 /// Runs a task on the packed panels of its weights.
@@ -310,7 +317,14 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
         let mut last = None::<(usize, usize)>;
         for panel in task.first..task.last {
             let terms = &panels[panel * width * pairs..][..width * pairs];
-            for first in (0..rows).step_by(D::MAX_ROWS) {
+            let next = panels[task.panel_after(panel) * width * pairs..].as_ptr().cast();
+            for (index, first) in (0..rows).step_by(D::MAX_ROWS).enumerate() {
+                let (step, tiles) = (width * size_of::<Pair>(), rows.div_ceil(D::MAX_ROWS));
+                // One or a few rows leave no time between their loads.
+                let prefetch = match rows < D::MAX_ROWS {
+                    true => Prefetch::NONE,
+                    false => Prefetch::of_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel)),
+                };
                 let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),
                     vectors: D::MAX_VECTORS,
@@ -318,6 +332,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                     layout,
                     c_stride: width,
                     accumulate: false,
+                    prefetch,
                 };
                 std::mem::swap(&mut sums, &mut last_sums);
                 // SAFETY: `rounded` has `MAX_ROWS` rows of `pairs` from `first`, a multiple of `MAX_ROWS`, `terms` is a

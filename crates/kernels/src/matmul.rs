@@ -8,7 +8,7 @@ use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{AlignedVec, ScratchPool, element_count};
-use super::microkernel::{StridedRows, column_microkernel, microkernel};
+use super::microkernel::{Prefetch, StridedRows, column_microkernel, microkernel};
 use super::team::{Output, SharedOut, Team};
 
 /// The most terms that are multiplied before the next ones are packed: a panel of them stays in the L2 cache.
@@ -233,10 +233,18 @@ impl Kernel for Task<'_> {
                 // SAFETY: the assertion checks the rows; a panel has `terms` times `width` values. Rows of this task.
                 unsafe {
                     if step == MR {
-                        let sums = microkernel::<S, MR, NR, false>(s, terms, from, panel_terms.as_ptr(), width);
+                        let sums = microkernel::<S, MR, NR, false>(
+                            s,
+                            terms,
+                            from,
+                            panel_terms.as_ptr(),
+                            width,
+                            Prefetch::NONE,
+                        );
                         self.store(s, panel, row, MR, &sums);
                     } else {
-                        let sums = microkernel::<S, 1, NR, false>(s, terms, from, panel_terms.as_ptr(), width);
+                        let sums =
+                            microkernel::<S, 1, NR, false>(s, terms, from, panel_terms.as_ptr(), width, Prefetch::NONE);
                         self.store(s, panel, row, 1, &sums);
                     }
                 }

@@ -4,7 +4,7 @@ use super::activation::tanh;
 use super::distance_products::DistanceProducts;
 use super::exp::exp;
 use super::isa::simd::Simd;
-use super::mask::Mask;
+use super::mask::{Lengths, Mask};
 use super::problem::AttentionProblem;
 use super::score_tile::{KEY_BLOCK, ScoreTile};
 
@@ -51,6 +51,20 @@ pub(super) fn any_visible(mask: &Mask, pos: TilePos) -> bool {
     end > pos.s_kv || (pos.query..pos.query + pos.rows).any(sees_block)
 }
 
+/// Whether every query of a tile sees all of its keys, without a change of scores.
+fn all_visible(mask: &Mask, pos: TilePos) -> bool {
+    let (start, end) = (pos.start, pos.s_kv.min(pos.start + pos.count));
+    let sees_block = |i: usize| {
+        let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
+        range.start <= start && end <= range.end
+    };
+    let last = pos.query + pos.rows - 1;
+    // Causal masks and windows move with the query, so that the first and the last one suffice.
+    let each = mask.structure.lengths.iter().any(|lengths| matches!(lengths, Lengths::PerQuery(_)));
+    let seen = if each { (pos.query..=last).all(sees_block) } else { sees_block(pos.query) && sees_block(last) };
+    start >= pos.s_kv || !mask.changes_scores() && seen
+}
+
 /// The products with embeddings of distances that a tile reads: those of its queries start at a row of the query block.
 #[derive(Clone, Copy)]
 pub(super) struct TileProducts<'a> {
@@ -73,25 +87,38 @@ pub(super) fn online_softmax_update<C: ScoreTile, T>(
     let s = tile.simd();
     let lanes = const { <C::S as Simd>::LANES };
     let padded = pos.count.next_multiple_of(lanes);
+    let mask = &problem.mask;
+    // Where nothing is masked, one pass scales the scores and finds the largest.
+    let one_pass = problem.softcap.is_none() && products.is_none() && score_factor > 0.0 && all_visible(mask, pos);
     for (r, row) in scores.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
         let row = &mut row[..padded];
-        scale_and_softcap(s, score_factor, problem.softcap, row);
-        row[pos.count..].fill(f32::NEG_INFINITY);
-        let products = products.map(|of| (of.products, of.row + r, score_factor));
-        apply_mask(s, &problem.mask, pos, pos.query + r, products, &mut row[..pos.count]);
         // Loops, not closures: a closure does not inherit the target features of the function around it.
         let old_max = state.row_max[r];
-        let new_max = largest(s, row).max(old_max);
+        let largest = if one_pass {
+            row[pos.count..].fill(f32::NEG_INFINITY);
+            scale_and_find_largest(s, score_factor, row)
+        } else {
+            scale_and_softcap(s, score_factor, problem.softcap, row);
+            row[pos.count..].fill(f32::NEG_INFINITY);
+            let products = products.map(|of| (of.products, of.row + r, score_factor));
+            apply_mask(s, mask, pos, pos.query + r, products, &mut row[..pos.count]);
+            scale_and_find_largest(s, 1.0, row)
+        };
+        let new_max = largest.max(old_max);
         if new_max == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
             // No key seen so far: all attention weights of the tile are 0.
             row.fill(0.0);
             continue;
         }
-        let (offset, mut sum) = (s.splat(new_max), s.splat(0.0));
-        for scores in row.chunks_exact_mut(lanes) {
-            let e = tile.exp(s.sub(s.load_slice(scores), offset));
-            s.store_slice(scores, e);
-            sum = s.add(sum, e);
+        let (offset, mut sum) = (s.splat(C::exp_offset(new_max)), s.splat(0.0));
+        let row = row.as_mut_ptr();
+        for key in (0..padded).step_by(lanes) {
+            // SAFETY: the row has `padded` scores, whole vectors of them.
+            unsafe {
+                let e = tile.exp(s.load(row.add(key)), offset);
+                tile.store_weights(row, key, e);
+                sum = s.add(sum, e);
+            }
         }
         state.row_max[r] = new_max;
         if old_max == f32::NEG_INFINITY {
@@ -108,18 +135,20 @@ pub(super) fn online_softmax_update<C: ScoreTile, T>(
     }
 }
 
-/// The largest value; NaN is left out. The length of `row` is a multiple of `LANES`.
+/// Multiplies scores with `factor`, and returns the largest; NaN is left out. The length of `row` is a multiple of
+/// `LANES`.
 #[inline(always)]
-fn largest<S: Simd>(s: S, row: &[f32]) -> f32 {
+fn scale_and_find_largest<S: Simd>(s: S, factor: f32, row: &mut [f32]) -> f32 {
     // Side by side: one alone would wait for each comparison before the next.
     let mut largest = [s.splat(f32::NEG_INFINITY); 4];
-    let blocks = row.chunks_exact(4 * S::LANES);
-    for scores in blocks.remainder().chunks_exact(S::LANES) {
-        largest[0] = s.max(s.load_slice(scores), largest[0]);
-    }
-    for block in blocks {
-        for (largest, scores) in largest.iter_mut().zip(block.chunks_exact(S::LANES)) {
-            *largest = s.max(s.load_slice(scores), *largest);
+    for block in row.chunks_mut(4 * S::LANES) {
+        for (largest, scores) in largest.iter_mut().zip(block.chunks_exact_mut(S::LANES)) {
+            let mut score = s.load_slice(scores);
+            if factor != 1.0 {
+                score = s.mul(score, s.splat(factor));
+                s.store_slice(scores, score);
+            }
+            *largest = s.max(score, *largest);
         }
     }
     s.reduce_max(s.max(s.max(largest[0], largest[1]), s.max(largest[2], largest[3])))

@@ -7,11 +7,11 @@
 use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::StridedRows;
-use super::score_tile::{Ahead, KEY_BLOCK};
+use super::score_tile::{KEY_BLOCK, PrefetchRows};
 
-/// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their terms
-/// are f32 values, or with `PAIRS` pairs of bf16. There may be up to 8 rows, and memory for as many as are computed: 1,
-/// 2, 4, 6 or 8.
+/// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
+/// terms are f32 values, or with `PAIRS` pairs of bf16. There may be up to 8 rows, and memory for as many as are
+/// computed: 1, 2, 4, 6 or 8.
 ///
 /// # Safety
 /// `width` values, and those that fill the last vector, can be read at each of the keys.
@@ -21,7 +21,7 @@ pub(super) unsafe fn row_scores<S: Simd, const PAIRS: bool>(
     rows: usize,
     queries: (&[f32], usize),
     keys: StridedRows,
-    ahead: Ahead,
+    ahead: PrefetchRows,
     scores: &mut [f32],
 ) {
     // SAFETY: the caller promises it.
@@ -43,7 +43,7 @@ unsafe fn scores_of<S: Simd, const R: usize, const PAIRS: bool>(
     s: S,
     (queries, width): (&[f32], usize),
     keys: StridedRows,
-    mut ahead: Ahead,
+    mut ahead: PrefetchRows,
     scores: &mut [f32],
 ) {
     assert!(queries.len() >= R * width && scores.len() >= (R - 1) * KEY_BLOCK + S::LANES);
@@ -98,7 +98,7 @@ pub(super) struct Values {
     pub rows: StridedRows,
     /// Tokens, or pairs of them.
     pub count: usize,
-    pub ahead: Ahead,
+    pub ahead: PrefetchRows,
 }
 
 /// Adds the products of `R` rows of attention weights, `KEY_BLOCK` apart, with `values` of `width` to `sums`
@@ -194,7 +194,7 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
     NV
 }
 
-/// Adds the products of `rows` rows of pairs of attention weights, `KEY_BLOCK / 2` apart, with pairs of neighboring
+/// Adds the products of `rows` rows of pairs of attention weights, `KEY_BLOCK` apart, with pairs of neighboring
 /// `values`, of 16-bit numbers, to `output` `(rows, width)`. There is memory for as many rows as in [`row_scores`].
 ///
 /// # Safety
@@ -232,7 +232,7 @@ unsafe fn pair_products_of<S: Simd, const R: usize, const NV: usize>(
 ) {
     const { assert!(NV.is_multiple_of(2)) };
     assert!(width.is_multiple_of(VECTOR_COLUMNS) && output.len() >= R * width);
-    assert!(2 * pairs <= MAX_LANES && weights.len() >= (R - 1) * (KEY_BLOCK / 2) + pairs);
+    assert!(2 * pairs <= MAX_LANES && weights.len() >= (R - 1) * KEY_BLOCK + pairs);
     for column in (0..width).step_by(NV * VECTOR_COLUMNS) {
         let vectors = NV.min((width - column) / VECTOR_COLUMNS);
         let output = output[column..].as_mut_ptr();
@@ -256,7 +256,7 @@ unsafe fn pair_products_of<S: Simd, const R: usize, const NV: usize>(
                     let at = v * VECTOR_COLUMNS / 2;
                     let columns = s.pair_up(s.load(first.add(at)), s.load(second.add(at)));
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = *weights.as_ptr().add(r * (KEY_BLOCK / 2) + pair);
+                        let x = *weights.as_ptr().add(r * KEY_BLOCK + pair);
                         sums[v] = s.dot_pairs(x, columns[0], sums[v]);
                         sums[v + 1] = s.dot_pairs(x, columns[1], sums[v + 1]);
                     }

@@ -15,8 +15,6 @@ pub(super) const KEY_BLOCK: usize = 192;
 
 /// Bytes that are fetched into the cache together.
 const CACHE_LINE: usize = 64;
-/// Tokens that are fetched ahead of their use.
-const TOKENS_AHEAD: usize = 16;
 
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
@@ -50,26 +48,14 @@ impl<T: Convert> Tokens<'_, T> {
         }
     }
 
-    /// Copies token `i` in f32. Zeros after the last token. Another token comes from memory meanwhile.
-    ///
-    /// Tokens at a distance of a power of two share a few sets of the L1 cache. So they are read one after the other,
-    /// each in its whole length, before they are transposed.
-    #[inline(always)]
-    pub fn copy<S: Simd>(&self, s: S, i: usize, to: &mut [f32]) {
-        if i >= self.count {
-            return to.fill(0.0);
-        }
-        self.prefetch(s, i + TOKENS_AHEAD..i + TOKENS_AHEAD + 1);
-        T::upcast(self.token(i), to);
-    }
-
-    /// Rows of the first `LANES` tokens in f32, each with `width` values at least: where they are, or copied to `to` and
-    /// padded with zeros. The tokens after the last one are zeros.
+    /// Rows of the first `LANES` tokens in f32, each with `width` values: where they are, or copied to `to` and padded
+    /// with zeros. The tokens after the last one are zeros.
     #[inline(always)]
     pub fn f32_rows<S: Simd>(&self, _: S, width: usize, to: &mut [f32]) -> StridedRows {
         if T::IS_F32 && width == self.d && self.count >= S::LANES {
             return self.in_place();
         }
+        assert!(to.len() >= S::LANES * width);
         for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
             let (values, padding) = to.split_at_mut(self.d);
             match i < self.count {
@@ -81,7 +67,7 @@ impl<T: Convert> Tokens<'_, T> {
         StridedRows { at: to.as_ptr(), stride: width }
     }
 
-    /// [`f32_rows`](Self::f32_rows) of pairs, `width` of them at least. `buffer` has room for one token.
+    /// [`f32_rows`](Self::f32_rows) of `width` pairs. `buffer` has room for one token.
     #[inline(always)]
     pub fn pair_rows<S: Simd, D: PairDot>(
         &self,
@@ -94,6 +80,7 @@ impl<T: Convert> Tokens<'_, T> {
         if whole && T::as_pairs(D::FORMAT, self.token(0)).is_some() {
             return self.in_place();
         }
+        assert!(to.len() >= S::LANES * width);
         for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
             self.write_pairs(dot, i, buffer, to);
         }
@@ -112,12 +99,9 @@ impl<T: Convert> Tokens<'_, T> {
         Self { from, count: C::STEP.min(end.saturating_sub(from)), ..self }
     }
 
-    /// Fetches tokens `range` into the cache.
-    #[inline(always)]
-    pub fn prefetch<S: Simd>(&self, s: S, range: Range<usize>) {
-        let count = range.len();
-        let mut ahead = Ahead::new(Tokens { from: self.from + range.start, count, ..*self }, 1, 0..count);
-        ahead.fetch(s, count);
+    /// The tokens after the first `count`.
+    pub fn after(self, count: usize) -> Self {
+        Self { from: self.from + count, count: self.count.saturating_sub(count), ..self }
     }
 
     /// Token `i` as pairs: where it is, if it is that in memory, and else rounded to `to`. Zeros after the last token.
@@ -152,6 +136,26 @@ impl<T: Convert> Tokens<'_, T> {
     }
 }
 
+/// Packs `LANES` rows of `width` values or pairs into columns: value `c` of row `r` becomes `to[c · stride + r]`.
+///
+/// # Safety
+/// `width` values can be read at each of the rows.
+#[inline(always)]
+pub(super) unsafe fn pack_rows<S: Simd>(s: S, rows: StridedRows, width: usize, to: &mut [f32], stride: usize) {
+    assert!(width > 0 && to.len() >= (width - 1) * stride + S::LANES);
+    let whole = width / S::LANES * S::LANES;
+    for at in (0..whole).step_by(S::LANES) {
+        // SAFETY: the caller promises the rows, and the assertion checks `width` columns of `LANES` values.
+        unsafe { s.transpose(&rows.pointers::<S>(at), to.as_mut_ptr().add(at * stride), stride) };
+    }
+    for at in whole..width {
+        for (to, row) in to[at * stride..][..S::LANES].iter_mut().zip(rows.pointers::<S>(at)) {
+            // SAFETY: the caller promises the rows. Any bits are valid for f32.
+            *to = unsafe { *row };
+        }
+    }
+}
+
 /// Computes a tile of scores, `ROWS` queries by one key block, and multiplies it with the values.
 ///
 /// Packed operands are kept in f32 slices, whatever a tile stores in them, and all sizes count f32 values.
@@ -169,8 +173,16 @@ pub(super) trait ScoreTile: Copy {
     const INFINITE: f32;
 
     fn simd(self) -> Self::S;
-    /// `e^x` for `x <= 0`, as precise as attention weights are.
-    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    /// What [`exp`](Self::exp) takes for a row whose largest score is `max`.
+    fn exp_offset(max: f32) -> f32;
+    /// `e^(score - max)` in each lane, as precise as attention weights are.
+    fn exp(self, scores: <Self::S as Simd>::V, offset: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    /// Stores the attention weights of the keys from `key` on in their row, where the products with values read them:
+    /// not after their scores.
+    ///
+    /// # Safety
+    /// The scores of these keys, as many as a vector has lanes, can be written in `row`.
+    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: <Self::S as Simd>::V);
     /// Size of a packed query or key of `d` values.
     fn key_width(d: usize) -> usize;
     /// Size of an output row of `d_v` values.
@@ -191,8 +203,8 @@ pub(super) trait ScoreTile: Copy {
     /// Writes the products of the tile's queries with `count` keys of a block: `(ROWS, KEY_BLOCK)`, the start of
     /// `scores`.
     fn scores(self, rows: usize, queries: &[f32], d: usize, keys: &[f32], count: usize, scores: &mut [f32]);
-    /// Adds the products of the first `count` attention weights of each row with `values` to `output` `(ROWS,
-    /// width_v)`.
+    /// Adds the products of the first `count` attention weights of each row, as [`store_weights`](Self::store_weights)
+    /// has stored them, with `values` to `output` `(ROWS, width_v)`.
     fn accumulate_values(
         self,
         rows: usize,
@@ -203,7 +215,8 @@ pub(super) trait ScoreTile: Copy {
         width_v: usize,
     );
 
-    /// [`scores`](Self::scores) with at most `STEP` keys that no other tile reads. `scores` starts at the first of them.
+    /// [`scores`](Self::scores) with at most `STEP` keys that no other tile reads. `scores` starts at the first of
+    /// them.
     fn scores_of_step<T: Convert>(
         self,
         rows: usize,
@@ -244,7 +257,7 @@ pub(super) struct StepMemory<'a> {
     /// `(ROWS, width_v)`: sums over the steps of a block so far.
     pub sums: &'a mut [f32],
     /// What the next step reads.
-    pub ahead: Ahead,
+    pub ahead: PrefetchRows,
 }
 
 impl StepMemory<'_> {
@@ -259,7 +272,7 @@ impl StepMemory<'_> {
 /// They follow each other by token and then by head, which is mostly the order of memory: so they come faster than head
 /// by head. Processors fetch ahead themselves, but only within a page.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+pub(super) struct PrefetchRows {
     /// The next row, its head, and how many rows are still to be fetched.
     at: *const f32,
     head: usize,
@@ -271,7 +284,7 @@ pub(super) struct Ahead {
     of_token: usize,
 }
 
-impl Ahead {
+impl PrefetchRows {
     /// Rows `range` of all rows of `tokens` and so many heads from theirs on.
     #[inline(always)]
     pub fn new<T>(tokens: Tokens<T>, heads: usize, range: Range<usize>) -> Self {

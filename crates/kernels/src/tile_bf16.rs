@@ -1,11 +1,13 @@
 //! Score tiles in bf16: queries, keys, values and attention weights are rounded to bf16, sums are f32.
 
+use std::f32::consts::LOG2_E;
+
 use super::convert::Convert;
-use super::exp::exp_bf16;
 use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
-use super::isa::simd::{MAX_LANES, Simd};
+use super::isa::simd::Simd;
+use super::microkernel::Prefetch;
 use super::row_products::{Values, add_pair_products, row_scores};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 use super::tile_f32::vectors_per_step;
 
 /// Score tiles by [`PairDot`]. The softmax between the products is f32, by [`Simd`].
@@ -17,7 +19,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     const ROWS: usize = D::MAX_ROWS;
     const PANEL: usize = D::MAX_VECTORS * VECTOR_COLUMNS;
     const STEP: usize = if D::BY_VECTORS { S::LANES } else { Self::PANEL };
-    const SCORES: usize = D::MAX_ROWS * (KEY_BLOCK + KEY_BLOCK / 2);
+    const SCORES: usize = D::MAX_ROWS * if D::BY_VECTORS { KEY_BLOCK } else { KEY_BLOCK + KEY_BLOCK / 2 };
     /// Halfway between the largest bf16 and the next power of two.
     const INFINITE: f32 = f32::from_bits(0x7f7f_8000);
 
@@ -26,8 +28,23 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         self.0
     }
     #[inline(always)]
-    fn exp(self, x: S::V) -> S::V {
-        exp_bf16(self.0, x)
+    fn exp_offset(max: f32) -> f32 {
+        -max * LOG2_E
+    }
+    #[inline(always)]
+    fn exp(self, scores: S::V, offset: S::V) -> S::V {
+        self.0.exp2_bf16(self.0.mul_add(scores, self.0.splat(LOG2_E), offset))
+    }
+    /// Rounded at once where pairs are read by vectors.
+    #[inline(always)]
+    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: S::V) {
+        // SAFETY: the caller promises it; half as many bytes end no later.
+        unsafe {
+            match D::BY_VECTORS {
+                true => self.0.store_bf16(row.add(key / 2).cast(), weights),
+                false => self.0.store(row.add(key), weights),
+            }
+        }
     }
     #[inline(always)]
     fn key_width(d: usize) -> usize {
@@ -53,31 +70,13 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
         let (s, width) = (self.0, Self::key_width(keys.d));
         let (upcast, rest) = buffer.split_at_mut(keys.d);
-        let rounded = &mut rest[..S::LANES * width];
-        let whole = width / S::LANES * S::LANES;
-        assert!(Self::PANEL.is_multiple_of(S::LANES));
+        let rounded = as_pairs_mut(&mut rest[..S::LANES * width]);
         for (panel, to) in to.chunks_exact_mut(Self::PANEL * width).enumerate() {
             for first in (0..Self::PANEL).step_by(S::LANES) {
-                let mut rows = [std::ptr::null::<f32>(); MAX_LANES];
-                for ((lane, row), rounded) in
-                    rows.iter_mut().take(S::LANES).enumerate().zip(rounded.chunks_exact_mut(width))
-                {
-                    let key = panel * Self::PANEL + first + lane;
-                    *row = keys.as_pairs(self.1, key, upcast, as_pairs_mut(rounded)).as_ptr().cast();
-                }
-                for at in (0..whole).step_by(S::LANES) {
-                    let part = rows.map(|row| row.wrapping_add(at));
-                    // SAFETY: `LANES` of the `width` pairs of a key from `at` on; in `to` there are `width` rows of
-                    // `PANEL` pairs, and those from `at` and `first` on have `LANES` more. Pairs are moved as they are.
-                    unsafe { s.transpose(&part, to.as_mut_ptr().add(at * Self::PANEL + first), Self::PANEL) };
-                }
-                for at in whole..width {
-                    let to = &mut as_pairs_mut(&mut to[at * Self::PANEL + first..])[..S::LANES];
-                    for (to, row) in to.iter_mut().zip(rows) {
-                        // SAFETY: one of the `width` pairs of a key.
-                        *to = unsafe { *row.cast::<Pair>().add(at) };
-                    }
-                }
+                let keys = keys.after(panel * Self::PANEL + first);
+                let rows = keys.pair_rows((s, self.1), width, upcast, rounded);
+                // SAFETY: the rows have `width` pairs, which are moved as they are.
+                unsafe { pack_rows(s, rows, width, &mut to[first..], Self::PANEL) };
             }
         }
     }
@@ -131,6 +130,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
                 layout: TileLayout::Rows { a: pairs, b: Self::PANEL },
                 c_stride: KEY_BLOCK,
                 accumulate: false,
+                prefetch: Prefetch::NONE,
             };
             let keys = as_pairs(&keys[start * pairs..]).as_ptr();
             // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and
@@ -150,11 +150,9 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         output: &mut [f32],
         width_v: usize,
     ) {
-        let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
-        let rounded = as_pairs_mut(rounded);
         let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        self.round_weights(rows, attention_weights, count, rounded);
-        self.add_products(rows, rounded, values, pairs, output, width_v);
+        let weights = self.weights_in_pairs(rows, attention_weights, Some(count));
+        self.add_products(rows, weights, values, pairs, output, width_v);
     }
 
     #[inline(always)]
@@ -189,13 +187,10 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         StepMemory { buffer, packed, mut ahead, .. }: StepMemory,
         output: &mut [f32],
     ) {
-        let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
-        let rounded = as_pairs_mut(rounded);
         let pairs = values.count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        if before == 0 {
-            self.round_weights(rows, attention_weights, block, rounded);
-        }
-        let weights = &rounded[before / 2..];
+        let to_round = (before == 0).then_some(block);
+        let (weights, stride) = self.weights_in_pairs(rows, attention_weights, to_round);
+        let weights = &weights[before / 2..];
         if D::BY_VECTORS {
             let (width, packed) = (width_v.next_multiple_of(2 * VECTOR_COLUMNS) / 2, as_pairs_mut(packed));
             let of_values = values.pair_rows((self.0, self.1), width, &mut buffer[..values.d], packed);
@@ -208,41 +203,51 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         ahead.fetch(self.0, usize::MAX);
         let packed = &mut packed[..pairs * width_v];
         self.pack_values(values, width_v, buffer, packed);
-        self.add_products(rows, weights, packed, pairs, output, width_v);
+        self.add_products(rows, (weights, stride), packed, pairs, output, width_v);
     }
 }
 
 impl<S: Simd, D: PairDot> TileBf16<S, D> {
-    /// Rounds the attention weights of `count` keys to pairs `(ROWS, KEY_BLOCK / 2)`.
+    /// The attention weights as pairs, and how many there are from one row to the next. Those of `to_round` keys are
+    /// rounded first, unless all are already.
     #[inline(always)]
-    fn round_weights(self, rows: usize, attention_weights: &[f32], count: usize, to: &mut [Pair]) {
-        let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
-        let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
-        for (weights, to) in weights_of_rows.zip(to.chunks_exact_mut(KEY_BLOCK / 2)) {
-            self.1.round_to_pairs(&weights[..count], &mut to[..pairs]);
+    fn weights_in_pairs(self, rows: usize, attention_weights: &mut [f32], to_round: Option<usize>) -> (&[Pair], usize) {
+        if D::BY_VECTORS {
+            return (as_pairs(attention_weights), KEY_BLOCK);
         }
+        let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
+        let rounded = as_pairs_mut(rounded);
+        if let Some(count) = to_round {
+            let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
+            let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
+            for (weights, to) in weights_of_rows.zip(rounded.chunks_exact_mut(KEY_BLOCK / 2)) {
+                self.1.round_to_pairs(&weights[..count], &mut to[..pairs]);
+            }
+        }
+        (rounded, KEY_BLOCK / 2)
     }
 
-    /// Adds the products of `pairs` rounded weights of each row, `KEY_BLOCK / 2` apart, with packed values to `output`
-    /// `(ROWS, width_v)`.
+    /// Adds the products of `pairs` rounded weights of each row, `stride` apart, with packed values to `output` `(ROWS,
+    /// width_v)`.
     #[inline(always)]
     fn add_products(
         self,
         rows: usize,
-        rounded: &[Pair],
+        (rounded, stride): (&[Pair], usize),
         values: &[f32],
         pairs: usize,
         output: &mut [f32],
         width_v: usize,
     ) {
         assert!((1..=D::MAX_ROWS).contains(&rows) && width_v.is_multiple_of(VECTOR_COLUMNS));
-        assert!(pairs <= KEY_BLOCK / 2 && rounded.len() >= (D::MAX_ROWS - 1) * (KEY_BLOCK / 2) + pairs);
+        assert!(pairs <= KEY_BLOCK / 2 && rounded.len() >= (D::MAX_ROWS - 1) * stride + pairs);
         assert!(values.len() >= pairs * width_v && output.len() >= D::MAX_ROWS * width_v);
         let mut column = 0;
         while column < width_v {
             let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
-            let layout = TileLayout::Rows { a: KEY_BLOCK / 2, b: width_v };
-            let tile = PairTile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true };
+            let layout = TileLayout::Rows { a: stride, b: width_v };
+            let prefetch = Prefetch::NONE;
+            let tile = PairTile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true, prefetch };
             // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
             // `width_v`. Only `run_bf16` makes a value of this type.
             unsafe {

@@ -2,10 +2,10 @@
 
 use super::convert::Convert;
 use super::exp::exp;
-use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{StridedRows, microkernel};
+use super::isa::simd::Simd;
+use super::microkernel::{Prefetch, StridedRows, microkernel};
 use super::row_products::{Values, add_value_products, row_scores};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens};
+use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -24,8 +24,17 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         self.0
     }
     #[inline(always)]
-    fn exp(self, x: S::V) -> S::V {
-        exp(self.0, x)
+    fn exp_offset(max: f32) -> f32 {
+        -max
+    }
+    #[inline(always)]
+    fn exp(self, scores: S::V, offset: S::V) -> S::V {
+        exp(self.0, self.0.add(scores, offset))
+    }
+    #[inline(always)]
+    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: S::V) {
+        // SAFETY: the caller promises it.
+        unsafe { self.0.store(row.add(key), weights) };
     }
     fn key_width(d: usize) -> usize {
         d
@@ -45,28 +54,11 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     #[inline(always)]
     fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
         let (s, d) = (self.0, keys.d);
-        let whole = d / S::LANES * S::LANES;
-        assert!(Self::PANEL.is_multiple_of(S::LANES) && buffer.len() >= S::LANES * d);
         for (panel, to) in to.chunks_exact_mut(Self::PANEL * d).enumerate() {
             for first in (0..Self::PANEL).step_by(S::LANES) {
-                let mut rows = [std::ptr::null(); MAX_LANES];
-                for ((lane, row), buffer) in rows.iter_mut().take(S::LANES).enumerate().zip(buffer.chunks_exact_mut(d))
-                {
-                    keys.copy(s, panel * Self::PANEL + first + lane, buffer);
-                    *row = buffer.as_ptr();
-                }
-                for at in (0..whole).step_by(S::LANES) {
-                    let part = rows.map(|row| row.wrapping_add(at));
-                    // SAFETY: `LANES` of the `d` values of a key from `at` on; in `to` there are `d` rows of `PANEL`
-                    // values, and those from `at` and `first` on have `LANES` more.
-                    unsafe { s.transpose(&part, to.as_mut_ptr().add(at * Self::PANEL + first), Self::PANEL) };
-                }
-                for at in whole..d {
-                    for (to, row) in to[at * Self::PANEL + first..][..S::LANES].iter_mut().zip(rows) {
-                        // SAFETY: one of the `d` values of a key.
-                        *to = unsafe { *row.add(at) };
-                    }
-                }
+                let rows = keys.after(panel * Self::PANEL + first).f32_rows(s, d, buffer);
+                // SAFETY: the rows have `d` values.
+                unsafe { pack_rows(s, rows, d, &mut to[first..], Self::PANEL) };
             }
         }
     }
@@ -102,7 +94,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
             // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is
             // at most `KEY_BLOCK`, which is a multiple of `panel`.
             unsafe {
-                let sums = microkernel::<S, MR, NR, false>(s, d, a, keys.as_ptr().add(start * d), panel);
+                let sums =
+                    microkernel::<S, MR, NR, false>(s, d, a, keys.as_ptr().add(start * d), panel, Prefetch::NONE);
                 for (r, sums) in sums.into_iter().enumerate() {
                     for (n, sum) in sums.into_iter().enumerate() {
                         s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
@@ -208,7 +201,7 @@ unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
     let a = StridedRows { at: attention_weights.as_ptr(), stride: KEY_BLOCK };
     // SAFETY: the caller promises it.
     unsafe {
-        let added = microkernel::<S, MR, NV, false>(s, count, a, values.as_ptr().add(column), width_v);
+        let added = microkernel::<S, MR, NV, false>(s, count, a, values.as_ptr().add(column), width_v, Prefetch::NONE);
         for (r, added) in added.into_iter().enumerate() {
             for (n, added) in added.into_iter().enumerate() {
                 let at = output.as_mut_ptr().add(r * width_v + column + n * S::LANES);

@@ -5,15 +5,16 @@ use half::bf16;
 
 use super::isas;
 use crate::activation::{activate_for, tanh};
-use crate::exp::{exp, exp_bf16};
-use crate::isa::kernel::Kernel;
+use crate::exp::exp;
+use crate::isa::kernel::{Kernel, PairKernel};
+use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Function {
     Exp,
     /// Those that are then rounded to bf16.
-    ExpBf16,
+    Exp2Bf16,
     GeluBf16,
     Tanh,
     Activation(Activation),
@@ -25,19 +26,33 @@ struct Evaluate<'a> {
     xs: &'a mut [f32],
 }
 
-impl Kernel for Evaluate<'_> {
+impl Evaluate<'_> {
     #[inline(always)]
-    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+    fn with<S: Simd>(self, s: S) {
         for x in self.xs {
             let v = s.splat(*x);
             *x = s.first_lane(match self.function {
                 Function::Exp => exp(s, v),
-                Function::ExpBf16 => exp_bf16(s, v),
+                Function::Exp2Bf16 => s.exp2_bf16(v),
                 Function::GeluBf16 => activate_for::<S, bf16>(s, Activation::Gelu, v),
                 Function::Tanh => tanh(s, v),
                 Function::Activation(activation) => activation.apply(s, v),
             });
         }
+    }
+}
+
+impl Kernel for Evaluate<'_> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        self.with(s);
+    }
+}
+
+impl PairKernel for Evaluate<'_> {
+    #[inline(always)]
+    fn run<S: Simd, D: PairDot>(self, s: S, _: D) {
+        self.with(s);
     }
 }
 
@@ -80,16 +95,24 @@ fn exp_is_within_its_error_bound() {
 }
 
 #[test]
-fn exp_for_bf16_is_within_its_error_bound() {
-    on_each_isa(Function::ExpBf16, |name, exp| {
-        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY), exp(-1e30)), (1.0, 0.0, 0.0), "{name}");
-        assert!(exp(f32::NAN).is_nan(), "{name}");
-        for i in 0..87_000 {
+fn exp2_for_bf16_is_within_its_error_bound() {
+    let check = |name: &str, exp2: &dyn Fn(f32) -> f32| {
+        assert_eq!((exp2(0.0), exp2(f32::NEG_INFINITY), exp2(-1e30)), (1.0, 0.0, 0.0), "{name}");
+        assert!(exp2(f32::NAN).is_nan(), "{name}");
+        for i in -10..126_000 {
             let x = i as f32 * -0.001;
-            let want = f64::from(x).exp();
-            assert!((f64::from(exp(x)) - want).abs() < 1.1e-4 * want, "{name}: {x}");
+            let want = f64::from(x).exp2();
+            assert!((f64::from(exp2(x)) - want).abs() < 1.1e-4 * want, "{name}: {x}");
         }
-    });
+    };
+    on_each_isa(Function::Exp2Bf16, check);
+    for isa in isas().into_iter().filter(|isa| isa.has_bf16_dot()) {
+        check(isa.name(), &|x| {
+            let mut xs = [x];
+            isa.run_bf16(Evaluate { function: Function::Exp2Bf16, xs: &mut xs });
+            xs[0]
+        });
+    }
 }
 
 /// GELU by the series of the error function.

@@ -4,6 +4,7 @@ use super::isas;
 use crate::isa::kernel::PairKernel;
 use crate::isa::pair_dot::{PairDot, PairFormat, PairTile, TileLayout, VECTOR_COLUMNS};
 use crate::isa::simd::Simd;
+use crate::microkernel::Prefetch;
 
 /// Compares tiles with plain sums. The values are small integers, so sums are exact in any order.
 struct Checks(&'static str);
@@ -36,7 +37,8 @@ impl PairKernel for Checks {
                 .collect();
             for accumulate in [false, true] {
                 let layout = TileLayout::Rows { a: a_stride, b: b_stride };
-                let tile = PairTile { rows, vectors, pairs, layout, c_stride, accumulate };
+                let prefetch = Prefetch::NONE;
+                let tile = PairTile { rows, vectors, pairs, layout, c_stride, accumulate, prefetch };
                 let mut c = vec![UNTOUCHED; (D::MAX_ROWS + 1) * c_stride];
                 // SAFETY: the sizes are those that the method documents, and this runs under `run_pairs`.
                 unsafe { dot.multiply_tile(tile, a.as_ptr(), b.as_ptr(), c.as_mut_ptr()) };

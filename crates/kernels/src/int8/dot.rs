@@ -1,6 +1,7 @@
 //! Products of 8-bit integers: what an instruction set implements.
 
 use crate::isa::simd::{MAX_LANES, Simd};
+use crate::microkernel::Prefetch;
 
 /// Rows of inputs that were rounded to int8.
 #[derive(Clone, Copy)]
@@ -34,19 +35,19 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     fn simd(self) -> Self::S;
 
     /// The sums of `ROWS` rows by `VECTORS` vectors of outputs over `steps` steps, an even number if the weights are
-    /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. Meanwhile `AHEAD` vectors of weights per
-    /// load of `VECTORS` are fetched into the cache from `next` on, which need not be memory of the process.
+    /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. Meanwhile memory is fetched: a step
+    /// of that is a load of `VECTORS` vectors.
     ///
     /// # Safety
     /// - `a` can be read for `ROWS` rows of `steps` steps, and as many starts.
     /// - `panel` can be read for `steps` steps of `VECTORS` vectors of outputs; half as many bytes if `NIBBLES`.
     /// - The caller is a kernel under [`InstructionSet::run_int8`](crate::isa::kernel::InstructionSet::run_int8).
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
-        next: *const u8,
+        prefetch: &mut Prefetch,
     ) -> [[<Self::S as Simd>::V; VECTORS]; ROWS];
 
     /// Stores the lowest byte of the bits of each lane.
@@ -116,15 +117,6 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     }
 }
 
-/// Fetches vector `v` of those that go with load `row` of a panel, if it is among the first `AHEAD`. `bytes` is the
-/// size of a vector: of several in a cache line, one is enough.
-#[inline(always)]
-pub(super) fn prefetch<S: Simd, const AHEAD: usize>(s: S, next: *const u8, (row, v): (usize, usize), bytes: usize) {
-    if v < AHEAD && (v * bytes).is_multiple_of(64) {
-        s.prefetch(next.wrapping_add((row * AHEAD + v) * bytes).cast());
-    }
-}
-
 // SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and four inputs of
 // each row and step.
 unsafe impl<D: Int8Vectors> Int8Dot for D {
@@ -145,12 +137,12 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
-        next: *const u8,
+        prefetch: &mut Prefetch,
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
         let bytes = 4 * D::S::LANES;
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
@@ -160,12 +152,10 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
                 *sums = [self.splat(*a.starts.add(r * a.starts_stride)); VECTORS];
             }
             let x = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step).cast::<i32>().read_unaligned();
-            let from = |row: usize, v: usize| {
-                prefetch::<_, AHEAD>(Int8Vectors::simd(self), next, (row, v), bytes);
-                panel.add((row * VECTORS + v) * bytes)
-            };
+            let from = |row: usize, v: usize| panel.add((row * VECTORS + v) * bytes);
             if NIBBLES {
                 for row in 0..steps / 2 {
+                    prefetch.step(Int8Vectors::simd(self), row);
                     let weights: [_; VECTORS] = std::array::from_fn(|v| self.load_nibbles(from(row, v)));
                     for half in 0..2 {
                         for (r, sums) in sums.iter_mut().enumerate() {
@@ -178,6 +168,7 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
                 }
             } else {
                 for step in 0..steps {
+                    prefetch.step(Int8Vectors::simd(self), step);
                     let weights: [_; VECTORS] = std::array::from_fn(|v| self.load(from(step, v)));
                     for (r, sums) in sums.iter_mut().enumerate() {
                         let x = x(r, step);

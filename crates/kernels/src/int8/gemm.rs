@@ -20,9 +20,7 @@ use crate::gemm::{GemmTask, MAX_COLUMNS};
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
 use crate::isa::simd::{MAX_LANES, Simd};
-
-/// How far ahead of its use a panel is prefetched, in bytes: as for products in f32.
-const PREFETCH_BYTES: usize = 2048;
+use crate::microkernel::Prefetch;
 
 /// Runs a task on the packed panels of its weights.
 pub(crate) fn run_quantized<A, O: Convert>(
@@ -57,6 +55,8 @@ pub(crate) fn run_quantized<A, O: Convert>(
             scales,
             starts,
             panel: panels.values.panel(panel, count),
+            next: panels.values.panel(task.panel_after(panel), count).as_ptr(),
+            is_first: task.comes_first(panel),
             panel_scales: scales_of_panel,
             bias: &task.weights.bias[panel * width..][..width],
             activation: task.activation,
@@ -88,6 +88,9 @@ struct MultiplyPanel<'a> {
     scales: &'a [f32],
     starts: &'a [i32],
     panel: &'a [u8],
+    /// The one that is read after it, and whether none was read before.
+    next: *const u8,
+    is_first: bool,
     /// `(groups, width)`
     panel_scales: &'a [f32],
     bias: &'a [f32],
@@ -101,15 +104,15 @@ struct MultiplyPanel<'a> {
 impl Int8Kernel for MultiplyPanel<'_> {
     #[inline(always)]
     fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
-        let mut row = 0;
+        let (mut row, mut index) = (0, 0);
         while row < self.rows {
             let done = match self.layout.format {
-                WeightFormat::Q8_0 => self.next_tile::<D, BLOCK_MR, NR, true, false>(dot, row),
-                WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, row),
-                _ => self.next_tile::<D, MR, NR, false, false>(dot, row),
+                WeightFormat::Q8_0 => self.next_tile::<D, BLOCK_MR, NR, true, false>(dot, (row, index)),
+                WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, (row, index)),
+                _ => self.next_tile::<D, MR, NR, false, false>(dot, (row, index)),
             };
             self.activate(dot.simd(), row..row + done);
-            row += done;
+            (row, index) = (row + done, index + 1);
         }
     }
 }
@@ -171,50 +174,29 @@ impl MultiplyPanel<'_> {
     }
 
     /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
-    ///
-    /// The first `NR` tiles of `MR` rows fetch the next panel from memory, a share each, so that products and memory
-    /// are busy at the same time; if there are fewer, the first one fetches all of it. Smaller tiles fetch what they
-    /// read soon.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
-        row: usize,
+        (row, index): (usize, usize),
     ) -> usize {
-        let (left, start, size) = (self.rows - row, self.panel.as_ptr(), self.panel.len());
-        let (next, soon) = (start.wrapping_add(size), start.wrapping_add(PREFETCH_BYTES));
-        let few = self.rows < NR * MR;
-        if MR <= left && few && row == 0 {
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, NR>(dot, row, next);
-            MR
-        } else if MR <= left {
-            let share = if few || row >= NR * MR { start } else { next.wrapping_add(row / MR * (size / NR)) };
-            self.tile::<D, MR, NR, BLOCKS, NIBBLES, 1>(dot, row, share);
-            MR
-        } else if MR > 4 && left >= 4 {
-            self.tile::<D, 4, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
-            4
-        } else {
-            self.tile::<D, 1, NR, BLOCKS, NIBBLES, NR>(dot, row, soon);
-            1
+        let step = self.layout.bytes_of(if NIBBLES { 2 * D::STEP } else { D::STEP });
+        let prefetch = Prefetch::of_tile(self.panel, self.next, step, (index, self.rows.div_ceil(MR)), self.is_first);
+        match self.rows - row {
+            left if left >= MR => self.tile::<D, MR, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
+            4.. if MR > 4 => self.tile::<D, 4, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
+            _ => self.tile::<D, 1, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
         }
     }
 
-    /// Computes `ROWS` rows from `row`, without the activation. `next` and `AHEAD` are those of [`Int8Dot::sums`].
+    /// Computes `ROWS` rows from `row`, without the activation, and returns how many these are.
     #[inline(always)]
-    fn tile<
-        D: Int8Dot,
-        const ROWS: usize,
-        const NR: usize,
-        const BLOCKS: bool,
-        const NIBBLES: bool,
-        const AHEAD: usize,
-    >(
+    fn tile<D: Int8Dot, const ROWS: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         row: usize,
-        next: *const u8,
-    ) {
+        mut prefetch: Prefetch,
+    ) -> usize {
         let (s, lanes) = (dot.simd(), D::S::LANES);
         let PanelLayout { width, inputs, groups, .. } = self.layout;
         // Inputs of a group, and its bytes of the panel.
@@ -239,8 +221,7 @@ impl MultiplyPanel<'_> {
                     starts_stride: groups,
                 };
                 let panel = self.panel.as_ptr().add(index * bytes);
-                let next = next.wrapping_add(index * bytes / NR * AHEAD);
-                let sums = dot.sums::<ROWS, NR, NIBBLES, AHEAD>(group / D::STEP, a, panel, next);
+                let sums = dot.sums::<ROWS, NR, NIBBLES>(group / D::STEP, a, panel, &mut prefetch);
                 let scale = |v: usize| s.load(self.panel_scales.as_ptr().add(index * width + v * lanes));
                 let panel_scales: [_; NR] = std::array::from_fn(scale);
                 for (r, (results, sums)) in results.iter_mut().zip(sums).enumerate() {
@@ -273,6 +254,7 @@ impl MultiplyPanel<'_> {
                 }
             }
         }
+        ROWS
     }
 
     /// Applies the activation to the results of a tile, which are in the L1 cache: those of all rows would not be,

@@ -5,11 +5,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, prefetch};
+use super::dot::{InputRows, Int8Dot};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_dotprod::NeonDotprod;
-use crate::isa::simd::Simd;
+use crate::microkernel::Prefetch;
 
 /// Register tile: 8 × 2 sums and 2 vectors of weights take 18 of the 32 registers, the inputs of four steps 8 more.
 pub(crate) const MR: usize = 8;
@@ -68,12 +68,12 @@ unsafe impl Int8Dot for NeonDotprod {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
-        next: *const u8,
+        prefetch: &mut Prefetch,
     ) -> [[float32x4_t; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
@@ -81,10 +81,7 @@ unsafe impl Int8Dot for NeonDotprod {
                 std::array::from_fn(|r| [vdupq_n_s32(*a.starts.add(r * a.starts_stride)); VECTORS]);
             let inputs = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step);
             let weights = |row: usize| -> [int8x16_t; VECTORS] {
-                std::array::from_fn(|v| {
-                    prefetch::<_, AHEAD>(self.0, next, (row, v), 16);
-                    vld1q_s8(panel.add((row * VECTORS + v) * 16).cast())
-                })
+                std::array::from_fn(|v| vld1q_s8(panel.add((row * VECTORS + v) * 16).cast()))
             };
             // The weights of two steps.
             let two = |row: usize| -> [[int8x16_t; VECTORS]; 2] {
@@ -99,6 +96,7 @@ unsafe impl Int8Dot for NeonDotprod {
             };
             let whole = steps / STEPS * STEPS;
             for step in (0..whole).step_by(STEPS) {
+                prefetch.step(self.0, if NIBBLES { step / 2 } else { step });
                 let x = std::array::from_fn(|r| vld1q_s8(inputs(r, step)));
                 let [even, odd] = two(step);
                 self.step::<ROWS, VECTORS, 0>(&mut sums, even, x);

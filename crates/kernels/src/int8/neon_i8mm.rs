@@ -5,11 +5,11 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::dot::{InputRows, Int8Dot, prefetch};
+use super::dot::{InputRows, Int8Dot};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_bf16::NeonBf16;
-use crate::isa::simd::Simd;
+use crate::microkernel::Prefetch;
 
 /// Register tile: 8 × 2 sums, 4 registers of weights and one of inputs take 21 of the 32 registers. Each step has 16
 /// instructions for 512 products.
@@ -50,12 +50,12 @@ unsafe impl Int8Dot for NeonBf16 {
     }
 
     #[inline(always)]
-    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool, const AHEAD: usize>(
+    unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
         self,
         steps: usize,
         a: InputRows,
         panel: *const u8,
-        next: *const u8,
+        prefetch: &mut Prefetch,
     ) -> [[float32x4_t; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps. The second row of a pair is the
         // first again if there is none.
@@ -68,7 +68,6 @@ unsafe impl Int8Dot for NeonBf16 {
                 sums[first] = [[vcombine_s32(start(first), start(second(first))); 2]; VECTORS];
             }
             let from = |row: usize, v: usize| {
-                prefetch::<_, AHEAD>(self.neon(), next, (row, v), 32);
                 let from = panel.add((row * VECTORS + v) * 32);
                 [vld1q_s8(from.cast()), vld1q_s8(from.add(16).cast())]
             };
@@ -85,6 +84,7 @@ unsafe impl Int8Dot for NeonBf16 {
             };
             if NIBBLES {
                 for row in 0..steps / 2 {
+                    prefetch.step(self.neon(), row);
                     let mut two = [[[vdupq_n_s8(0); 2]; VECTORS]; 2];
                     for v in 0..VECTORS {
                         let [left, right] = from(row, v);
@@ -96,6 +96,7 @@ unsafe impl Int8Dot for NeonBf16 {
                 }
             } else {
                 for step in 0..steps {
+                    prefetch.step(self.neon(), step);
                     multiply(step, std::array::from_fn(|v| from(step, v)));
                 }
             }

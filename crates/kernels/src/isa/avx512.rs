@@ -8,17 +8,18 @@ use super::avx2::Avx2;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::pair_dot::Pair;
 use super::simd::{MAX_LANES, Simd, register_ops};
+use crate::exp::exp2_bf16;
 use crate::int8::avx512_vnni::Avx512Vnni;
 
-/// AVX-512F; with `BF16` the processor has AVX512-BF16, too, and rounds to bf16 by it.
+/// AVX-512F; with `BF16` the processor has AVX512-BW, AVX512-DQ and AVX512-BF16, too.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512<const BF16: bool = false>(());
 
 impl Avx512 {
-    /// The same instructions and those of AVX512-BF16, which the processor has.
+    /// The same instructions and those of AVX512-BW, AVX512-DQ and AVX512-BF16.
     ///
     /// # Safety
-    /// The processor has AVX512-BF16.
+    /// The processor has all of them.
     pub(super) unsafe fn with_bf16(self) -> Avx512<true> {
         Avx512(())
     }
@@ -64,6 +65,10 @@ impl InstructionSet for Avx512 {
 fn run<K: Kernel>(s: Avx512, kernel: K) {
     kernel.run::<_, MR, NR>(s);
 }
+
+/// Coefficients of the polynomial with the value 1 at 0 and the least relative error to `2^r` for `0 <= r <= 1`,
+/// 8.6e-5; highest power first.
+const EXP2_OF_FRACTION: [f32; 4] = [0.077_067_24, 0.227_644_98, 0.695_116_64, 1.0];
 
 /// Places in two vectors of 32 values, one after the other: a value of the first one, then that of the second one.
 const PLACES: [[u16; 32]; 2] = {
@@ -145,13 +150,28 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     fn pair_up(self, first: __m512, second: __m512) -> [__m512; 2] {
         assert!(BF16);
-        // SAFETY: `PLACES` are 32 values; with `BF16` the processor has AVX512-BF16, and so AVX512-BW.
+        // SAFETY: `PLACES` are 32 values; with `BF16` the processor has AVX512-BW.
         unsafe {
             let (first, second) = (_mm512_castps_si512(first), _mm512_castps_si512(second));
             let [low, high] = PLACES.each_ref().map(|places| _mm512_loadu_si512(places.as_ptr().cast()));
             let low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, low, second));
             [low, _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, high, second))]
         }
+    }
+    /// By instructions that divide into the integer below and a fraction themselves, -inf into -inf and 0.
+    #[inline(always)]
+    fn exp2_bf16(self, x: __m512) -> __m512 {
+        if !BF16 {
+            return exp2_bf16(self, x);
+        }
+        const BELOW: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+        // SAFETY: with `BF16` the processor has AVX512-DQ.
+        let fraction = unsafe { _mm512_reduce_ps::<BELOW>(x) };
+        let mut p = self.splat(EXP2_OF_FRACTION[0]);
+        for coefficient in &EXP2_OF_FRACTION[1..] {
+            p = self.mul_add(p, fraction, self.splat(*coefficient));
+        }
+        self.ldexp(p, x)
     }
     #[inline(always)]
     fn prefetch(self, at: *const f32) {

@@ -17,8 +17,10 @@ impl InstructionSet for Avx512Bf16 {
     const HAS_BF16_DOT: bool = true;
 
     fn detect() -> Option<Self> {
-        // The compiler takes AVX512-BF16 to include AVX512-BW.
-        let has_bf16 = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
+        // Every processor with AVX512-BF16 has the other two.
+        let has_bf16 = is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq");
         Avx512::detect().filter(|_| has_bf16).map(Self)
     }
 
@@ -49,7 +51,7 @@ impl Avx512Bf16 {
 
     /// Runs a kernel with bf16 products by `dot`, and everything else by AVX-512.
     pub(super) fn run_bf16_with<K: PairKernel, D: PairDot>(self, dot: D, kernel: K) {
-        // SAFETY: `self` proves that the processor has AVX-512F and AVX512-BF16.
+        // SAFETY: `self` proves that the processor has all four.
         unsafe { run_bf16(self.0.with_bf16(), dot, kernel) }
     }
 
@@ -60,7 +62,7 @@ impl Avx512Bf16 {
     #[inline(always)]
     unsafe fn microkernel<const ROWS: usize, const VECTORS: usize>(
         self,
-        tile: PairTile,
+        mut tile: PairTile,
         a: *const Pair,
         b: *const Pair,
         c: *mut f32,
@@ -78,6 +80,7 @@ impl Avx512Bf16 {
                 }
             }
             for pair in 0..tile.pairs {
+                tile.prefetch.step(self.0, pair);
                 let mut columns = [_mm512_setzero_si512(); VECTORS];
                 for (v, column) in columns.iter_mut().enumerate() {
                     *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
@@ -132,7 +135,7 @@ impl Avx512Bf16 {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
 fn run_bf16<K: PairKernel, D: PairDot>(s: Avx512<true>, dot: D, kernel: K) {
     kernel.run(s, dot);
 }

@@ -2,6 +2,8 @@
 
 use half::{bf16, f16};
 
+use crate::microkernel::Prefetch;
+
 /// Two neighboring terms of a sum, the first in the low half.
 pub(crate) type Pair = u32;
 
@@ -45,6 +47,9 @@ pub(crate) struct PairTile {
     pub c_stride: usize,
     /// Whether the product is added to C. Otherwise it replaces C.
     pub accumulate: bool,
+    /// What is fetched meanwhile, by AVX-512.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "has been measured with AVX-512 only"))]
+    pub prefetch: Prefetch,
 }
 
 /// How A and B lie in memory.
@@ -121,7 +126,8 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     const MAX_VECTORS: usize;
     /// The number of pairs of a product must be a multiple of this.
     const PAIR_STEP: usize;
-    /// Whether [`Simd::dot_pairs`](super::simd::Simd::dot_pairs) beside these instructions gives the bits of their sums.
+    /// Whether [`Simd::dot_pairs`](super::simd::Simd::dot_pairs) of the vectors beside these instructions gives the
+    /// bits of their sums.
     const BY_VECTORS: bool = false;
     /// The order in which A and B may be [`TileLayout::Packed`], and are faster so. [`PairOrder::Rows`] if there is
     /// none.

@@ -4,6 +4,7 @@ use half::bf16;
 
 use super::pair_dot::Pair;
 use crate::convert::f32_to_bf16;
+use crate::exp::exp2_bf16;
 
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
@@ -36,6 +37,11 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     fn round(self, a: Self::V) -> Self::V;
     /// `a · 2^n` for an integral `n` from -126 to 127 and a normal result.
     fn ldexp(self, a: Self::V, n: Self::V) -> Self::V;
+    /// `2^x`, to be rounded to bf16: see [`exp2_bf16`].
+    #[inline(always)]
+    fn exp2_bf16(self, x: Self::V) -> Self::V {
+        exp2_bf16(self, x)
+    }
     /// 0 where `x < limit`; `y` elsewhere, also where `x` is NaN.
     fn zero_below(self, x: Self::V, limit: Self::V, y: Self::V) -> Self::V;
     /// The sum of all lanes, always added in the same order.
