@@ -1,7 +1,9 @@
 //! Memory of attention on a long text, in a process of its own: it is measured by the most that the process has had.
 
 use candle_attention::position::{Disentangled, Position, T5RelativeBias};
-use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
+use candle_attention::{
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 
@@ -13,6 +15,7 @@ fn layer(position: Position) -> MultiHeadAttention {
 /// What a layer takes on a long text: a matrix over queries and keys would take 1 GB per head.
 #[test]
 fn memory_is_linear_in_the_length() {
+    appending_copies_no_cache();
     let s = 16384;
     let xs = Tensor::zeros((1, s, 16), DType::F32, &Device::Cpu).unwrap();
     let mask = AttentionMask::window(Some(1), Some(1));
@@ -33,6 +36,22 @@ fn memory_is_linear_in_the_length() {
         let taken = peak_bytes() - before;
         assert!(taken < 128 << 20, "{taken} bytes for {s} tokens");
     }
+}
+
+/// Decoding writes into the memory of a cache, which has room for 64 MB here. It runs before the test of masks takes
+/// more: the peak is that of the process.
+fn appending_copies_no_cache() {
+    let config = AttentionConfig::new(64, 2).with_mask(AttentionMask::causal());
+    let layer = MultiHeadAttention::new(&config, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+    let (token, mut cache) = (Tensor::ones((1, 1, 64), DType::F32, &Device::Cpu).unwrap(), KvCache::fixed(1 << 17));
+    let prompt = token.broadcast_as((1, 1 << 10, 64)).unwrap().contiguous().unwrap();
+    layer.step(&prompt, &mut cache).unwrap();
+    let before = peak_bytes();
+    for _ in 0..5 {
+        layer.step(&token, &mut cache).unwrap();
+    }
+    assert_eq!(cache.len(), 5 + (1 << 10));
+    assert!(peak_bytes() - before < 4 << 20, "{} bytes for five tokens", peak_bytes() - before);
 }
 
 /// The most memory that this process has had.
