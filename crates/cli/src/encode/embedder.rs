@@ -9,7 +9,6 @@ use candle_attention_text::{
     EncodeOptions, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, SentenceEncoder, quantize_embeddings,
 };
 use candle_core::{DType, Device, Tensor};
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::super::shared::model::{Batches, Model, note_truncated};
@@ -21,9 +20,6 @@ use super::outputs::Outputs;
 /// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has
 /// arrived is encoded at once.
 const CHUNK: usize = 8192;
-
-/// From how many texts on a bar shows the progress.
-const BAR: usize = 256;
 
 pub struct Embedder<'a> {
     encoder: SentenceEncoder,
@@ -62,7 +58,7 @@ impl<'a> Embedder<'a> {
 
     /// Embeddings `(texts, dimensions)` in f32 on the CPU.
     pub fn embed(&self, texts: &[&str]) -> Result<Tensor> {
-        let bar = if texts.len() > BAR { bar::bar(texts.len(), "encoding", "texts")? } else { ProgressBar::hidden() };
+        let bar = bar::bar(texts.len(), "encoding", "texts")?;
         let cut = AtomicUsize::new(0);
         let (on_progress, on_truncated) = (|done, _| bar.set_position(done as u64), count_cut(&cut));
         let options = self.options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
