@@ -42,8 +42,8 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 /// 1.0e-4; highest power first.
 const POLYNOMIAL_BF16: [f32; 4] = [0.055_008_93, 0.242_210_95, 0.693_282_9, 1.0];
 
-/// `2^x` for `x <= 0`, or barely above, to be rounded to bf16: relatively within 1.1e-4 of the true value, a small part
-/// of what rounding changes. NaN stays NaN. The result is exactly 1 at 0, and exactly 0 at -inf and below `2^-126`
+/// `2^x` for `x <= 0`, to be rounded to bf16: relatively within 1.1e-4 of the true value, a small part of what rounding
+/// changes. NaN stays NaN. The result is exactly 1 at 0, and exactly 0 at -inf and below `2^-126`
 /// (which may also be subnormal).
 #[inline(always)]
 pub(crate) fn exp2_bf16<S: Simd>(s: S, x: S::V) -> S::V {

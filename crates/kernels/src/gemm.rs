@@ -225,9 +225,9 @@ impl<A: Convert, O: Convert> Kernel for GemmF32<'_, A, O> {
     }
 }
 
-/// Computes `MR` rows of a task, from `row`, and returns how many these are. `SOON` is that of [`microkernel`].
+/// Computes `MR` rows of a task, from `row`, and returns how many these are. `PREFETCH_B` is that of [`microkernel`].
 #[inline(always)]
-fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const SOON: bool>(
+fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const PREFETCH_B: bool>(
     s: S,
     task: &GemmTask<A, O>,
     a: &[f32],
@@ -239,7 +239,7 @@ fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const
     assert!(a.len() >= MR * k && terms.len() == width * k);
     let a = StridedRows { at: a.as_ptr(), stride: k };
     // SAFETY: the assertion checks the lengths.
-    let sums = unsafe { microkernel::<S, MR, NR, SOON>(s, k, a, terms.as_ptr(), width, prefetch) };
+    let sums = unsafe { microkernel::<S, MR, NR, PREFETCH_B>(s, k, a, terms.as_ptr(), width, prefetch) };
     for (r, sums) in sums.into_iter().enumerate() {
         // SAFETY: rows `row .. row + MR` are rows of this task, and a register tile is one panel wide.
         unsafe { task.store(s, task.activation, panel, task.from + row + r, &sums) };

@@ -83,12 +83,13 @@ const SPREAD: usize = 4;
 ///
 /// The terms are added in order, so an element does not depend on which other elements are computed with it.
 ///
-/// `SOON`: whether B is fetched ahead of its use, in tiles of so few rows that nothing else fits between their loads.
+/// `PREFETCH_B`: whether B is fetched ahead of its use, in tiles of so few rows that nothing else fits between their
+/// loads.
 ///
 /// # Safety
 /// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values, `b_stride` values apart.
 #[inline(always)]
-pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, const SOON: bool>(
+pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, const PREFETCH_B: bool>(
     s: S,
     k: usize,
     a: StridedRows,
@@ -105,7 +106,7 @@ pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, cons
             for (n, column) in columns.iter_mut().enumerate() {
                 let from = b.add(term * b_stride + n * S::LANES);
                 *column = s.load(from);
-                if SOON && (n * S::LANES * size_of::<f32>()).is_multiple_of(LINE) {
+                if PREFETCH_B && (n * S::LANES * size_of::<f32>()).is_multiple_of(LINE) {
                     s.prefetch(from.wrapping_byte_add(BYTES_AHEAD));
                 }
             }

@@ -110,12 +110,12 @@ pub(super) fn online_softmax_update<C: ScoreTile, T>(
             row.fill(0.0);
             continue;
         }
-        let (offset, mut sum) = (s.splat(C::exp_offset(new_max)), s.splat(0.0));
+        let (offset, mut sum) = (s.splat(new_max), s.splat(0.0));
         let row = row.as_mut_ptr();
         for key in (0..padded).step_by(lanes) {
             // SAFETY: the row has `padded` scores, whole vectors of them.
             unsafe {
-                let e = tile.exp(s.load(row.add(key)), offset);
+                let e = tile.exp(s.sub(s.load(row.add(key)), offset));
                 tile.store_weights(row, key, e);
                 sum = s.add(sum, e);
             }

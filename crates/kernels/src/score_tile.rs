@@ -173,10 +173,8 @@ pub(super) trait ScoreTile: Copy {
     const INFINITE: f32;
 
     fn simd(self) -> Self::S;
-    /// What [`exp`](Self::exp) takes for a row whose largest score is `max`.
-    fn exp_offset(max: f32) -> f32;
-    /// `e^(score - max)` in each lane, as precise as attention weights are.
-    fn exp(self, scores: <Self::S as Simd>::V, offset: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    /// `e^x` for `x <= 0`, as precise as attention weights are.
+    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// Stores the attention weights of the keys from `key` on in their row, where the products with values read them:
     /// not after their scores.
     ///

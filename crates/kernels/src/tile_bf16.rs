@@ -28,12 +28,8 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         self.0
     }
     #[inline(always)]
-    fn exp_offset(max: f32) -> f32 {
-        -max * LOG2_E
-    }
-    #[inline(always)]
-    fn exp(self, scores: S::V, offset: S::V) -> S::V {
-        self.0.exp2_bf16(self.0.mul_add(scores, self.0.splat(LOG2_E), offset))
+    fn exp(self, x: S::V) -> S::V {
+        self.0.exp2_bf16(self.0.mul(x, self.0.splat(LOG2_E)))
     }
     /// Rounded at once where pairs are read by vectors.
     #[inline(always)]

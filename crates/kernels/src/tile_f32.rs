@@ -24,12 +24,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         self.0
     }
     #[inline(always)]
-    fn exp_offset(max: f32) -> f32 {
-        -max
-    }
-    #[inline(always)]
-    fn exp(self, scores: S::V, offset: S::V) -> S::V {
-        exp(self.0, self.0.add(scores, offset))
+    fn exp(self, x: S::V) -> S::V {
+        exp(self.0, x)
     }
     #[inline(always)]
     unsafe fn store_weights(self, row: *mut f32, key: usize, weights: S::V) {

@@ -175,3 +175,22 @@ fn nan_in_a_visible_key_gives_nan() {
         assert!(output[8..].iter().all(|x| x.is_finite()), "{}", isa.name());
     }
 }
+
+/// Scores of 1e11, whose rounding errors are themselves large numbers: two equal keys, in different blocks, are far
+/// above all others.
+#[test]
+fn huge_scores_are_no_overflow() {
+    for s_q in [1, 150] {
+        let sizes = Sizes { b: 1, s_q, s_kv: 200, appended: 0, h: 1, h_kv: 1, d: 8, d_v: 8 };
+        let [_, _, v] = qkv::<f32>(&mut Random(6), sizes);
+        let (mut q, mut k) = (vec![0.0; s_q * 8], vec![0.0; 200 * 8]);
+        q.iter_mut().step_by(8).for_each(|x| *x = 3.1e5);
+        k.iter_mut().step_by(8).for_each(|x| *x = 3e5);
+        (k[7 * 8], k[195 * 8]) = (3.7e5, 3.7e5);
+        let mut call = problem(sizes, [&q, &k, &v], Mask::default());
+        for use_bf16 in [false, true] {
+            call.bf16 = use_bf16;
+            check(&call, if use_bf16 { 6e-3 } else { 2e-6 }, "huge scores");
+        }
+    }
+}
