@@ -1,7 +1,6 @@
 //! Activations, and their functions on vectors: GELU ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) by the error
 //! function and by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself; the functions of gates.
 
-use super::convert::Convert;
 use super::exp::exp;
 use super::isa::simd::Simd;
 
@@ -35,11 +34,11 @@ impl Activation {
     }
 }
 
-/// [`Activation::apply`], for results that are stored as `O`.
+/// [`Activation::apply`], for results that are then rounded to bf16.
 #[inline(always)]
-pub(crate) fn activate_for<S: Simd, O: Convert>(s: S, activation: Activation, x: S::V) -> S::V {
+pub(crate) fn activate_bf16<S: Simd>(s: S, activation: Activation, x: S::V) -> S::V {
     match activation {
-        Activation::Gelu if O::IS_BF16 && S::HAS_LOOKUP => gelu_bf16(s, x),
+        Activation::Gelu if S::HAS_LOOKUP => gelu_bf16(s, x),
         _ => activation.apply(s, x),
     }
 }

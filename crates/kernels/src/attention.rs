@@ -8,11 +8,9 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
-use std::mem::MaybeUninit;
-
-use super::convert::Convert;
 use super::distance_products::DistanceProducts;
 use super::dropout::Dropout;
+use super::elements::ElementsOut;
 use super::error::{Error, Result};
 use super::few_queries;
 use super::isa::Isa;
@@ -20,13 +18,11 @@ use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
-use super::problem::{AttentionProblem, Batch};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::problem::{AttentionProblem, Batch, Problem};
+use super::score_tile::{KEY_BLOCK, QUERY_BLOCK, ScoreTile, Tokens, query_block};
 use super::team::{Output, SharedOut, Team};
 use super::tile_kernel::{TileKernel, run_on_tiles};
 
-/// Queries that are multiplied with a key block before the next key block is fetched.
-const QUERY_BLOCK: usize = 64;
 /// f32 values in a cache line.
 const LINE: usize = 16;
 /// Part of the queries of one sequence, for the query heads of one key-value head.
@@ -38,12 +34,10 @@ struct Task {
     to: usize,
 }
 
-/// [`attend`](crate::attend) for one dtype.
-pub(crate) fn attend<T: Convert>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: Output<T>) -> Result<()> {
-    let size = problem.checked_output_size()?;
-    let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, None, out) };
-    // SAFETY: each task that returns `Ok` has written all of its own, and together they are all.
-    unsafe { to.write("the output of attention", size, run) }
+/// Computes a problem that was checked: each task that returns `Ok` has written all of its own, and together they are all
+/// of `out`.
+pub(super) fn attend(isa: Isa, team: Team, problem: &Problem, out: ElementsOut) -> Result<()> {
+    run_tasks(isa, team, problem, None, out)
 }
 
 /// What the backward pass needs of the softmax of one query: the attention weight of a score is
@@ -77,6 +71,7 @@ pub fn attend_for_training(
     to: &mut Vec<f32>,
     rows: &mut Vec<SoftmaxRow>,
 ) -> Result<()> {
+    let problem = &problem.erase();
     let size = problem.checked_output_size()?;
     let queries = if size == 0 { 0 } else { size / problem.d_v };
     if dropout.is_some() && !matches!(problem.batch, Batch::Padded { .. }) {
@@ -88,7 +83,10 @@ pub fn attend_for_training(
     unsafe {
         kept.write("the rows of the softmax", queries, |rows| {
             let training = Some(Training { dropout, rows });
-            let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, problem, training, out) };
+            let run = |out| match size {
+                0 => Ok(()),
+                _ => run_tasks(isa, team, problem, training, ElementsOut::F32(out)),
+            };
             out.write("the output of attention", size, run)
         })
     }
@@ -96,13 +94,7 @@ pub fn attend_for_training(
 
 /// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.
 /// `out` is memory for all of them.
-fn run_tasks<T: Convert>(
-    isa: Isa,
-    team: Team,
-    problem: &AttentionProblem<T>,
-    training: Option<Training>,
-    out: SharedOut<T>,
-) -> Result<()> {
+fn run_tasks(isa: Isa, team: Team, problem: &Problem, training: Option<Training>, out: ElementsOut) -> Result<()> {
     if training.is_none() && few_queries::applies(problem) {
         return few_queries::run_tasks(isa, team, problem, out);
     }
@@ -122,7 +114,7 @@ pub fn scratch_floats(keys: usize, d: usize, d_v: usize) -> usize {
     keys.saturating_add(QUERY_BLOCK.saturating_mul(widths)).saturating_add(8 * KEY_BLOCK)
 }
 
-fn tasks<T>(problem: &AttentionProblem<T>, threads: usize) -> Result<Vec<Task>> {
+fn tasks(problem: &Problem, threads: usize) -> Result<Vec<Task>> {
     let batch = problem.batch;
     let heads = batch.sequences().len() * problem.h_kv;
     // Every task packs its keys again. So there are only as many tasks as keep all threads busy, and no short ones.
@@ -141,12 +133,12 @@ fn tasks<T>(problem: &AttentionProblem<T>, threads: usize) -> Result<Vec<Task>> 
 }
 
 /// A task as a kernel.
-struct TaskKernel<'a, T> {
-    problem: &'a AttentionProblem<'a, T>,
+struct TaskKernel<'a> {
+    problem: &'a Problem<'a>,
     task: Task,
     pool: &'a ScratchPool,
     training: Option<Training>,
-    out: SharedOut<T>,
+    out: ElementsOut,
 }
 
 /// The scratch memory of a task, divided by purpose.
@@ -176,10 +168,10 @@ impl<'a> Scratch<'a> {
         let sizes = [
             keys * width,
             C::values_offset(keys, width_v),
-            QUERY_BLOCK * width,
-            QUERY_BLOCK * width_v,
-            QUERY_BLOCK,
-            QUERY_BLOCK,
+            query_block(C::ROWS) * width,
+            query_block(C::ROWS) * width_v,
+            query_block(C::ROWS),
+            query_block(C::ROWS),
             C::SCORES,
             (MAX_LANES + 2) * d.max(width) + 3 * width_v,
             products,
@@ -198,12 +190,13 @@ impl<'a> Scratch<'a> {
     }
 }
 
-impl<T: Convert> TileKernel for TaskKernel<'_, T> {
+impl TileKernel for TaskKernel<'_> {
     #[inline(always)]
     fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
         let Self { problem, task: Task { b, h_kv, from, to }, training, out, .. } = self;
         let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
-        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL) && QUERY_BLOCK.is_multiple_of(C::ROWS)) };
+        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL)) };
+        let query_block = const { query_block(C::ROWS) };
         let (width, width_v) = (C::key_width(d), C::value_width(d_v));
         let (s_q, s_kv, start) = (problem.batch.s_q(b), problem.batch.s_kv(b), problem.batch.start(b));
 
@@ -211,25 +204,25 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
         let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
         let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
         let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
-        let products = DistanceProducts::size::<C, T>(problem, QUERY_BLOCK, keys)?;
+        let products = DistanceProducts::size::<C>(problem, query_block, keys)?;
         let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v, products)?;
         let mut memory = self.pool.take(total)?;
         let mut scratch = Scratch::divide(&mut memory, sizes);
-        let packed_keys = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
+        let packed_keys = Tokens { heads: problem.k, start, h: h_kv, from: 0, count: keys, d };
         tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
-        let values = Tokens { heads: &problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
+        let values = Tokens { heads: problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
         tile.pack_values(values, width_v, scratch.tokens, scratch.values);
         // The values without what is not finite, once an output is not.
-        let (mut finite, mut values_were_checked) = (None::<FiniteValues<T>>, false);
+        let (mut finite, mut values_were_checked) = (None::<FiniteValues>, false);
 
-        let mut products = DistanceProducts::new::<C, T>(
+        let mut products = DistanceProducts::new::<C>(
             problem,
             b,
             from..to,
-            [QUERY_BLOCK, keys],
+            [query_block, keys],
             std::mem::take(&mut scratch.products),
         );
-        let (query_factor, score_factor) = C::split_scale::<T>(problem.scale);
+        let (query_factor, score_factor) = C::split_scale(problem.scale, problem.q.data.is_f32());
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
             if let Some(products) = &mut products {
@@ -239,9 +232,9 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
             let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
             let mut first = from;
             while first < to {
-                let rows = QUERY_BLOCK.min(to - first);
+                let rows = query_block.min(to - first);
                 let used = rows.next_multiple_of(C::ROWS);
-                let queries = Tokens { heads: &problem.q, start, h, from: first, count: rows, d };
+                let queries = Tokens { heads: problem.q, start, h, from: first, count: rows, d };
                 tile.pack_queries(queries, query_factor, scratch.tokens, &mut scratch.queries[..used * width]);
                 if let Some(products) = &mut products {
                     let queries = &scratch.queries[..used * width];
@@ -256,7 +249,7 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                     for row in (0..rows).step_by(C::ROWS) {
                         let rows = C::ROWS.min(rows - row);
                         let pos = TilePos { b, h, s_q, s_kv, query: first + row, rows, start: block, count };
-                        if !any_visible(&problem.mask, pos) {
+                        if !any_visible(problem.mask, pos) {
                             continue;
                         }
                         let range = |size: usize| row * size..(row + C::ROWS) * size;
@@ -281,8 +274,7 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                     values_were_checked = true;
                     finite = FiniteValues::new::<C>(values, scratch.tokens)?;
                     if let Some(finite) = &finite {
-                        let heads = &finite.view(d_v);
-                        let values = Tokens { heads, start: (0, 0), h: 0, ..values };
+                        let values = Tokens { heads: finite.view(d_v), start: (0, 0), h: 0, ..values };
                         tile.pack_values(values, width_v, scratch.tokens, scratch.values);
                         continue; // with the same queries again
                     }
@@ -300,7 +292,7 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                     }
                     let at = (problem.batch.queries_before(b) + first + i) * problem.h + h;
                     // SAFETY: the callers have reserved the output; only this task writes this query and head.
-                    store_row(s, &mut row[..d_v], left, unsafe { out.part(at * d_v, d_v) });
+                    unsafe { store_row(s, &mut row[..d_v], left, out, at * d_v) };
                     if let Some(training) = training {
                         let max = if factor == 0.0 { 0.0 } else { scratch.row_max[i] };
                         // SAFETY: for the same reason.
@@ -315,24 +307,26 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
     }
 }
 
-/// Stores a row times `factor` in the dtype of the output. 0 is added because the sign of a product that underflows to
-/// 0 may come from a hidden key.
+/// Stores a row times `factor` at `at` of the output. 0 is added because the sign of a product that underflows to 0 may
+/// come from a hidden key.
+///
+/// # Safety
+/// The elements are allocated, and nobody else uses them now.
 #[inline(always)]
-pub(super) fn store_row<S: Simd, T: Convert>(s: S, row: &mut [f32], factor: f32, to: &mut [MaybeUninit<T>]) {
-    let whole = if T::STORES_VECTORS { row.len() / S::LANES * S::LANES } else { 0 };
-    let ((vectors, rest), (to, to_rest)) = (row.split_at_mut(whole), to.split_at_mut(whole));
-    for (from, to) in vectors.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES)) {
-        let values = s.add(s.mul(s.load_slice(from), s.splat(factor)), s.splat(0.0));
-        // SAFETY: `to` has `LANES` elements.
-        unsafe { T::store(s, to.as_mut_ptr().cast(), values) };
+pub(super) unsafe fn store_row<S: Simd>(s: S, row: &mut [f32], factor: f32, out: ElementsOut, at: usize) {
+    let whole = row.len() / S::LANES * S::LANES;
+    let (vectors, rest) = row.split_at_mut(whole);
+    for values in vectors.chunks_exact_mut(S::LANES) {
+        s.store_slice(values, s.add(s.mul(s.load_slice(values), s.splat(factor)), s.splat(0.0)));
     }
     rest.iter_mut().for_each(|x| *x = *x * factor + 0.0);
-    T::downcast(rest, to_rest);
+    // SAFETY: the caller promises it.
+    unsafe { out.store(s, at, row) };
 }
 
 /// Drops attention weights of a tile.
 #[inline(always)]
-fn drop_weights<S: Simd, T>(s: S, dropout: Dropout, problem: &AttentionProblem<T>, pos: TilePos, weights: &mut [f32]) {
+fn drop_weights<S: Simd>(s: S, dropout: Dropout, problem: &Problem, pos: TilePos, weights: &mut [f32]) {
     let mut factors = [0.0; KEY_BLOCK];
     for (r, row) in weights.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
         dropout.factors(pos.place(problem, r), &mut factors[..pos.count]);

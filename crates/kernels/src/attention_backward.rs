@@ -24,12 +24,10 @@ use super::mask::DistanceTable;
 use super::memory::{ScratchPool, element_count, zeros};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
 use super::problem::{AttentionProblem, Batch};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::score_tile::{KEY_BLOCK, QUERY_BLOCK, ScoreTile, Tokens, query_block};
 use super::team::{Output, SharedOut, Team};
 use super::tile_f32::TileF32;
 
-/// Queries whose weights with a key block are in memory together.
-const QUERY_BLOCK: usize = 64;
 /// f32 values in a cache line.
 const LINE: usize = 16;
 
@@ -67,7 +65,7 @@ impl AttentionGradient<'_> {
     /// The sizes of the gradients of queries, keys and values, if the call is consistent.
     fn checked_sizes(&self) -> Result<[usize; 3]> {
         let AttentionProblem { h_kv, d, d_v, batch, appended, .. } = *self.problem;
-        let size = self.problem.checked_output_size()?;
+        let size = self.problem.erase().checked_output_size()?;
         if self.problem.mask.embeddings.is_some() {
             return Err(Error::value("a mask of a backward pass", "embeddings of distances", "a mask without them"));
         }
@@ -205,9 +203,9 @@ struct Scratch<'a> {
     query_gradients: &'a mut [f32],
     /// `D` of each query of a block.
     deltas: &'a mut [f32],
-    /// `(QUERY_BLOCK, KEY_BLOCK)`: scores, then attention weights.
+    /// `(query_block, KEY_BLOCK)`: scores, then attention weights.
     weights: &'a mut [f32],
-    /// `(QUERY_BLOCK, KEY_BLOCK)`: gradients of attention weights, then of scores.
+    /// `(query_block, KEY_BLOCK)`: gradients of attention weights, then of scores.
     score_gradients: &'a mut [f32],
     tokens: &'a mut [f32],
 }
@@ -224,19 +222,20 @@ impl<'a> Scratch<'a> {
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
         element_count(what, &[keys.saturating_add(4 * QUERY_BLOCK), widths, 4])?;
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
-        let (panels, tiles) = (keys.next_multiple_of(NR * S::LANES), keys.next_multiple_of(MR));
+        // The tiles of a block start with it, so the last one may end a tile after the last key.
+        let (panels, tiles) = (keys.next_multiple_of(NR * S::LANES), keys.saturating_add(MR));
         let sizes = [
             panels * d,
             panels * d_v,
             keys * width,
             tiles * width,
             tiles * width_v,
-            QUERY_BLOCK * width,
-            QUERY_BLOCK * width_v,
-            QUERY_BLOCK * width,
-            QUERY_BLOCK,
-            QUERY_BLOCK * KEY_BLOCK,
-            QUERY_BLOCK * KEY_BLOCK,
+            query_block(MR) * width,
+            query_block(MR) * width_v,
+            query_block(MR) * width,
+            query_block(MR),
+            query_block(MR) * KEY_BLOCK,
+            query_block(MR) * KEY_BLOCK,
             MAX_LANES * d.max(d_v),
         ]
         .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
@@ -280,7 +279,6 @@ impl TaskKernel<'_> {
         let learned = self.call.table();
         const {
             assert!(KEY_BLOCK.is_multiple_of(MR) && KEY_BLOCK.is_multiple_of(NR * S::LANES));
-            assert!(QUERY_BLOCK.is_multiple_of(MR));
         }
         let (problem, b, h_kv) = (self.call.problem, self.b, self.h_kv);
         let AttentionProblem { d, d_v, batch, appended, .. } = *problem;
@@ -292,8 +290,8 @@ impl TaskKernel<'_> {
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
 
         let tile = TileF32::<S, MR, NR>(s);
-        let key_tokens = Tokens { heads: &problem.k, start, h: h_kv, from: 0, count: keys, d };
-        let value_tokens = Tokens { heads: &problem.v, d: d_v, ..key_tokens };
+        let key_tokens = Tokens { heads: problem.k.erase(), start, h: h_kv, from: 0, count: keys, d };
+        let value_tokens = Tokens { heads: problem.v.erase(), d: d_v, ..key_tokens };
         tile.pack_keys(key_tokens, scratch.tokens, scratch.key_panels);
         tile.pack_keys(value_tokens, scratch.tokens, scratch.value_panels);
         tile.pack_values(key_tokens, width, scratch.tokens, scratch.keys);
@@ -307,8 +305,8 @@ impl TaskKernel<'_> {
                 // SAFETY: `attention_backward` has allocated them; only this task uses those of this sequence and head.
                 unsafe { std::slice::from_raw_parts_mut(self.table.start().add(at), table.distances) }
             });
-            for first in (0..s_q).step_by(QUERY_BLOCK) {
-                let rows = QUERY_BLOCK.min(s_q - first);
+            for first in (0..s_q).step_by(query_block(MR)) {
+                let rows = query_block(MR).min(s_q - first);
                 self.load_queries(first, rows, h, [width, width_v], &mut scratch);
                 let seen = self.seen_keys(first..first + rows, s_q, s_kv);
                 let panel = NR * S::LANES;
@@ -359,7 +357,8 @@ impl TaskKernel<'_> {
         let AttentionProblem { d, d_v, batch, scale, .. } = *problem;
         scratch.query_gradients.fill(0.0);
         for r in 0..rows {
-            let query = problem.q.head(batch.start(self.b), first + r, h, d);
+            let at = problem.q.erase().offset(batch.start(self.b), first + r, h);
+            let query = &problem.q.data[at..][..d];
             let (to, padding) = scratch.queries[r * width..][..width].split_at_mut(d);
             to.iter_mut().zip(query).for_each(|(to, x)| *to = x * scale);
             padding.fill(0.0);
@@ -416,13 +415,13 @@ impl TaskKernel<'_> {
             (&*scratch.score_gradients, &*scratch.queries, width, &mut *scratch.key_gradients),
         ];
         for (weights, rows, width, to) in sums {
-            add_column_products::<S, MR>(s, weights, (rows, width), pos, seen, &mut to[pos.start * width..]);
+            add_column_products::<S, MR, NR>(s, weights, (rows, width), pos, seen, &mut to[pos.start * width..]);
         }
         for (tile, (from, to)) in seen.iter().enumerate() {
             let gradients = &scratch.score_gradients[tile * MR * KEY_BLOCK..][..MR * KEY_BLOCK];
             let keys = &scratch.keys[(pos.start + from) * width..];
             let sums = &mut scratch.query_gradients[tile * MR * width..][..MR * width];
-            add_row_products::<S, MR>(s, &gradients[*from..], (keys, to - from), sums, width);
+            add_row_products::<S, MR, NR>(s, &gradients[*from..], (keys, to - from), sums, width);
         }
     }
 
@@ -458,7 +457,7 @@ impl TaskKernel<'_> {
             let keys = TilePos { start: pos.start + from, count, ..pos };
             apply_mask(s, &problem.mask, keys, pos.query + r, None, &mut scores[..count]);
             if let Some(dropout) = dropout {
-                dropout.factors(keys.place(problem, r), &mut factors[..padded]);
+                dropout.factors(keys.place(&problem.erase(), r), &mut factors[..padded]);
             }
             let row = rows[first + r * problem.h];
             let (max, factor, delta) = (s.splat(row.max), s.splat(row.factor), s.splat(deltas[r]));

@@ -1,7 +1,7 @@
 //! The products of the backward pass of attention, a block of queries by a block of keys at a time.
 
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{Prefetch, StridedRows, column_microkernel, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::online_softmax::TilePos;
 use super::score_tile::KEY_BLOCK;
 use super::tile_f32::vectors_per_step;
@@ -34,11 +34,12 @@ pub(super) fn panel_products<S: Simd, const MR: usize, const NR: usize>(
     assert!(d <= stride && rows.len() >= MR * stride && tile.len() >= MR * KEY_BLOCK);
     assert!(panels.len() >= to.next_multiple_of(panel) * d);
     for start in (from..to).step_by(panel) {
-        let a = StridedRows { at: rows.as_ptr(), stride };
+        let a = Lhs::rows(rows.as_ptr(), stride);
         // SAFETY: the assertions check the lengths. `start` is a multiple of `panel` below `to`, and so `start + panel`
         // at most `KEY_BLOCK`, which is a multiple of `panel`.
         unsafe {
-            let sums = microkernel::<S, MR, NR, false>(s, d, a, panels.as_ptr().add(start * d), panel, Prefetch::NONE);
+            let b = Rhs::new(panels.as_ptr().add(start * d), panel);
+            let sums = microkernel::<S, _, MR, NR>(s, d, a, b, Prefetch::NONE);
             for (r, sums) in sums.into_iter().enumerate() {
                 for (n, sum) in sums.into_iter().enumerate() {
                     s.store(tile.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
@@ -51,7 +52,7 @@ pub(super) fn panel_products<S: Simd, const MR: usize, const NR: usize>(
 /// Adds `Wᵀ · rows` to `to` `(keys, width)`, for weights or gradients `W` `(queries, KEY_BLOCK)` of a block, `MR` keys
 /// at a time, from the first tile of queries that sees one of them to the last.
 #[inline(always)]
-pub(super) fn add_column_products<S: Simd, const MR: usize>(
+pub(super) fn add_column_products<S: Simd, const MR: usize, const NR: usize>(
     s: S,
     weights: &[f32],
     (rows, width): (&[f32], usize),
@@ -70,7 +71,7 @@ pub(super) fn add_column_products<S: Simd, const MR: usize>(
         assert!(key + MR <= KEY_BLOCK && width.is_multiple_of(S::LANES));
         let mut column = 0;
         while column < width {
-            let step = vectors_per_step((width - column) / S::LANES);
+            let step = vectors_per_step((width - column) / S::LANES, NR);
             // SAFETY: `weights` has `last - first` rows of `KEY_BLOCK` values, of which those from `key` on are at
             // least `MR`; `rows` has as many of `width`, and `to` `MR`. `column + step · LANES` is at most `width`.
             unsafe {
@@ -79,8 +80,8 @@ pub(super) fn add_column_products<S: Simd, const MR: usize>(
                 let to = to.as_mut_ptr().add(column);
                 match step {
                     1 => add_columns::<S, MR, 1>(s, last - first, a, b, to, width),
-                    2 => add_columns::<S, MR, 2>(s, last - first, a, b, to, width),
-                    _ => add_columns::<S, MR, 3>(s, last - first, a, b, to, width),
+                    3 if NR >= 3 => add_columns::<S, MR, 3>(s, last - first, a, b, to, width),
+                    _ => add_columns::<S, MR, 2>(s, last - first, a, b, to, width),
                 }
             }
             column += step * S::LANES;
@@ -102,7 +103,8 @@ unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
 ) {
     // SAFETY: the caller promises it.
     unsafe {
-        let sums = column_microkernel::<S, MR, NV>(s, terms, (a, KEY_BLOCK), (b, width));
+        let sums =
+            microkernel::<S, _, MR, NV>(s, terms, Lhs::columns(a, KEY_BLOCK), Rhs::new(b, width), Prefetch::NONE);
         add_tile(s, &sums, to, width);
     }
 }
@@ -110,7 +112,7 @@ unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
 /// Adds the products of `MR` rows of a tile `(MR, KEY_BLOCK)` with `count` rows of `width` values to `to`
 /// `(MR, width)`.
 #[inline(always)]
-pub(super) fn add_row_products<S: Simd, const MR: usize>(
+pub(super) fn add_row_products<S: Simd, const MR: usize, const NR: usize>(
     s: S,
     tile: &[f32],
     (rows, count): (&[f32], usize),
@@ -122,17 +124,17 @@ pub(super) fn add_row_products<S: Simd, const MR: usize>(
     }
     assert!(width.is_multiple_of(S::LANES) && rows.len() >= count * width && to.len() >= MR * width);
     assert!(tile.len() >= (MR - 1) * KEY_BLOCK + count);
-    let a = StridedRows { at: tile.as_ptr(), stride: KEY_BLOCK };
+    let a = Lhs::rows(tile.as_ptr(), KEY_BLOCK);
     let mut column = 0;
     while column < width {
-        let step = vectors_per_step((width - column) / S::LANES);
+        let step = vectors_per_step((width - column) / S::LANES, NR);
         // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width`.
         unsafe {
-            let (b, to) = (rows.as_ptr().add(column), to.as_mut_ptr().add(column));
+            let (b, to) = (Rhs::new(rows.as_ptr().add(column), width), to.as_mut_ptr().add(column));
             match step {
-                1 => add_tile(s, &microkernel::<S, MR, 1, false>(s, count, a, b, width, Prefetch::NONE), to, width),
-                2 => add_tile(s, &microkernel::<S, MR, 2, false>(s, count, a, b, width, Prefetch::NONE), to, width),
-                _ => add_tile(s, &microkernel::<S, MR, 3, false>(s, count, a, b, width, Prefetch::NONE), to, width),
+                1 => add_tile(s, &microkernel::<S, _, MR, 1>(s, count, a, b, Prefetch::NONE), to, width),
+                3 if NR >= 3 => add_tile(s, &microkernel::<S, _, MR, 3>(s, count, a, b, Prefetch::NONE), to, width),
+                _ => add_tile(s, &microkernel::<S, _, MR, 2>(s, count, a, b, Prefetch::NONE), to, width),
             }
         }
         column += step * S::LANES;

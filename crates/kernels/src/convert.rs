@@ -11,15 +11,8 @@ use super::isa::simd::Simd;
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
-    /// Whether this is f32.
-    const IS_F32: bool = false;
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;
-    /// Whether this is bf16.
-    const IS_BF16: bool = false;
-    /// Zero.
-    const ZERO: Self;
-
     /// Converts to f32, which is exact. Both slices have the same length.
     fn upcast(from: &[Self], to: &mut [f32]);
     /// Rounds from f32 to nearest, ties to even. Both slices have the same length.
@@ -34,6 +27,12 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     unsafe fn store<S: Simd>(_: S, _: *mut Self, _: S::V) {
         unreachable!("is rounded in slices")
     }
+
+    /// A vector of values in f32.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
 
     /// The values in f32: `from` itself, or upcast into `buffer`, which is at least as long.
     #[inline(always)]
@@ -58,9 +57,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
 }
 
 impl Convert for f32 {
-    const IS_F32: bool = true;
     const STORES_VECTORS: bool = true;
-    const ZERO: Self = 0.0;
 
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
@@ -70,6 +67,11 @@ impl Convert for f32 {
     #[inline(always)]
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
         to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from));
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.load(from) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
@@ -85,8 +87,6 @@ impl Convert for f32 {
 /// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
 /// does not need, so NEON is used directly.
 impl Convert for f16 {
-    const ZERO: Self = f16::ZERO;
-
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
         #[cfg(target_arch = "aarch64")]
@@ -100,6 +100,11 @@ impl Convert for f16 {
         neon::f32_to_f16(from, to);
         #[cfg(not(target_arch = "aarch64"))]
         downcast_by_half(from, to);
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.load_f16(from) }
     }
     #[inline(always)]
     fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
@@ -129,9 +134,7 @@ const CHUNK: usize = 16;
 
 /// Converted by integer arithmetic, which the compiler vectorizes for the instruction set of the kernel around it.
 impl Convert for bf16 {
-    const IS_BF16: bool = true;
     const STORES_VECTORS: bool = true;
-    const ZERO: Self = bf16::ZERO;
 
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
@@ -152,6 +155,11 @@ impl Convert for bf16 {
             }
         }
         to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| _ = to.write(f32_to_bf16(*from)));
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.load_bf16(from) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
@@ -191,7 +199,7 @@ pub(crate) fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: im
 }
 
 #[inline(always)]
-fn bf16_to_f32(x: bf16) -> f32 {
+pub(crate) fn bf16_to_f32(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 

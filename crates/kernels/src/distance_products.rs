@@ -15,12 +15,12 @@
 
 use std::ops::Range;
 
-use super::convert::Convert;
+use super::elements::Elements;
 use super::error::Result;
 use super::isa::simd::Simd;
 use super::mask::DistanceEmbeddings;
 use super::memory::element_count;
-use super::problem::{AttentionProblem, HeadsView};
+use super::problem::{Heads, Problem};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
 
 /// Values between the products of one token and those of the next, beside the products: without them the products of
@@ -73,7 +73,7 @@ impl<'a> DistanceProducts<'a> {
     }
 
     /// Size of the memory for `block` queries and `keys` keys.
-    pub fn size<C: ScoreTile, T>(problem: &AttentionProblem<T>, block: usize, keys: usize) -> Result<usize> {
+    pub fn size<C: ScoreTile>(problem: &Problem, block: usize, keys: usize) -> Result<usize> {
         let Some(embeddings) = &problem.mask.embeddings else { return Ok(0) };
         let (count, tokens) = (embeddings.count.saturating_add(PADDING + 2), keys.saturating_add(block));
         // The sum is at most this product: then nothing in it wraps around.
@@ -84,8 +84,8 @@ impl<'a> DistanceProducts<'a> {
 
     /// The products of the queries `queries` of sequence `b` with `keys` keys, in memory of [`size`](Self::size).
     /// `None` if there are no embeddings.
-    pub fn new<C: ScoreTile, T>(
-        problem: &AttentionProblem<'a, T>,
+    pub fn new<C: ScoreTile>(
+        problem: &Problem<'a>,
         b: usize,
         queries: Range<usize>,
         [block, keys]: [usize; 2],
@@ -122,17 +122,10 @@ impl<'a> DistanceProducts<'a> {
 
     /// Packs the embeddings of head `h` that the task meets.
     #[inline(always)]
-    fn pack<C: ScoreTile, T>(
-        &mut self,
-        tile: C,
-        problem: &AttentionProblem<T>,
-        values: &[f32],
-        h: usize,
-        buffer: &mut [f32],
-    ) {
+    fn pack<C: ScoreTile>(&mut self, tile: C, problem: &Problem, values: &[f32], h: usize, buffer: &mut [f32]) {
         let range = panels::<C>(self.embeddings.range(self.positions(self.queries.clone()), 0..self.keys));
         let d = problem.d;
-        let heads = &HeadsView { data: values, strides: [0, problem.h * d, d] };
+        let heads = Heads { data: Elements::F32(values), strides: [0, problem.h * d, d] };
         let tokens = Tokens { heads, start: (0, 0), h, from: range.start, count: range.len(), d };
         let width = C::key_width(d);
         let to = &mut self.packed[range.start * width..range.end.next_multiple_of(C::PANEL) * width];
@@ -142,10 +135,10 @@ impl<'a> DistanceProducts<'a> {
     /// Starts head `h`, which reads the keys of `h_kv`: multiplies the keys. The memory is that of tokens, packed
     /// queries and scores.
     #[inline(always)]
-    pub fn start_head<C: ScoreTile, T: Convert>(
+    pub fn start_head<C: ScoreTile>(
         &mut self,
         tile: C,
-        problem: &AttentionProblem<T>,
+        problem: &Problem,
         [h, h_kv]: [usize; 2],
         [buffer, packed, scores]: [&mut [f32]; 3],
     ) {
@@ -154,12 +147,13 @@ impl<'a> DistanceProducts<'a> {
         }
         if let Some(p2c) = self.embeddings.p2c {
             self.pack(tile, problem, p2c, h, buffer);
-            let (d, width, (factor, _)) = (problem.d, C::key_width(problem.d), C::split_scale::<T>(problem.scale));
+            let (d, width, (factor, _)) =
+                (problem.d, C::key_width(problem.d), C::split_scale(problem.scale, problem.q.data.is_f32()));
             let block = packed.len() / width / C::ROWS * C::ROWS;
             let positions = self.positions(self.queries.clone());
             for from in (0..self.keys).step_by(block) {
                 let count = block.min(self.keys - from);
-                let tokens = Tokens { heads: &problem.k, start: self.start, h: h_kv, from, count, d };
+                let tokens = Tokens { heads: problem.k, start: self.start, h: h_kv, from, count, d };
                 tile.pack_queries(tokens, factor, buffer, &mut packed[..count.next_multiple_of(C::ROWS) * width]);
                 let range = panels::<C>(self.embeddings.range(positions.clone(), from..from + count));
                 let products = &mut self.of_keys[from * self.stride..(from + count) * self.stride];

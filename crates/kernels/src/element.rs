@@ -1,8 +1,7 @@
 //! The dtypes of callers, and the functions that are generic over them.
 //!
 //! A generic function is compiled in the crate that calls it, for each type that it is called with; a kernel even for
-//! each instruction set. So a caller's dtype only selects among functions that this crate has compiled: those of
-//! [`Compiled`].
+//! each instruction set. So a caller's dtype ends here: kernels take [`Elements`].
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,11 +11,12 @@ use half::{bf16, f16};
 use super::activation::Activation;
 use super::attention;
 use super::convert::Convert;
+use super::elements::{Elements, ElementsOut};
 use super::error::Result;
 use super::isa::Isa;
 use super::packing::{PackedWeights, Packer};
 use super::problem::AttentionProblem;
-use super::team::{Output, Team};
+use super::team::{Output, SharedOut, Team};
 
 /// A dtype that kernels read and write: f32, f16 or bf16. They compute in f32.
 pub trait Element: bytemuck::Pod + Send + Sync + Compiled {
@@ -27,32 +27,16 @@ pub trait Element: bytemuck::Pod + Send + Sync + Compiled {
     fn round(from: &[f32], to: &mut [MaybeUninit<Self>]);
 }
 
-/// The input of a product.
-#[derive(Clone, Copy)]
-pub enum Input<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
-    Bf16(&'a [bf16]),
-}
-
 /// The functions of one dtype. The trait is public for [`Element`] alone, which no other crate can implement.
 pub trait Compiled: Sized {
-    fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: Output<Self>) -> Result<()>;
-    fn multiply(
-        weights: &PackedWeights,
-        team: Team,
-        input: Input,
-        rows: usize,
-        activation: Activation,
-        out: Output<Self>,
-    ) -> Result<()>;
-    fn input(values: &[Self]) -> Input<'_>;
+    fn elements(values: &[Self]) -> Elements<'_>;
+    fn output(to: SharedOut<Self>) -> ElementsOut;
     fn push(packer: &mut Packer, outputs: usize, weight: &[Self], bias: Option<&[f32]>) -> Result<()>;
     fn unpack(weights: &PackedWeights, outputs: Range<usize>) -> Result<Vec<Self>>;
 }
 
 macro_rules! elements {
-    ($($element:ident: $input:ident,)+) => {$(
+    ($($element:ident: $elements:ident,)+) => {$(
         impl Element for $element {
             fn as_f32<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
                 <Self as Convert>::as_f32(from, buffer)
@@ -64,25 +48,11 @@ macro_rules! elements {
         }
 
         impl Compiled for $element {
-            fn attend(isa: Isa, team: Team, problem: &AttentionProblem<Self>, to: Output<Self>) -> Result<()> {
-                attention::attend(isa, team, problem, to)
+            fn elements(values: &[Self]) -> Elements<'_> {
+                Elements::$elements(values)
             }
-            fn multiply(
-                weights: &PackedWeights,
-                team: Team,
-                input: Input,
-                rows: usize,
-                activation: Activation,
-                out: Output<Self>,
-            ) -> Result<()> {
-                match input {
-                    Input::F32(input) => weights.multiply_elements(team, input, rows, activation, out),
-                    Input::F16(input) => weights.multiply_elements(team, input, rows, activation, out),
-                    Input::Bf16(input) => weights.multiply_elements(team, input, rows, activation, out),
-                }
-            }
-            fn input(values: &[Self]) -> Input<'_> {
-                Input::$input(values)
+            fn output(to: SharedOut<Self>) -> ElementsOut {
+                ElementsOut::$elements(to)
             }
             fn push(packer: &mut Packer, outputs: usize, weight: &[Self], bias: Option<&[f32]>) -> Result<()> {
                 packer.push_elements(outputs, weight, bias)
@@ -106,7 +76,7 @@ elements! {
 /// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
 pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
     to.clear();
-    T::attend(isa, team, problem, Output::Vec(to))
+    attend_to(isa, team, problem, Output::Vec(to))
 }
 
 /// [`attend`] into an existing slice, `to` `(queries, h, d_v)`.
@@ -114,7 +84,15 @@ pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, t
 /// # Errors
 /// The errors of [`attend`], and if `to` has another size.
 pub fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
-    T::attend(isa, team, problem, Output::Slice(to))
+    attend_to(isa, team, problem, Output::Slice(to))
+}
+
+fn attend_to<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: Output<T>) -> Result<()> {
+    let problem = problem.erase();
+    let size = problem.checked_output_size()?;
+    let run = |out| if size == 0 { Ok(()) } else { attention::attend(isa, team, &problem, T::output(out)) };
+    // SAFETY: `attend` writes all of the output.
+    unsafe { to.write("the output of attention", size, run) }
 }
 
 impl PackedWeights {
@@ -131,7 +109,7 @@ impl PackedWeights {
         out: &mut Vec<O>,
     ) -> Result<()> {
         out.clear();
-        O::multiply(self, team, A::input(a), rows, activation, Output::Vec(out))
+        self.multiply_to(team, A::elements(a), rows, activation, Output::Vec(out))
     }
 
     /// [`multiply`](Self::multiply) into an existing slice, `out` `(rows, out_features)`.
@@ -146,7 +124,21 @@ impl PackedWeights {
         activation: Activation,
         out: &mut [O],
     ) -> Result<()> {
-        O::multiply(self, team, A::input(a), rows, activation, Output::Slice(out))
+        self.multiply_to(team, A::elements(a), rows, activation, Output::Slice(out))
+    }
+
+    fn multiply_to<O: Element>(
+        &self,
+        team: Team,
+        a: Elements,
+        rows: usize,
+        activation: Activation,
+        out: Output<O>,
+    ) -> Result<()> {
+        let size = self.output_size(a, rows)?;
+        let run = |out| self.run_tasks(team, a, rows, activation, O::output(out));
+        // SAFETY: `run_tasks` writes all of the output.
+        unsafe { out.write("the output of a product", size, run) }
     }
 
     /// The weights of a range of outputs, `(outputs, in_features)`, in the dtype that was packed, or a wider one.

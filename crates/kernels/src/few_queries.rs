@@ -11,16 +11,16 @@
 use std::ops::Range;
 
 use super::attention::store_row;
-use super::convert::Convert;
+use super::elements::ElementsOut;
 use super::error::Result;
 use super::isa::Isa;
 use super::isa::simd::MAX_LANES;
 use super::memory::ScratchPool;
 use super::non_finite::{FiniteValues, all_finite};
 use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
-use super::problem::AttentionProblem;
+use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens};
-use super::team::{SharedOut, Team};
+use super::team::Team;
 use super::tile_kernel::{TileKernel, run_on_tiles};
 
 /// The most queries of all query heads of a key-value head. Their sums stay in the L2 cache beside a block of keys.
@@ -35,8 +35,8 @@ const MAX_KEYS: usize = 1 << 24;
 const LINE: usize = 16;
 
 /// Whether the queries of a problem are so few.
-pub(super) fn applies<T>(problem: &AttentionProblem<T>) -> bool {
-    let AttentionProblem { batch, appended, h, h_kv, .. } = *problem;
+pub(super) fn applies(problem: &Problem) -> bool {
+    let Problem { batch, appended, h, h_kv, .. } = *problem;
     let few = |b: usize| {
         let (s_q, keys) = (batch.s_q(b), batch.s_kv(b).saturating_add(appended));
         s_q.saturating_mul(h / h_kv) <= MAX_ROWS && keys >= MIN_KEYS * s_q && keys <= MAX_KEYS
@@ -45,12 +45,7 @@ pub(super) fn applies<T>(problem: &AttentionProblem<T>) -> bool {
 }
 
 /// Runs all tasks of a problem that was checked. `out` is memory for its output.
-pub(super) fn run_tasks<T: Convert>(
-    isa: Isa,
-    team: Team,
-    problem: &AttentionProblem<T>,
-    out: SharedOut<T>,
-) -> Result<()> {
+pub(super) fn run_tasks(isa: Isa, team: Team, problem: &Problem, out: ElementsOut) -> Result<()> {
     let (pool, batch, h_kv) = (ScratchPool::default(), problem.batch, problem.h_kv);
     let (sequences, group) = (batch.sequences(), problem.h / h_kv);
     // As few parts of a sequence as give each thread as much to do: the heads of a token lie side by side in memory.
@@ -82,11 +77,11 @@ struct Task {
 }
 
 /// A task as a kernel.
-struct TaskKernel<'a, T> {
-    problem: &'a AttentionProblem<'a, T>,
+struct TaskKernel<'a> {
+    problem: &'a Problem<'a>,
     task: Task,
     pool: &'a ScratchPool,
-    out: SharedOut<T>,
+    out: ElementsOut,
 }
 
 /// The scratch memory of a task. The first five have a part for each key-value head.
@@ -118,7 +113,7 @@ struct Sizes {
     one_tile: bool,
 }
 
-impl<T: Convert> TileKernel for TaskKernel<'_, T> {
+impl TileKernel for TaskKernel<'_> {
     /// The rows of a key-value head are the queries of its first query head, then those of the next.
     #[inline(always)]
     fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
@@ -164,17 +159,17 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
         let mut memory = self.pool.take(of_scratch.iter().sum())?;
         let mut scratch = Scratch::divide(&mut memory, of_scratch);
 
-        let (query_factor, score_factor) = C::split_scale::<T>(problem.scale);
+        let (query_factor, score_factor) = C::split_scale(problem.scale, problem.q.data.is_f32());
         for (h_kv, of_head) in kv_heads.clone().zip(scratch.queries.chunks_exact_mut(padded_rows * width)) {
             let first = h_kv * problem.h / problem.h_kv;
             for (h, to) in group.clone().zip(of_head.chunks_exact_mut(s_q * width)) {
-                let queries = Tokens { heads: &problem.q, start, h: first + h, from: 0, count: s_q, d };
+                let queries = Tokens { heads: problem.q, start, h: first + h, from: 0, count: s_q, d };
                 tile.pack_queries(queries, query_factor, scratch.tokens, to);
             }
             of_head[rows * width..].fill(0.0);
         }
-        let keys = Tokens { heads: &problem.k, start, h: 0, from: 0, count, d };
-        let values = Tokens { heads: &problem.v, d: d_v, ..keys };
+        let keys = Tokens { heads: problem.k, start, h: 0, from: 0, count, d };
+        let values = Tokens { heads: problem.v, d: d_v, ..keys };
         self.add_keys(tile, sizes, kv_heads.clone(), [keys, values], score_factor, &mut scratch);
 
         for h_kv in kv_heads.clone() {
@@ -187,8 +182,7 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                 finite = FiniteValues::new::<C>(values, scratch.tokens)?;
             }
             if let Some(finite) = &finite {
-                let heads = finite.view(d_v);
-                let values = Tokens { heads: &heads, start: (0, 0), ..values };
+                let values = Tokens { heads: finite.view(d_v), start: (0, 0), ..values };
                 self.add_keys(tile, sizes, h_kv..h_kv + 1, [keys, values], score_factor, &mut scratch);
             }
             for (row, output) in scratch.output[range].chunks_exact_mut(width_v).enumerate() {
@@ -203,14 +197,14 @@ impl<T: Convert> TileKernel for TaskKernel<'_, T> {
                 }
                 let at = (batch.queries_before(b) + i) * problem.h + h;
                 // SAFETY: the callers have reserved the output; only this task writes this query and head.
-                store_row(tile.simd(), &mut output[..d_v], factor, unsafe { self.out.part(at * d_v, d_v) });
+                unsafe { store_row(tile.simd(), &mut output[..d_v], factor, self.out, at * d_v) };
             }
         }
         Ok(())
     }
 }
 
-impl<T: Convert> TaskKernel<'_, T> {
+impl TaskKernel<'_> {
     /// The query head of the rows at `index` of a key-value head.
     fn head(&self, h_kv: usize, index: usize) -> usize {
         h_kv * (self.problem.h / self.problem.h_kv) + self.task.group.start + index
@@ -223,7 +217,7 @@ impl<T: Convert> TaskKernel<'_, T> {
         tile: C,
         sizes: Sizes,
         kv_heads: Range<usize>,
-        [keys, values]: [Tokens<T>; 2],
+        [keys, values]: [Tokens; 2],
         score_factor: f32,
         scratch: &mut Scratch,
     ) {
@@ -245,7 +239,7 @@ impl<T: Convert> TaskKernel<'_, T> {
         for start in (0..keys.count).step_by(KEY_BLOCK) {
             let count = KEY_BLOCK.min(keys.count - start);
             let pos = TilePos { b: task.b, h: 0, s_q, s_kv, query: 0, rows: s_q, start, count };
-            if !any_visible(&problem.mask, pos) {
+            if !any_visible(problem.mask, pos) {
                 continue;
             }
             if one_tile {

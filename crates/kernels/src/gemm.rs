@@ -3,10 +3,14 @@
 //! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a
 //! row is bitwise the same alone and in any batch, on any number of threads.
 
-use std::mem::MaybeUninit;
+use std::ops::Range;
 
-use super::activation::{Activation, activate_for};
+use half::{bf16, f16};
+
+use super::activation::Activation;
 use super::convert::Convert;
+use super::elements::{Elements, ElementsOut};
+use super::epilogue::Epilogue;
 use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
@@ -16,9 +20,9 @@ use super::isa::kernel::{Kernel, PairKernel};
 use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
-use super::microkernel::{Prefetch, StridedRows, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::packing::{PackedWeights, Panels, bytes};
-use super::team::{Output, SharedOut, Team};
+use super::team::Team;
 
 /// The input values of a task: 1 MB in f32, half of the L2 cache.
 const BLOCK_VALUES: usize = 1 << 18;
@@ -30,20 +34,6 @@ const MIN_TASK_WORK: usize = 1 << 18;
 const TASKS_PER_THREAD: usize = 3;
 
 impl PackedWeights {
-    /// [`multiply`](Self::multiply) for one dtype of inputs and one of outputs.
-    pub(crate) fn multiply_elements<A: Convert, O: Convert>(
-        &self,
-        team: Team,
-        a: &[A],
-        rows: usize,
-        activation: Activation,
-        out: Output<O>,
-    ) -> Result<()> {
-        let size = self.output_size(a, rows)?;
-        // SAFETY: the tasks cover all rows and panels, and each task that returns `Ok` has written all of its own.
-        unsafe { out.write("the output of a product", size, |out| self.run_tasks(team, a, rows, activation, out)) }
-    }
-
     /// Multiply-adds of a product with `rows` rows.
     pub fn multiply_adds(&self, rows: usize) -> usize {
         rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
@@ -70,21 +60,22 @@ impl PackedWeights {
     }
 
     /// Checks the size of the input of a product, and gives that of its output.
-    fn output_size<A>(&self, a: &[A], rows: usize) -> Result<usize> {
+    pub(super) fn output_size(&self, a: Elements, rows: usize) -> Result<usize> {
         if a.len() != element_count("the input of a product", &[rows, self.in_features])? {
             return Err(Error::shape("the input of a product", &[a.len()], format!("{rows} × {}", self.in_features)));
         }
         element_count("the output of a product", &[rows, self.out_features])
     }
 
-    /// `a` has `rows` rows, and `out` is memory for as many.
-    fn run_tasks<A: Convert, O: Convert>(
+    /// Computes a product whose sizes were checked: `a` has `rows` rows, and `out` is memory for as many. The tasks cover
+    /// all rows and panels, and each that returns `Ok` has written all of its own.
+    pub(super) fn run_tasks(
         &self,
         team: Team,
-        a: &[A],
+        a: Elements,
         rows: usize,
         activation: Activation,
-        out: SharedOut<O>,
+        out: ElementsOut,
     ) -> Result<()> {
         let panels = self.bias.len() / self.panel_width;
         let row_block = self.row_block();
@@ -97,7 +88,7 @@ impl PackedWeights {
         let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
         let group = panels.div_ceil(groups);
         let pool = ScratchPool::default();
-        let run_each = |run: &(dyn Fn(GemmTask<A, O>) -> Result<()> + Sync)| {
+        let run_each = |run: &(dyn Fn(GemmTask) -> Result<()> + Sync)| {
             team.try_for_each(row_blocks * groups, |index| {
                 let (block, part) = (index / groups, index % groups);
                 run(GemmTask {
@@ -114,7 +105,10 @@ impl PackedWeights {
             })
         };
         match &self.panels {
-            Panels::F32(panels) => run_each(&|task| run_f32(self.isa, task, panels)),
+            Panels::F32(panels) => run_each(&|task| run_f32(self.isa, task, PanelsIn::F32(panels))),
+            Panels::Halves(format, panels) => {
+                run_each(&|task| run_f32(self.isa, task, PanelsIn::Halves(*format, panels)))
+            }
             Panels::Pairs(format, panels) => run_each(&|task| run_pairs(self.isa, *format, task, panels)),
             Panels::Quantized(panels) => {
                 let inputs = RoundedInputs::new(self.isa, team, &pool, panels.layout, a, rows)?;
@@ -126,10 +120,10 @@ impl PackedWeights {
 
 /// The part of a product that one thread computes: rows `from .. to`, panels `first .. last`.
 #[derive(Clone, Copy)]
-pub(super) struct GemmTask<'a, A, O> {
+pub(super) struct GemmTask<'a> {
     pub weights: &'a PackedWeights,
-    pub a: &'a [A],
-    pub out: SharedOut<O>,
+    pub a: Elements<'a>,
+    pub out: ElementsOut,
     pub pool: &'a ScratchPool,
     pub from: usize,
     pub to: usize,
@@ -140,8 +134,18 @@ pub(super) struct GemmTask<'a, A, O> {
 
 /// The most columns that a register tile has.
 pub(super) const MAX_COLUMNS: usize = 48;
+/// The most rows that a tile has.
+const MAX_ROWS: usize = 32;
 
-impl<A, O: Convert> GemmTask<'_, A, O> {
+/// The sums of a tile, row by row.
+#[repr(align(64))]
+pub(super) struct Sums(pub [f32; MAX_ROWS * MAX_COLUMNS]);
+
+impl Sums {
+    pub const ZERO: Self = Self([0.0; MAX_ROWS * MAX_COLUMNS]);
+}
+
+impl GemmTask<'_> {
     /// The panel that is read after `panel`: at the end that of the next rows, which mostly are the next task.
     pub(super) fn panel_after(&self, panel: usize) -> usize {
         if panel + 1 < self.last { panel + 1 } else { self.first }
@@ -152,108 +156,227 @@ impl<A, O: Convert> GemmTask<'_, A, O> {
         panel == self.first && self.from == 0
     }
 
-    /// Adds the bias to `sums`, one row of one panel, applies the activation and stores the result.
+    /// Adds the bias to the sums of whole rows of some panels, applies the activation and stores the results from row
+    /// `row` of the task on.
     ///
     /// # Safety
-    /// The row is one of this task, no other thread writes its panel, and `sums` has `panel_width` values.
+    /// The rows are rows of this task, and no other thread writes its panels.
     #[inline(always)]
-    pub(super) unsafe fn store<S: Simd>(&self, s: S, activation: Activation, panel: usize, row: usize, sums: &[S::V]) {
-        let PackedWeights { out_features, panel_width, bias, .. } = self.weights;
-        let bias = &bias[panel * panel_width..][..*panel_width];
-        let columns = (*panel_width).min(out_features - panel * panel_width);
-        let at = row * out_features + panel * panel_width;
-        let mut buffer = [MaybeUninit::<f32>::uninit(); MAX_COLUMNS];
-        let direct = O::STORES_VECTORS && columns == *panel_width;
-        // SAFETY: `bias` and `buffer` have `panel_width` values. So has the row of the output, which `multiply` has
-        // reserved, if the panel is full; if not, the values are stored in `buffer` first, and `columns` of them are
-        // left in this row, which only this task writes.
-        unsafe {
-            for (v, sum) in sums.iter().enumerate() {
-                let sum = activate_for::<S, O>(s, activation, s.add(*sum, s.load(bias.as_ptr().add(v * S::LANES))));
-                match direct {
-                    true => O::store(s, self.out.0.add(at + v * S::LANES), sum),
-                    false => s.store(buffer.as_mut_ptr().cast::<f32>().add(v * S::LANES), sum),
-                }
-            }
-            if !direct {
-                O::downcast(buffer[..columns].assume_init_ref(), self.out.part(at, columns));
-            }
-        }
+    pub(super) unsafe fn store<S: Simd>(&self, s: S, sums: &mut [f32], panels: Range<usize>, row: usize) {
+        let PackedWeights { out_features, panel_width, ref bias, .. } = *self.weights;
+        let columns = panels.start * panel_width..panels.end * panel_width;
+        s.call(Epilogue {
+            sums,
+            bias: &bias[columns.clone()],
+            activation: self.activation,
+            columns: columns.end.min(out_features) - columns.start,
+            out: self.out,
+            start: (self.from + row) * out_features + columns.start,
+            stride: out_features,
+        });
     }
 }
 
+/// The tile of a product that starts at `row` of `rows` rows: its first row, and its height, one of `[mr, SMALL_TILE, 1]`. The last
+/// tile starts earlier, if it can, and computes some rows again: a product of one row takes as long as one of four.
+#[inline(always)]
+pub(super) fn next_tile(row: usize, rows: usize, mr: usize) -> (usize, usize) {
+    let left = rows - row;
+    match mr.min(SMALL_TILE) {
+        _ if left >= mr => (row, mr),
+        small if rows >= mr && left > small => (rows - mr, mr),
+        small if left >= small => (row, small),
+        small if rows >= small => (rows - small, small),
+        _ => (row, 1),
+    }
+}
+
+/// Panels of weights that are multiplied in f32.
+#[derive(Clone, Copy)]
+enum PanelsIn<'a> {
+    F32(&'a [f32]),
+    Halves(PairFormat, &'a [u16]),
+}
+
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_f32<A: Convert, O: Convert>(isa: Isa, task: GemmTask<A, O>, panels: &[f32]) -> Result<()> {
-    // Inputs in f32; not more than there are inputs, so the product does not wrap around.
-    let size = if A::IS_F32 { 0 } else { (task.to - task.from) * task.weights.in_features };
-    let mut upcast = task.pool.take(size)?;
-    isa.run(GemmF32 { task, panels, upcast: &mut upcast });
+fn run_f32(isa: Isa, task: GemmTask, panels: PanelsIn) -> Result<()> {
+    let rows = task.to - task.from;
+    let widens = matches!(panels, PanelsIn::Halves(..)) && rows >= MIN_ROWS_TO_WIDEN;
+    let wide = if widens { task.weights.panel_width } else { 0 };
+    // Inputs in f32, and a panel; not more than there are inputs and weights, so the products do not wrap around.
+    let k = task.weights.in_features;
+    let size = if task.a.is_f32() { 0 } else { rows * k };
+    let size = size.next_multiple_of(CACHE_LINE);
+    let mut memory = task.pool.take(size + wide * k)?;
+    let (upcast, panel) = memory.split_at_mut(size);
+    isa.run(GemmF32 { task, panels, upcast, panel });
     Ok(())
 }
 
-struct GemmF32<'a, A, O> {
-    task: GemmTask<'a, A, O>,
-    panels: &'a [f32],
+/// f32 values in a cache line.
+const CACHE_LINE: usize = 16;
+/// The fewest rows for which panels of 16 bits are widened to memory first. Fewer are multiplied as the panel is read.
+const MIN_ROWS_TO_WIDEN: usize = 8;
+
+struct GemmF32<'a> {
+    task: GemmTask<'a>,
+    panels: PanelsIn<'a>,
     upcast: &'a mut [f32],
+    /// For a panel in f32, if panels of 16 bits are widened.
+    panel: &'a mut [f32],
 }
 
-impl<A: Convert, O: Convert> Kernel for GemmF32<'_, A, O> {
+impl Kernel for GemmF32<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        let Self { task, panels, upcast } = self;
+        let Self { ref task, panels, upcast, panel: wide } = self;
         let (k, width) = (task.weights.in_features, task.weights.panel_width);
         assert_eq!(width, NR * S::LANES, "the weights are packed for another instruction set");
-        let rows = task.to - task.from;
-        let a = A::as_f32(&task.a[task.from * k..task.to * k], upcast);
-        for panel in task.first..task.last {
-            let terms = &panels[panel * width * k..][..width * k];
-            let next = panels[task.panel_after(panel) * width * k..].as_ptr().cast();
-            let (mut row, mut index) = (0, 0);
-            while row < rows {
-                let (a, place) = (&a[row * k..], (panel, row));
-                let (step, tiles) = (width * size_of::<f32>(), rows.div_ceil(MR));
-                let prefetch = Prefetch::of_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel));
-                // The remaining rows by four and by one.
-                row += match rows - row {
-                    left if left >= MR => tile::<S, A, O, MR, NR, false>(s, &task, a, terms, place, prefetch),
-                    4.. if MR > 4 => tile::<S, A, O, 4, NR, true>(s, &task, a, terms, place, Prefetch::NONE),
-                    _ => tile::<S, A, O, 1, NR, true>(s, &task, a, terms, place, Prefetch::NONE),
-                };
-                index += 1;
+        let a = task.a.part(task.from * k..task.to * k).as_f32(upcast);
+        match panels {
+            PanelsIn::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels),
+            PanelsIn::Halves(PairFormat::Bf16, panels) => {
+                multiply_halves::<S, bf16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
+            }
+            PanelsIn::Halves(PairFormat::F16, panels) => {
+                multiply_halves::<S, f16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
             }
         }
     }
 }
 
-/// Computes `MR` rows of a task, from `row`, and returns how many these are. `PREFETCH_B` is that of [`microkernel`].
+/// Multiplies all rows of a task with panels of 16 bits: by way of `wide`, if that is memory for a panel.
 #[inline(always)]
-fn tile<S: Simd, A: Convert, O: Convert, const MR: usize, const NR: usize, const PREFETCH_B: bool>(
+fn multiply_halves<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
-    task: &GemmTask<A, O>,
+    task: &GemmTask,
     a: &[f32],
-    terms: &[f32],
-    (panel, row): (usize, usize),
-    prefetch: Prefetch,
-) -> usize {
-    let (k, width) = (task.weights.in_features, NR * S::LANES);
-    assert!(a.len() >= MR * k && terms.len() == width * k);
-    let a = StridedRows { at: a.as_ptr(), stride: k };
-    // SAFETY: the assertion checks the lengths.
-    let sums = unsafe { microkernel::<S, MR, NR, PREFETCH_B>(s, k, a, terms.as_ptr(), width, prefetch) };
-    for (r, sums) in sums.into_iter().enumerate() {
-        // SAFETY: rows `row .. row + MR` are rows of this task, and a register tile is one panel wide.
-        unsafe { task.store(s, task.activation, panel, task.from + row + r, &sums) };
+    panels: &[T],
+    wide: &mut [f32],
+) {
+    if wide.is_empty() {
+        return multiply_panels::<S, T, 4, NR>(s, task, a, panels);
     }
-    MR
+    let (size, mut sums) = (wide.len(), Sums::ZERO);
+    for panel in task.first..task.last {
+        let from = &panels[panel * size..][..size];
+        for (from, to) in from.chunks_exact(S::LANES).zip(wide.chunks_exact_mut(S::LANES)) {
+            // SAFETY: a chunk has `LANES` values.
+            s.store_slice(to, unsafe { T::load(s, from.as_ptr()) });
+        }
+        multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, &[], &mut sums);
+    }
+}
+
+/// Multiplies all rows of a task with its panels.
+#[inline(always)]
+fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
+    s: S,
+    task: &GemmTask,
+    a: &[f32],
+    panels: &[T],
+) {
+    let (size, mut sums) = (task.weights.panel_width * task.weights.in_features, Sums::ZERO);
+    let mut panel = task.first;
+    while panel < task.last {
+        if task.to - task.from < SMALL_TILE && panel + PANELS_OF_ROW <= task.last {
+            // A tile of one row has too few sums to hide the latency of multiply-adds, so it is wider.
+            let terms = &panels[panel * size..][..PANELS_OF_ROW * size];
+            for row in 0..task.to - task.from {
+                let tile = Tile { task, a, terms, panels: panel..panel + PANELS_OF_ROW, row };
+                match NR {
+                    1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums),
+                    2 => tile.multiply::<S, 1, { 2 * PANELS_OF_ROW }, 2>(s, Prefetch::NONE, &mut sums),
+                    _ => tile.multiply::<S, 1, { 3 * PANELS_OF_ROW }, 3>(s, Prefetch::NONE, &mut sums),
+                }
+            }
+            panel += PANELS_OF_ROW;
+        } else {
+            let (terms, next) = (&panels[panel * size..][..size], &panels[task.panel_after(panel) * size..]);
+            multiply_rows::<S, T, MR, NR>(s, task, a, panel, terms, next, &mut sums);
+            panel += 1;
+        }
+    }
+}
+
+/// The height of tiles for rows that do not fill a tile.
+const SMALL_TILE: usize = 4;
+/// Panels that a row is multiplied with at the same time.
+const PANELS_OF_ROW: usize = 4;
+
+/// Multiplies all rows of a task with a panel. `next` is the one that is read after it; nothing is fetched if there is
+/// none.
+#[inline(always)]
+fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
+    s: S,
+    task: &GemmTask,
+    a: &[f32],
+    panel: usize,
+    terms: &[T],
+    next: &[T],
+    sums: &mut Sums,
+) {
+    let (rows, step) = (task.to - task.from, task.weights.panel_width * size_of::<T>());
+    let (mut row, mut index) = (0, 0);
+    while row < rows {
+        let (first, height) = next_tile(row, rows, MR);
+        let tile = Tile { task, a, terms, panels: panel..panel + 1, row: first };
+        if height == MR {
+            let place = (index, rows.div_ceil(MR));
+            let prefetch = match next.is_empty() {
+                true => Prefetch::NONE,
+                false => Prefetch::for_tile(bytes(terms), next.as_ptr().cast(), step, place, task.comes_first(panel)),
+            };
+            tile.multiply::<S, MR, NR, NR>(s, prefetch, sums);
+        } else {
+            let prefetch = Prefetch::ahead(bytes(terms), step);
+            match height {
+                SMALL_TILE => tile.multiply::<S, SMALL_TILE, NR, NR>(s, prefetch, sums),
+                _ => tile.multiply::<S, 1, NR, NR>(s, prefetch, sums),
+            }
+        }
+        (row, index) = (first + height, index + 1);
+    }
+}
+
+/// Rows of a task from `row` on by some panels.
+struct Tile<'a, T> {
+    task: &'a GemmTask<'a>,
+    a: &'a [f32],
+    terms: &'a [T],
+    panels: Range<usize>,
+    row: usize,
+}
+
+impl<T: Convert> Tile<'_, T> {
+    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `results` is memory for their
+    /// sums.
+    #[inline(always)]
+    fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize, const NR: usize>(
+        self,
+        s: S,
+        prefetch: Prefetch,
+        results: &mut Sums,
+    ) {
+        let (k, width) = (self.task.weights.in_features, VECTORS * S::LANES);
+        let a = &self.a[self.row * k..];
+        assert!(a.len() >= ROWS * k && self.terms.len() == width * k && ROWS * width <= MAX_ROWS * MAX_COLUMNS);
+        let b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
+        // SAFETY: the assertion checks the lengths; rows `row .. row + ROWS` are rows of this task.
+        unsafe {
+            let sums = microkernel::<S, T, ROWS, VECTORS>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
+            for (r, sums) in sums.into_iter().enumerate() {
+                for (n, sum) in sums.into_iter().enumerate() {
+                    s.store(results.0.as_mut_ptr().add(r * width + n * S::LANES), sum);
+                }
+            }
+            self.task.store(s, &mut results.0[..ROWS * width], self.panels, self.row);
+        }
+    }
 }
 
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_pairs<A: Convert, O: Convert>(
-    isa: Isa,
-    format: PairFormat,
-    task: GemmTask<A, O>,
-    panels: &[Pair],
-) -> Result<()> {
+fn run_pairs(isa: Isa, format: PairFormat, task: GemmTask, panels: &[Pair]) -> Result<()> {
     // Inputs in pairs, with room for a whole tile more; one row of them, and one in f32.
     let k = task.weights.in_features;
     let pairs = k.div_ceil(2).next_multiple_of(isa.pair_tiles(format).pair_step);
@@ -265,29 +388,19 @@ pub(super) fn run_pairs<A: Convert, O: Convert>(
     Ok(())
 }
 
-struct GemmPairs<'a, A, O> {
-    task: GemmTask<'a, A, O>,
+struct GemmPairs<'a> {
+    task: GemmTask<'a>,
     panels: &'a [Pair],
     rounded: &'a mut [Pair],
     row: &'a mut [Pair],
     upcast: &'a mut [f32],
 }
 
-/// The most rows that a tile has.
-const MAX_ROWS: usize = 32;
-/// The most vectors that a row of a tile has: of 8 lanes, with the portable instruction set.
-const MAX_VECTORS: usize = MAX_COLUMNS / 8;
-
-/// The sums of a tile.
-#[repr(align(64))]
-struct Sums([f32; MAX_ROWS * MAX_COLUMNS]);
-
-impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
+impl PairKernel for GemmPairs<'_> {
     #[inline(always)]
     fn run<S: Simd, D: PairDot>(mut self, s: S, dot: D) {
         const {
             assert!(D::MAX_ROWS <= MAX_ROWS && D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_COLUMNS);
-            assert!(D::MAX_VECTORS * VECTOR_COLUMNS <= MAX_VECTORS * S::LANES);
             let block = D::ORDER.block();
             assert!(D::PAIR_STEP.is_multiple_of(block) && D::MAX_ROWS.is_multiple_of(block));
         }
@@ -298,7 +411,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
         // Inputs that are pairs already, whole tiles of them, are read where they are.
         let in_place = D::ORDER == PairOrder::Rows && k == 2 * pairs && rows.is_multiple_of(D::MAX_ROWS);
         let in_place = match in_place {
-            true => A::as_pairs(D::FORMAT, &self.task.a[self.task.from * k..self.task.to * k]),
+            true => self.task.a.part(self.task.from * k..self.task.to * k).as_pairs(D::FORMAT),
             false => None,
         };
         if in_place.is_none() {
@@ -312,7 +425,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
             _ => TileLayout::Packed,
         };
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
-        let mut sums = [const { Sums([0.0; MAX_ROWS * MAX_COLUMNS]) }; 2];
+        let mut sums = [const { Sums::ZERO }; 2];
         let [mut sums, mut last_sums] = sums.each_mut();
         let mut last = None::<(usize, usize)>;
         for panel in task.first..task.last {
@@ -323,7 +436,7 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                 // One or a few rows leave no time between their loads.
                 let prefetch = match rows < D::MAX_ROWS {
                     true => Prefetch::NONE,
-                    false => Prefetch::of_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel)),
+                    false => Prefetch::for_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel)),
                 };
                 let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),
@@ -343,29 +456,32 @@ impl<A: Convert, O: Convert> PairKernel for GemmPairs<'_, A, O> {
                     dot.multiply_tile(tile, rounded[first * pairs..].as_ptr(), terms.as_ptr(), to)
                 };
                 if let Some((panel, first)) = last.replace((panel, first)) {
-                    store_tile(s, &task, &last_sums.0, width, (panel, first), D::MAX_ROWS.min(rows - first));
+                    let count = D::MAX_ROWS.min(rows - first) * width;
+                    // SAFETY: rows of this task.
+                    unsafe { task.store(s, &mut last_sums.0[..count], panel..panel + 1, first) };
                 }
             }
         }
         if let Some((panel, first)) = last {
-            store_tile(s, &task, &sums.0, width, (panel, first), D::MAX_ROWS.min(rows - first));
+            // SAFETY: rows of this task.
+            unsafe { task.store(s, &mut sums.0[..D::MAX_ROWS.min(rows - first) * width], panel..panel + 1, first) };
         }
     }
 }
 
-impl<A: Convert, O> GemmPairs<'_, A, O> {
+impl GemmPairs<'_> {
     /// Rounds the inputs of the task to pairs, in the layout of the tiles.
     #[inline(always)]
     fn round_inputs<D: PairDot>(&mut self, dot: D, rows: usize, pairs: usize) {
         let Self { task, rounded, row, upcast, .. } = self;
         let k = task.weights.in_features;
         for i in 0..rows {
-            let from = &task.a[(task.from + i) * k..][..k];
+            let from = task.a.part((task.from + i) * k..(task.from + i + 1) * k);
             if D::ORDER == PairOrder::Rows {
-                A::to_pairs(dot, from, upcast, &mut rounded[i * pairs..][..pairs]);
+                from.to_pairs(dot, upcast, &mut rounded[i * pairs..][..pairs]);
                 continue;
             }
-            A::to_pairs(dot, from, upcast, row);
+            from.to_pairs(dot, upcast, row);
             let block = const { D::ORDER.block() };
             for (step, line) in row.chunks_exact(block).enumerate() {
                 let at = D::ORDER.place_in_rows(i, step * block, pairs);
@@ -373,42 +489,5 @@ impl<A: Convert, O> GemmPairs<'_, A, O> {
                 rounded[at..][..block].iter_mut().zip(line).for_each(|(to, pair)| *to = *pair);
             }
         }
-    }
-}
-
-/// Stores the sums of a tile of `rows` rows of `width` values from row `first` of a task.
-#[inline(always)]
-fn store_tile<S: Simd, A, O: Convert>(
-    s: S,
-    task: &GemmTask<A, O>,
-    sums: &[f32],
-    width: usize,
-    place: (usize, usize),
-    rows: usize,
-) {
-    // Two loops, so that the tables of GELU stay in registers.
-    match task.activation {
-        Activation::Gelu => store_rows(s, task, Activation::Gelu, sums, width, place, rows),
-        activation => store_rows(s, task, activation, sums, width, place, rows),
-    }
-}
-
-#[inline(always)]
-fn store_rows<S: Simd, A, O: Convert>(
-    s: S,
-    task: &GemmTask<A, O>,
-    activation: Activation,
-    sums: &[f32],
-    width: usize,
-    (panel, first): (usize, usize),
-    rows: usize,
-) {
-    for (r, sums) in sums.chunks_exact(width).take(rows).enumerate() {
-        let mut vectors = [s.splat(0.0); MAX_VECTORS];
-        for (vector, sums) in vectors.iter_mut().zip(sums.chunks_exact(S::LANES)) {
-            *vector = s.load_slice(sums);
-        }
-        // SAFETY: the row is in `from .. to`, the rows of this task, and the vectors are a panel's width.
-        unsafe { task.store(s, activation, panel, task.from + first + r, &vectors[..width / S::LANES]) };
     }
 }

@@ -56,6 +56,8 @@ mod convert;
 mod distance_products;
 mod dropout;
 mod element;
+mod elements;
+mod epilogue;
 mod error;
 mod exp;
 mod few_queries;

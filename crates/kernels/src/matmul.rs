@@ -3,12 +3,14 @@
 //! An element of the result is a sum over the terms in order, by blocks of terms of one size. So it does not depend on
 //! the number of threads.
 
+use std::ops::Range;
+
 use super::error::{Error, Result};
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{AlignedVec, ScratchPool, element_count};
-use super::microkernel::{Prefetch, StridedRows, column_microkernel, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::team::{Output, SharedOut, Team};
 
 /// The most terms that are multiplied before the next ones are packed: a panel of them stays in the L2 cache.
@@ -197,7 +199,7 @@ struct Task<'a> {
     packed: &'a [f32],
     first_row: usize,
     rows: usize,
-    panels: std::ops::Range<usize>,
+    panels: Range<usize>,
     /// For the rows of a first factor that is transposed, in tiles.
     memory: &'a mut [f32],
 }
@@ -212,43 +214,39 @@ impl Kernel for Task<'_> {
         }
         for panel in self.panels.clone() {
             let panel_terms = &self.packed[panel * width * terms..][..width * terms];
+            let b = Rhs::new(panel_terms.as_ptr(), width);
             if a.transposed {
                 for (tile, from) in self.memory.chunks_exact(MR * terms).take(self.rows.div_ceil(MR)).enumerate() {
-                    // SAFETY: a tile has `terms` times `MR` values, and a panel as many times `width`.
-                    let sums = unsafe {
-                        column_microkernel::<S, MR, NR>(s, terms, (from.as_ptr(), MR), (panel_terms.as_ptr(), width))
-                    };
-                    // SAFETY: rows of this task; the others after the last one are left out.
-                    unsafe { self.store(s, panel, tile * MR, MR.min(self.rows - tile * MR), &sums) };
+                    let rows = tile * MR..self.rows.min((tile + 1) * MR);
+                    // SAFETY: a tile has `terms` times `MR` values, and a panel as many times `width`. Rows of this
+                    // task; the others after the last one are left out.
+                    unsafe {
+                        let a = Lhs::columns(from.as_ptr(), MR);
+                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
+                        self.store(s, panel, rows, &sums);
+                    }
                 }
                 continue;
             }
             let stride = a.dims[1];
             let mut row = 0;
             while row < self.rows {
-                let from = &a.data[(self.first_row + row) * stride + first_term..];
-                let step = if row + MR <= self.rows { MR } else { 1 };
-                assert!(from.len() >= (step - 1) * stride + terms);
-                let from = StridedRows { at: from.as_ptr(), stride };
+                // The last tile may start before `row`, with rows that are computed again.
+                let (first, height) = if self.rows < MR { (row, 1) } else { (row.min(self.rows - MR), MR) };
+                let from = &a.data[(self.first_row + first) * stride + first_term..];
+                assert!(from.len() >= (height - 1) * stride + terms);
+                let a = Lhs::rows(from.as_ptr(), stride);
                 // SAFETY: the assertion checks the rows; a panel has `terms` times `width` values. Rows of this task.
                 unsafe {
-                    if step == MR {
-                        let sums = microkernel::<S, MR, NR, false>(
-                            s,
-                            terms,
-                            from,
-                            panel_terms.as_ptr(),
-                            width,
-                            Prefetch::NONE,
-                        );
-                        self.store(s, panel, row, MR, &sums);
+                    if height == MR {
+                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
+                        self.store(s, panel, row..first + MR, &sums[row - first..]);
                     } else {
-                        let sums =
-                            microkernel::<S, 1, NR, false>(s, terms, from, panel_terms.as_ptr(), width, Prefetch::NONE);
-                        self.store(s, panel, row, 1, &sums);
+                        let sums = microkernel::<S, _, 1, NR>(s, terms, a, b, Prefetch::NONE);
+                        self.store(s, panel, row..row + 1, &sums);
                     }
                 }
-                row += step;
+                row = first + height;
             }
         }
     }
@@ -276,20 +274,12 @@ impl Task<'_> {
         }
     }
 
-    /// Stores the sums of the first `count` rows of a tile that starts at `row`, plus the bias, or adds those of later
-    /// terms.
+    /// Stores the sums of `rows`, plus the bias, or adds those of later terms.
     ///
     /// # Safety
     /// The rows are rows of this task, and no other thread writes them in this panel.
     #[inline(always)]
-    unsafe fn store<S: Simd, const R: usize, const NR: usize>(
-        &self,
-        s: S,
-        panel: usize,
-        row: usize,
-        count: usize,
-        sums: &[[S::V; NR]; R],
-    ) {
+    unsafe fn store<S: Simd, const NR: usize>(&self, s: S, panel: usize, rows: Range<usize>, sums: &[[S::V; NR]]) {
         let Part { product, first_column, columns, first_term, width, out, .. } = *self.part;
         let all_columns = product.b.dims[1];
         let column = first_column + panel * width;
@@ -298,8 +288,8 @@ impl Task<'_> {
         if let (0, Some(values)) = (first_term, product.bias) {
             bias[..present].copy_from_slice(&values[column..][..present]);
         }
-        for (r, sums) in sums.iter().take(count).enumerate() {
-            let at = (self.first_row + row + r) * all_columns + column;
+        for (row, sums) in rows.zip(sums) {
+            let at = (self.first_row + row) * all_columns + column;
             // SAFETY: the caller promises that this part of the result is for this thread alone. It was written with
             // the first terms.
             unsafe {

@@ -8,7 +8,7 @@ use super::activation::Activation;
 use super::error::{Error, Result};
 use super::memory::ScratchPool;
 use super::packing::PackedWeights;
-use super::team::{Output, Team};
+use super::team::Team;
 
 /// Tokens of a document that are multiplied at a time.
 const ROWS: usize = 64;
@@ -29,7 +29,7 @@ pub fn max_sim(query: &PackedWeights, document: &[f32], pool: &ScratchPool) -> R
     for block in document.chunks(ROWS * width) {
         let rows = block.len() / width;
         let products = &mut products[..rows * count];
-        query.multiply_elements(Team::ALONE, block, rows, Activation::Identity, Output::Slice(&mut *products))?;
+        query.multiply_into(Team::ALONE, block, rows, Activation::Identity, products)?;
         for row in products.chunks_exact(count) {
             for (largest, &product) in largest.iter_mut().zip(row) {
                 *largest = if product > *largest || product.is_nan() { product } else { *largest };

@@ -1,5 +1,6 @@
 //! The microkernel: a product of a few rows with a few columns, held in registers.
 
+use super::convert::Convert;
 use super::isa::simd::{MAX_LANES, Simd};
 
 /// Rows of values in memory: row `r` starts at `at + r · stride`.
@@ -24,50 +25,64 @@ impl StridedRows {
 /// Memory that is fetched into the cache while a tile is computed.
 ///
 /// So memory and multiply-adds are busy at the same time. Processors fetch ahead themselves, but not past the end of a
-/// page of 4 KiB. The fetches are spread over the steps of many tiles: if they come faster than memory answers, they
+/// page of 4 KiB. The fetches are spread over the terms of many tiles: if they come faster than memory answers, they
 /// hold up the loads of the tile. Then products were no faster than without them; spread, they are by a tenth.
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch {
     at: *const u8,
-    /// Cache lines with each so many steps.
+    /// Cache lines that are fetched before each [`BLOCK`](Self::BLOCK) of steps.
     lines: usize,
-    steps: usize,
 }
 
 impl Prefetch {
     /// Nothing.
-    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0, steps: 1 };
+    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0 };
+    /// Steps between two fetches. The loop over them has no other work than multiply-adds and loads.
+    pub const BLOCK: usize = 4;
 
     /// What tile `index` of the `tiles` of a panel fetches. A step of a tile reads `step` bytes, and all together the
     /// panel. The first ones share the `next` panel, which is as large. If the panel `is_first`, or if there are few
     /// tiles and the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
-    pub fn of_tile(panel: &[u8], next: *const u8, step: usize, (index, tiles): (usize, usize), is_first: bool) -> Self {
+    pub fn for_tile(
+        panel: &[u8],
+        next: *const u8,
+        step: usize,
+        (index, tiles): (usize, usize),
+        is_first: bool,
+    ) -> Self {
         const FEW: usize = 3;
         const MOST_OF_FEW: usize = 1 << 18;
         if index == 0 && (is_first || tiles < FEW) {
             let own = is_first || panel.len() > MOST_OF_FEW;
-            let at = if own { panel.as_ptr().wrapping_add(BYTES_AHEAD) } else { next };
-            return Self { at, lines: step.div_ceil(LINE), steps: 1 };
+            return if own {
+                Self::ahead(panel, step)
+            } else {
+                Self { at: next, lines: (Self::BLOCK * step).div_ceil(LINE) }
+            };
         }
         if tiles < FEW {
             return Self::NONE;
         }
-        let lines = (SPREAD * step).div_ceil(LINE * tiles);
-        let share = panel.len().div_ceil(SPREAD * step) * lines * LINE;
+        let lines = (Self::BLOCK * step).div_ceil(LINE * tiles);
+        let share = panel.len().div_ceil(Self::BLOCK * step) * lines * LINE;
         match index * share >= panel.len() {
             true => Self::NONE,
-            false => Self { at: next.wrapping_add(index * share), lines, steps: SPREAD },
+            false => Self { at: next.wrapping_add(index * share), lines },
         }
     }
 
-    /// Fetches what goes with a step.
+    /// What a tile soon reads of its own panel, `step` bytes per step: for the first tile of a panel that nothing has
+    /// fetched before, and for tiles of so few rows that nothing else fits between their loads.
+    pub fn ahead(panel: &[u8], step: usize) -> Self {
+        Self { at: panel.as_ptr().wrapping_add(BYTES_AHEAD), lines: (Self::BLOCK * step).div_ceil(LINE) }
+    }
+
+    /// Fetches what goes with a block of steps.
     #[inline(always)]
-    pub fn step<S: Simd>(&mut self, s: S, step: usize) {
-        if step & (self.steps - 1) == 0 {
-            for _ in 0..self.lines {
-                s.prefetch(self.at.cast());
-                self.at = self.at.wrapping_add(LINE);
-            }
+    pub fn fetch<S: Simd>(&mut self, s: S) {
+        for _ in 0..self.lines {
+            s.prefetch(self.at.cast());
+            self.at = self.at.wrapping_add(LINE);
         }
     }
 }
@@ -76,78 +91,127 @@ impl Prefetch {
 const BYTES_AHEAD: usize = 2048;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Steps between two fetches of many tiles, a power of two.
-const SPREAD: usize = 4;
+
+/// The left operand of a product: value `t` of row `r` is at `at + r · row_stride + t · term_stride`.
+#[derive(Clone, Copy)]
+pub(super) struct Lhs {
+    at: *const f32,
+    row_stride: usize,
+    term_stride: usize,
+}
+
+impl Lhs {
+    /// Rows whose values are contiguous.
+    #[inline(always)]
+    pub fn rows(at: *const f32, row_stride: usize) -> Self {
+        Self { at, row_stride, term_stride: 1 }
+    }
+
+    /// The values of all rows at one term are contiguous.
+    #[inline(always)]
+    pub fn columns(at: *const f32, term_stride: usize) -> Self {
+        Self { at, row_stride: 1, term_stride }
+    }
+}
+
+/// The right operand of a product: vectors of columns, in one panel or in some that follow each other.
+#[derive(Clone, Copy)]
+pub(super) struct Rhs<T> {
+    at: *const T,
+    /// From one term to the next.
+    stride: usize,
+    /// Vectors of a panel, and values from one panel to the next.
+    vectors: usize,
+    panel: usize,
+}
+
+impl<T> Rhs<T> {
+    /// Columns of one panel or matrix: those of term `t` start at `at + t · stride`.
+    #[inline(always)]
+    pub fn new(at: *const T, stride: usize) -> Self {
+        Self { at, stride, vectors: usize::MAX, panel: 0 }
+    }
+
+    /// All columns of panels that are `panel` values apart, with so many `vectors` each.
+    #[inline(always)]
+    pub fn panels(at: *const T, stride: usize, vectors: usize, panel: usize) -> Self {
+        Self { at, stride, vectors, panel }
+    }
+}
 
 /// `A · B` for `MR` rows of A and `NR` vectors of columns of B, over `k` terms.
 ///
 /// The terms are added in order, so an element does not depend on which other elements are computed with it.
 ///
-/// `PREFETCH_B`: whether B is fetched ahead of its use, in tiles of so few rows that nothing else fits between their
-/// loads.
-///
 /// # Safety
-/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values, `b_stride` values apart.
+/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values.
 #[inline(always)]
-pub(super) unsafe fn microkernel<S: Simd, const MR: usize, const NR: usize, const PREFETCH_B: bool>(
+pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
     k: usize,
-    a: StridedRows,
-    b: *const f32,
-    b_stride: usize,
+    mut a: Lhs,
+    mut b: Rhs<T>,
     mut prefetch: Prefetch,
 ) -> [[S::V; NR]; MR] {
     let mut sums = [[s.splat(0.0); NR]; MR];
-    for term in 0..k {
-        prefetch.step(s, term);
-        // SAFETY: `term < k`, `n < NR` and `r < MR` stay inside the memory that the caller promises.
-        unsafe {
-            let mut columns = [s.splat(0.0); NR];
-            for (n, column) in columns.iter_mut().enumerate() {
-                let from = b.add(term * b_stride + n * S::LANES);
-                *column = s.load(from);
-                if PREFETCH_B && (n * S::LANES * size_of::<f32>()).is_multiple_of(LINE) {
-                    s.prefetch(from.wrapping_byte_add(BYTES_AHEAD));
-                }
+    // SAFETY: `a` and `b` move by one term after each of `k`.
+    unsafe {
+        for _ in 0..k / Prefetch::BLOCK {
+            prefetch.fetch(s);
+            for _ in 0..Prefetch::BLOCK {
+                add_term(s, &mut a, &mut b, &mut sums);
             }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = s.splat(*a.at.add(r * a.stride + term));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = s.mul_add(x, column, *sum);
-                }
-            }
+        }
+        for _ in 0..k % Prefetch::BLOCK {
+            add_term(s, &mut a, &mut b, &mut sums);
         }
     }
     sums
 }
 
-/// [`microkernel`] for A in columns: the `MR` values of term `t` start at `a + t · a_stride`.
+/// Adds the products of the first term of both operands, and moves them to the next one.
 ///
 /// # Safety
-/// A can be read for `k` terms of `MR` values, `a_stride` values apart, and B for `k` rows of `NR · LANES` values,
-/// `b_stride` values apart.
+/// A can be read for `MR` values of the term, and B for `NR` vectors.
 #[inline(always)]
-pub(super) unsafe fn column_microkernel<S: Simd, const MR: usize, const NR: usize>(
+unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
-    k: usize,
-    (a, a_stride): (*const f32, usize),
-    (b, b_stride): (*const f32, usize),
-) -> [[S::V; NR]; MR] {
-    let mut sums = [[s.splat(0.0); NR]; MR];
-    for term in 0..k {
-        // SAFETY: `term < k`, `n < NR` and `r < MR` stay inside the memory that the caller promises.
-        unsafe {
-            let mut columns = [s.splat(0.0); NR];
-            for (n, column) in columns.iter_mut().enumerate() {
-                *column = s.load(b.add(term * b_stride + n * S::LANES));
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = s.splat(*a.add(term * a_stride + r));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = s.mul_add(x, column, *sum);
-                }
+    a: &mut Lhs,
+    b: &mut Rhs<T>,
+    sums: &mut [[S::V; NR]; MR],
+) {
+    // SAFETY: `r < MR` and `n < NR` stay inside the memory that the caller promises.
+    unsafe {
+        let mut columns = [s.splat(0.0); NR];
+        for (n, column) in columns.iter_mut().enumerate() {
+            *column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let x = s.splat(*a.at.add(r * a.row_stride));
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = s.mul_add(x, column, *sum);
             }
         }
     }
-    sums
+    a.at = a.at.wrapping_add(a.term_stride);
+    b.at = b.at.wrapping_add(b.stride);
+    hide_addresses(&mut a.at, &mut b.at);
+}
+
+/// Makes two addresses unknown to the compiler, without an instruction. So it does not load the values of later terms
+/// early: it would keep them on the stack, because the sums of a tile take the registers.
+#[inline(always)]
+pub(crate) fn hide_addresses<A, B>(a: &mut *const A, b: &mut *const B) {
+    #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+    // SAFETY: the assembly is a comment: the registers keep their values.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} */",
+            inout(reg) * a,
+            inout(reg) * b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+    let _ = (a, b);
 }

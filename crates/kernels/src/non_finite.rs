@@ -6,24 +6,24 @@
 //! products. This costs nothing for values that are finite. It is the same for every query that sees such a value,
 //! whether or not the queries of its task see all keys, because tasks depend on the number of threads.
 
-use super::convert::Convert;
+use super::elements::Elements;
 use super::error::Result;
 use super::memory::try_reserve;
-use super::problem::HeadsView;
+use super::problem::Heads;
 use super::score_tile::{ScoreTile, Tokens};
 
 /// The values of a task with zeros in place of what is not finite.
-pub(super) struct FiniteValues<T> {
+pub(super) struct FiniteValues {
     /// `(count, d)`.
-    data: Vec<T>,
+    data: Vec<f32>,
     /// The tokens with values that are not finite.
     tokens: Vec<usize>,
 }
 
-impl<T: Convert> FiniteValues<T> {
+impl FiniteValues {
     /// `None` if all values are finite as `C` packs them. `buffer` has room for a token.
     #[cold]
-    pub fn new<C: ScoreTile>(values: Tokens<T>, buffer: &mut [f32]) -> Result<Option<Self>> {
+    pub fn new<C: ScoreTile>(values: Tokens, buffer: &mut [f32]) -> Result<Option<Self>> {
         let mut tokens = Vec::new();
         for i in 0..values.count {
             if !all_below(C::INFINITE, values.as_f32(i, buffer)) {
@@ -36,24 +36,22 @@ impl<T: Convert> FiniteValues<T> {
         let mut data = Vec::new();
         try_reserve("a copy of the values", &mut data, values.count * values.d)?;
         for i in 0..values.count {
-            let head = values.heads.head(values.start, values.from + i, values.h, values.d);
-            let wide = T::as_f32(head, buffer);
             let finite = |x: &f32| all_below(C::INFINITE, std::slice::from_ref(x));
-            data.extend(head.iter().zip(wide).map(|(value, wide)| if finite(wide) { *value } else { T::ZERO }));
+            data.extend(values.as_f32(i, buffer).iter().map(|x| if finite(x) { *x } else { 0.0 }));
         }
         Ok(Some(Self { data, tokens }))
     }
 
     /// The values to pack.
-    pub fn view(&self, d: usize) -> HeadsView<'_, T> {
-        HeadsView { data: &self.data, strides: [0, d, 0] }
+    pub fn view(&self, d: usize) -> Heads<'_> {
+        Heads { data: Elements::F32(&self.data), strides: [0, d, 0] }
     }
 
     /// Adds what was left out to the output of the query that `sees` a token or not.
     #[cold]
     pub fn add_visible<C: ScoreTile>(
         &self,
-        values: Tokens<T>,
+        values: Tokens,
         sees: impl Fn(usize) -> bool,
         buffer: &mut [f32],
         output: &mut [f32],

@@ -5,7 +5,7 @@ use super::distance_products::DistanceProducts;
 use super::exp::exp;
 use super::isa::simd::Simd;
 use super::mask::{Lengths, Mask};
-use super::problem::AttentionProblem;
+use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, ScoreTile};
 
 /// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from
@@ -24,7 +24,7 @@ pub(super) struct TilePos {
 
 impl TilePos {
     /// The index of the first score of row `r` in `(b, h, s_q, keys)`.
-    pub fn place<T>(&self, problem: &AttentionProblem<T>, r: usize) -> u64 {
+    pub fn place(&self, problem: &Problem, r: usize) -> u64 {
         let row = (self.b * problem.h + self.h) * self.s_q + self.query + r;
         row as u64 * (self.s_kv + problem.appended) as u64 + self.start as u64
     }
@@ -75,9 +75,9 @@ pub(super) struct TileProducts<'a> {
 /// Masks a tile of scores `(rows, KEY_BLOCK)`, turns them into `e^(score - row_max)` with the updated `row_max`, and
 /// rescales `row_sum` and `output`, which were accumulated under the old one.
 #[inline(always)]
-pub(super) fn online_softmax_update<C: ScoreTile, T>(
+pub(super) fn online_softmax_update<C: ScoreTile>(
     tile: C,
-    problem: &AttentionProblem<T>,
+    problem: &Problem,
     pos: TilePos,
     score_factor: f32,
     products: Option<TileProducts>,
@@ -87,7 +87,7 @@ pub(super) fn online_softmax_update<C: ScoreTile, T>(
     let s = tile.simd();
     let lanes = const { <C::S as Simd>::LANES };
     let padded = pos.count.next_multiple_of(lanes);
-    let mask = &problem.mask;
+    let mask = problem.mask;
     // Where nothing is masked, one pass scales the scores and finds the largest.
     let one_pass = problem.softcap.is_none() && products.is_none() && score_factor > 0.0 && all_visible(mask, pos);
     for (r, row) in scores.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {

@@ -3,8 +3,7 @@
 //! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
 //! converted before: beside the panels, packing takes the memory of one row.
 //!
-//! f32 panels hold f32, f16 and bf16 weights exactly, and pairs of f16 or bf16 those of their dtype. So where weights
-//! are packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A
+//! Panels hold f32, f16 and bf16 weights exactly, each in its own dtype. So where weights are packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A
 //! NaN stays a NaN but may become a quiet one.) Formats of few bits give what they stand for, which packs to the same.
 
 use std::fmt;
@@ -40,6 +39,8 @@ pub struct PackedWeights {
 #[derive(Clone)]
 pub(super) enum Panels {
     F32(SharedPanels<f32>),
+    /// Values of 16 bits, which become f32 when they are multiplied.
+    Halves(PairFormat, SharedPanels<u16>),
     /// For inputs that are rounded to the format of the pairs, with f32 sums.
     Pairs(PairFormat, SharedPanels<Pair>),
     /// Integers with scales, for inputs that are rounded to int8.
@@ -99,6 +100,7 @@ impl PackedWeights {
     pub fn bytes(&self) -> usize {
         let panels = match &self.panels {
             Panels::F32(panels) => bytes(panels).len(),
+            Panels::Halves(_, panels) => bytes(panels).len(),
             Panels::Pairs(_, panels) => bytes(panels).len(),
             Panels::Quantized(panels) => panels.bytes(),
         };
@@ -110,6 +112,7 @@ impl PackedWeights {
         let sizes = |weights: &Self| (weights.in_features, weights.out_features, weights.panel_width);
         let panels = match (&self.panels, &other.panels) {
             (Panels::F32(own), Panels::F32(other)) => bytes(own) == bytes(other),
+            (Panels::Halves(a, own), Panels::Halves(b, other)) => a == b && bytes(own) == bytes(other),
             (Panels::Pairs(a, own), Panels::Pairs(b, other)) => a == b && bytes(own) == bytes(other),
             (Panels::Quantized(own), Panels::Quantized(other)) => own.has_same_bits(other),
             _ => false,
@@ -117,13 +120,12 @@ impl PackedWeights {
         sizes(self) == sizes(other) && bytes(&self.bias) == bytes(&other.bias) && panels
     }
 
-    /// The numbers that the weights are held in: the format that they were packed for, but [`WeightFormat::F32`]
-    /// instead of [`WeightFormat::Bf16`] and [`WeightFormat::F16`] where there are no instructions for such products.
+    /// The numbers that the weights are held in: the format that they were packed for.
     pub fn format(&self) -> WeightFormat {
         match &self.panels {
             Panels::F32(_) => WeightFormat::F32,
-            Panels::Pairs(PairFormat::Bf16, _) => WeightFormat::Bf16,
-            Panels::Pairs(PairFormat::F16, _) => WeightFormat::F16,
+            Panels::Halves(PairFormat::Bf16, _) | Panels::Pairs(PairFormat::Bf16, _) => WeightFormat::Bf16,
+            Panels::Halves(PairFormat::F16, _) | Panels::Pairs(PairFormat::F16, _) => WeightFormat::F16,
             Panels::Quantized(panels) => panels.layout.format,
         }
     }
@@ -166,6 +168,7 @@ pub struct Packer {
 
 enum Memory {
     F32(AlignedVec<f32>),
+    Halves(PairFormat, AlignedVec<u16>),
     Pairs(PairFormat, AlignedVec<Pair>),
     Quantized(QuantizedPacker),
 }
@@ -175,8 +178,8 @@ impl Packer {
     ///
     /// In [`WeightFormat::Bf16`], if there are instructions for bf16 products, inputs will be rounded to bf16 and sums
     /// are f32; weights must be bf16 values, or they are rounded. In the same way in [`WeightFormat::F16`]: see there.
-    /// Without such instructions, and in [`WeightFormat::F32`], everything is f32. In the other formats inputs will be
-    /// rounded to int8.
+    /// Without such instructions weights are held in 16 bits, and products are those of f32 weights, bit for bit. In the
+    /// other formats inputs will be rounded to int8.
     ///
     /// # Errors
     /// The format cannot have so many input features, or there is not enough memory.
@@ -196,7 +199,11 @@ impl Packer {
             panels = Memory::Pairs(pairs, zeros(&[whole_panels(out_features, panel_width)?, terms])?);
         } else {
             (panel_width, terms, order) = (isa.tile_columns(), in_features, PairOrder::Rows);
-            panels = Memory::F32(zeros(&[whole_panels(out_features, panel_width)?, terms])?);
+            let dims = [whole_panels(out_features, panel_width)?, terms];
+            panels = match format.pairs() {
+                Some(halves) => Memory::Halves(halves, zeros(&dims)?),
+                None => Memory::F32(zeros(&dims)?),
+            };
         }
         let (bias, row) = (zeros(&[whole_panels(out_features, panel_width)?])?, zeros(&[in_features])?);
         Ok(Self { isa, in_features, out_features, panel_width, terms, order, panels, bias, packed: 0, row })
@@ -236,6 +243,12 @@ impl Packer {
                         panel[PairOrder::Rows.place_in_columns(term, column, width)] = *weight;
                     }
                 }
+                Memory::Halves(format, panels) => {
+                    let panel = &mut panels[from..][..size];
+                    for (term, weight) in row.iter().enumerate() {
+                        panel[PairOrder::Rows.place_in_columns(term, column, width)] = format.bits(*weight);
+                    }
+                }
                 Memory::Pairs(format, panels) => {
                     let panel = &mut panels[from..][..size];
                     for (term, pair) in row.chunks(2).enumerate() {
@@ -260,6 +273,7 @@ impl Packer {
         }
         let panels = match self.panels {
             Memory::F32(panels) => Panels::F32(SharedPanels::new(panels)),
+            Memory::Halves(format, panels) => Panels::Halves(format, SharedPanels::new(panels)),
             Memory::Pairs(format, panels) => Panels::Pairs(format, SharedPanels::new(panels)),
             Memory::Quantized(panels) => Panels::Quantized(panels.finish()),
         };
@@ -317,6 +331,7 @@ impl PackedWeights {
         let (first, last) = (outputs.start / width, outputs.end.div_ceil(width));
         let memory = match &self.panels {
             Panels::F32(memory) => Panels::F32(memory.panels(first, last, panels)),
+            Panels::Halves(format, memory) => Panels::Halves(*format, memory.panels(first, last, panels)),
             Panels::Pairs(format, memory) => Panels::Pairs(*format, memory.panels(first, last, panels)),
             Panels::Quantized(memory) => Panels::Quantized(memory.panels(first, last, panels)),
         };
@@ -341,6 +356,12 @@ impl PackedWeights {
                 let panel = memory.panel(index, panels);
                 for (term, weight) in row.iter_mut().enumerate() {
                     *weight = panel[PairOrder::Rows.place_in_columns(term, column, width)];
+                }
+            }
+            Panels::Halves(format, memory) => {
+                let panel = memory.panel(index, panels);
+                for (term, weight) in row.iter_mut().enumerate() {
+                    *weight = format.value(panel[PairOrder::Rows.place_in_columns(term, column, width)]);
                 }
             }
             Panels::Pairs(format, memory) => {

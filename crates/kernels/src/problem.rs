@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::element::Element;
+use super::elements::Elements;
 use super::error::{Error, Result};
 use super::mask::{Mask, check_view};
 use super::memory::element_count;
@@ -42,7 +44,48 @@ pub struct AttentionProblem<'a, T> {
     pub bf16: bool,
 }
 
-impl<T> AttentionProblem<'_, T> {
+impl<T: Element> AttentionProblem<'_, T> {
+    /// Multiply-adds of the whole call without a mask. Few queries count as many as are multiplied in the time in which
+    /// keys and values are read.
+    pub fn multiply_adds(&self) -> usize {
+        const MIN_QUERIES: usize = 8;
+        let group = self.h / self.h_kv.max(1);
+        let pairs = self.batch.sequences().map(|b| {
+            let keys = self.batch.s_kv(b).saturating_add(self.appended);
+            self.batch.s_q(b).saturating_mul(group).max(MIN_QUERIES).saturating_mul(keys)
+        });
+        let pairs = pairs.fold(0, usize::saturating_add);
+        pairs.saturating_mul(self.h_kv).saturating_mul(self.d.saturating_add(self.d_v))
+    }
+
+    /// The problem as kernels take it.
+    pub(super) fn erase(&self) -> Problem<'_> {
+        let Self { batch, appended, h, h_kv, d, d_v, scale, softcap, sinks, ref mask, bf16, .. } = *self;
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(HeadsView::erase);
+        Problem { q, k, v, batch, appended, h, h_kv, d, d_v, scale, softcap, sinks, mask, bf16 }
+    }
+}
+
+/// An [`AttentionProblem`] of any dtype, with the same fields.
+#[derive(Clone, Copy)]
+pub(super) struct Problem<'a> {
+    pub q: Heads<'a>,
+    pub k: Heads<'a>,
+    pub v: Heads<'a>,
+    pub batch: Batch<'a>,
+    pub appended: usize,
+    pub h: usize,
+    pub h_kv: usize,
+    pub d: usize,
+    pub d_v: usize,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub sinks: Option<&'a [f32]>,
+    pub mask: &'a Mask<'a>,
+    pub bf16: bool,
+}
+
+impl Problem<'_> {
     /// The size of the output, if the problem is consistent: everything that the kernel, which writes to memory that is
     /// not initialized, relies on.
     pub(super) fn checked_output_size(&self) -> Result<usize> {
@@ -84,19 +127,6 @@ impl<T> AttentionProblem<'_, T> {
         self.mask.check(dims, d)?;
         Ok(size)
     }
-
-    /// Multiply-adds of the whole call without a mask. Few queries count as many as are multiplied in the time in which
-    /// keys and values are read.
-    pub fn multiply_adds(&self) -> usize {
-        const MIN_QUERIES: usize = 8;
-        let group = self.h / self.h_kv.max(1);
-        let pairs = self.batch.sequences().map(|b| {
-            let keys = self.batch.s_kv(b).saturating_add(self.appended);
-            self.batch.s_q(b).saturating_mul(group).max(MIN_QUERIES).saturating_mul(keys)
-        });
-        let pairs = pairs.fold(0, usize::saturating_add);
-        pairs.saturating_mul(self.h_kv).saturating_mul(self.d.saturating_add(self.d_v))
-    }
 }
 
 /// Queries, keys or values `(b, s, h, d)` in memory, with the strides of `b`, `s` and `h`. The `d` values of a head are
@@ -109,12 +139,32 @@ pub struct HeadsView<'a, T> {
     pub strides: [usize; 3],
 }
 
-impl<'a, T> HeadsView<'a, T> {
-    /// The `d` values of head `h` of token `start + s` in batch row `b`.
+impl<'a, T: Element> HeadsView<'a, T> {
+    /// The view as kernels take it.
+    pub(super) fn erase(&self) -> Heads<'a> {
+        Heads { data: T::elements(self.data), strides: self.strides }
+    }
+}
+
+/// A [`HeadsView`] of any dtype.
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a> {
+    pub data: Elements<'a>,
+    pub strides: [usize; 3],
+}
+
+impl<'a> Heads<'a> {
+    /// Where head `h` of token `start + s` in batch row `b` starts.
     #[inline(always)]
-    pub(super) fn head(&self, (b, start): (usize, usize), s: usize, h: usize, d: usize) -> &[T] {
-        let start = b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2];
-        &self.data[start..start + d]
+    pub fn offset(&self, (b, start): (usize, usize), s: usize, h: usize) -> usize {
+        b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2]
+    }
+
+    /// The `d` values of a head.
+    #[inline(always)]
+    pub fn head(&self, start: (usize, usize), s: usize, h: usize, d: usize) -> Elements<'a> {
+        let at = self.offset(start, s, h);
+        self.data.part(at..at + d)
     }
 
     /// Checks that all heads of `dims` `[b, s, h]` are in memory. Then no index of one wraps around.

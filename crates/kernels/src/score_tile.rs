@@ -3,23 +3,31 @@
 
 use std::ops::Range;
 
-use super::convert::Convert;
+use super::elements::Elements;
 use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::StridedRows;
-use super::problem::HeadsView;
+use super::problem::Heads;
 
 /// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
 /// stay in the L1 and L2 cache.
 pub(super) const KEY_BLOCK: usize = 192;
+
+/// Queries that are multiplied with a key block before the next key block is fetched; with some more in whole tiles.
+pub(super) const QUERY_BLOCK: usize = 64;
+
+/// The smallest number of whole tiles of `rows` queries from [`QUERY_BLOCK`] on.
+pub(super) const fn query_block(rows: usize) -> usize {
+    QUERY_BLOCK.next_multiple_of(rows)
+}
 
 /// Bytes that are fetched into the cache together.
 const CACHE_LINE: usize = 64;
 
 /// One head of consecutive tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Tokens<'a, T> {
-    pub heads: &'a HeadsView<'a, T>,
+pub(super) struct Tokens<'a> {
+    pub heads: Heads<'a>,
     /// Where the sequence starts: the batch row, and the token in it.
     pub start: (usize, usize),
     pub h: usize,
@@ -30,18 +38,21 @@ pub(super) struct Tokens<'a, T> {
     pub d: usize,
 }
 
-impl<T: Convert> Tokens<'_, T> {
+impl<'a> Tokens<'a> {
     /// Token `i`.
     #[inline(always)]
-    pub fn token(&self, i: usize) -> &[T] {
+    pub fn token(&self, i: usize) -> Elements<'a> {
         self.heads.head(self.start, self.from + i, self.h, self.d)
     }
 
     /// Token `i` in f32, upcast into `buffer` unless it is f32 already. Zeros after the last token.
     #[inline(always)]
-    pub fn as_f32<'b>(&'b self, i: usize, buffer: &'b mut [f32]) -> &'b [f32] {
+    pub fn as_f32<'b>(&self, i: usize, buffer: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
         if i < self.count {
-            T::as_f32(self.token(i), buffer)
+            self.token(i).as_f32(buffer)
         } else {
             buffer[..self.d].fill(0.0);
             &buffer[..self.d]
@@ -52,14 +63,14 @@ impl<T: Convert> Tokens<'_, T> {
     /// with zeros. The tokens after the last one are zeros.
     #[inline(always)]
     pub fn f32_rows<S: Simd>(&self, _: S, width: usize, to: &mut [f32]) -> StridedRows {
-        if T::IS_F32 && width == self.d && self.count >= S::LANES {
+        if self.heads.data.is_f32() && width == self.d && self.count >= S::LANES {
             return self.in_place();
         }
         assert!(to.len() >= S::LANES * width);
         for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
             let (values, padding) = to.split_at_mut(self.d);
             match i < self.count {
-                true => T::upcast(self.token(i), values),
+                true => self.token(i).upcast(values),
                 false => values.fill(0.0),
             }
             padding.fill(0.0);
@@ -77,7 +88,7 @@ impl<T: Convert> Tokens<'_, T> {
         to: &mut [Pair],
     ) -> StridedRows {
         let whole = self.d == 2 * width && self.heads.strides[1].is_multiple_of(2) && self.count >= S::LANES;
-        if whole && T::as_pairs(D::FORMAT, self.token(0)).is_some() {
+        if whole && self.token(0).as_pairs(D::FORMAT).is_some() {
             return self.in_place();
         }
         assert!(to.len() >= S::LANES * width);
@@ -91,7 +102,8 @@ impl<T: Convert> Tokens<'_, T> {
     #[inline(always)]
     fn in_place(&self) -> StridedRows {
         let (first, _last) = (self.token(0), self.token(self.count - 1)); // both are checked to be in memory
-        StridedRows { at: first.as_ptr().cast(), stride: self.heads.strides[1] * size_of::<T>() / size_of::<f32>() }
+        let stride = self.heads.strides[1] * first.size() / size_of::<f32>();
+        StridedRows { at: first.start().cast(), stride }
     }
 
     /// The tokens of one step, from `from` on and before `end`.
@@ -110,9 +122,12 @@ impl<T: Convert> Tokens<'_, T> {
         allow(dead_code, reason = "no bf16 products")
     )]
     #[inline(always)]
-    pub fn as_pairs<'b, D: PairDot>(&'b self, dot: D, i: usize, buffer: &mut [f32], to: &'b mut [Pair]) -> &'b [Pair] {
+    pub fn as_pairs<'b, D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &'b mut [Pair]) -> &'b [Pair]
+    where
+        'a: 'b,
+    {
         if i < self.count
-            && let Some(pairs) = T::as_pairs(D::FORMAT, self.heads.head(self.start, self.from + i, self.h, self.d))
+            && let Some(pairs) = self.token(i).as_pairs(D::FORMAT)
             && pairs.len() == to.len()
         {
             return pairs;
@@ -129,7 +144,7 @@ impl<T: Convert> Tokens<'_, T> {
     #[inline(always)]
     pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {
-            T::to_pairs(dot, self.token(i), buffer, to);
+            self.token(i).to_pairs(dot, buffer, to);
         } else {
             to.fill(0);
         }
@@ -187,16 +202,16 @@ pub(super) trait ScoreTile: Copy {
     fn value_width(d_v: usize) -> usize;
     /// Where the packed values of key `key` start.
     fn values_offset(key: usize, width_v: usize) -> usize;
-    /// Splits `scale` into a factor on queries of type `T` and a factor on the scores.
-    fn split_scale<T: Convert>(scale: f32) -> (f32, f32);
+    /// Splits `scale` into a factor on the queries and a factor on the scores.
+    fn split_scale(scale: f32, queries_are_f32: bool) -> (f32, f32);
 
     /// Packs keys into panels of `PANEL`; the last panel is zero-padded. `buffer` has room for as many tokens as a
     /// vector has lanes, and two more.
-    fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]);
+    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]);
     /// Packs values, each zero-padded to `width_v`. `buffer` has room for two tokens.
-    fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]);
+    fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]);
     /// Packs queries times `factor`; the last tile is zero-padded. `buffer` has room for two tokens.
-    fn pack_queries<T: Convert>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]);
+    fn pack_queries(self, queries: Tokens, factor: f32, buffer: &mut [f32], to: &mut [f32]);
 
     /// Writes the products of the tile's queries with `count` keys of a block: `(ROWS, KEY_BLOCK)`, the start of
     /// `scores`.
@@ -215,21 +230,14 @@ pub(super) trait ScoreTile: Copy {
 
     /// [`scores`](Self::scores) with at most `STEP` keys that no other tile reads. `scores` starts at the first of
     /// them.
-    fn scores_of_step<T: Convert>(
-        self,
-        rows: usize,
-        queries: &[f32],
-        keys: Tokens<T>,
-        memory: StepMemory,
-        scores: &mut [f32],
-    );
+    fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]);
     /// [`accumulate_values`](Self::accumulate_values) of at most `STEP` keys of a block that no other tile reads. The
     /// steps of a block follow each other, and its attention weights start at the first one.
-    fn accumulate_step<T: Convert>(
+    fn accumulate_step(
         self,
         rows: usize,
         attention_weights: &mut [f32],
-        values: Tokens<T>,
+        values: Tokens,
         step: Step,
         memory: StepMemory,
         output: &mut [f32],
@@ -285,19 +293,19 @@ pub(super) struct PrefetchRows {
 impl PrefetchRows {
     /// Rows `range` of all rows of `tokens` and so many heads from theirs on.
     #[inline(always)]
-    pub fn new<T>(tokens: Tokens<T>, heads: usize, range: Range<usize>) -> Self {
+    pub fn new(tokens: Tokens, heads: usize, range: Range<usize>) -> Self {
         let Tokens { heads: view, start, h, from, count, d } = tokens;
-        let [of_batch, of_token, of_head] = view.strides;
+        let ([_, of_token, of_head], size) = (view.strides, view.data.size());
         let (token, head) = (range.start / heads, range.start % heads);
-        let at = start.0 * of_batch + (start.1 + from + token) * of_token + (h + head) * of_head;
+        let at = view.offset(start, from + token, h + head);
         Self {
-            at: view.data.as_ptr().wrapping_add(at).cast(),
+            at: view.data.start().wrapping_add(at * size).cast(),
             head,
             left: range.end.min(count * heads).saturating_sub(range.start),
             heads,
-            row: d * size_of::<T>(),
-            of_head: of_head * size_of::<T>(),
-            of_token: of_token.wrapping_sub((heads - 1) * of_head).wrapping_mul(size_of::<T>()),
+            row: d * size,
+            of_head: of_head * size,
+            of_token: of_token.wrapping_sub((heads - 1) * of_head).wrapping_mul(size),
         }
     }
 

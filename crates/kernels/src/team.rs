@@ -304,7 +304,7 @@ impl<T> Output<'_, T> {
 }
 
 /// The start of an output. Copies of it go to all threads.
-pub(super) struct SharedOut<T>(pub *mut T);
+pub struct SharedOut<T>(pub *mut T);
 
 impl<T> Clone for SharedOut<T> {
     fn clone(&self) -> Self {

@@ -2,7 +2,6 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::convert::Convert;
 use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
 use super::isa::simd::Simd;
 use super::microkernel::Prefetch;
@@ -55,15 +54,15 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     }
     /// Queries in f32 are rounded once, scaled or not. A power of two scales rounded queries exactly. Any other scale
     /// is left to the f32 scores.
-    fn split_scale<T: Convert>(scale: f32) -> (f32, f32) {
+    fn split_scale(scale: f32, queries_are_f32: bool) -> (f32, f32) {
         const FRACTION: u32 = (1 << 23) - 1;
         let is_power_of_two = scale.is_normal() && scale.to_bits() & FRACTION == 0;
-        if T::IS_F32 || is_power_of_two { (scale, 1.0) } else { (1.0, scale) }
+        if queries_are_f32 || is_power_of_two { (scale, 1.0) } else { (1.0, scale) }
     }
 
     /// A panel holds the first pair of each key, then the second, and so on.
     #[inline(always)]
-    fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]) {
         let (s, width) = (self.0, Self::key_width(keys.d));
         let (upcast, rest) = buffer.split_at_mut(keys.d);
         let rounded = as_pairs_mut(&mut rest[..S::LANES * width]);
@@ -79,7 +78,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
 
     /// A pair holds one column of the values of two neighboring keys.
     #[inline(always)]
-    fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(width_v);
         let (low, rest) = as_pairs_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
@@ -94,7 +93,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     }
 
     #[inline(always)]
-    fn pack_queries<T: Convert>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_queries(self, queries: Tokens, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(queries.d);
         let scaled = &mut rest[..queries.d];
         for (i, to) in as_pairs_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
@@ -152,14 +151,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     }
 
     #[inline(always)]
-    fn scores_of_step<T: Convert>(
-        self,
-        rows: usize,
-        queries: &[f32],
-        keys: Tokens<T>,
-        memory: StepMemory,
-        scores: &mut [f32],
-    ) {
+    fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
         let (width, StepMemory { buffer, packed, mut ahead, .. }) = (Self::key_width(keys.d), memory);
         if D::BY_VECTORS {
             let (upcast, packed) = (&mut buffer[..keys.d], as_pairs_mut(packed));
@@ -174,11 +166,11 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     }
 
     #[inline(always)]
-    fn accumulate_step<T: Convert>(
+    fn accumulate_step(
         self,
         rows: usize,
         attention_weights: &mut [f32],
-        values: Tokens<T>,
+        values: Tokens,
         Step { before, block, width_v }: Step,
         StepMemory { buffer, packed, mut ahead, .. }: StepMemory,
         output: &mut [f32],
@@ -240,7 +232,7 @@ impl<S: Simd, D: PairDot> TileBf16<S, D> {
         assert!(values.len() >= pairs * width_v && output.len() >= D::MAX_ROWS * width_v);
         let mut column = 0;
         while column < width_v {
-            let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS).min(D::MAX_VECTORS);
+            let vectors = vectors_per_step((width_v - column) / VECTOR_COLUMNS, D::MAX_VECTORS);
             let layout = TileLayout::Rows { a: stride, b: width_v };
             let prefetch = Prefetch::NONE;
             let tile = PairTile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true, prefetch };

@@ -3,7 +3,7 @@
 use super::convert::Convert;
 use super::exp::exp;
 use super::isa::simd::Simd;
-use super::microkernel::{Prefetch, StridedRows, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::row_products::{Values, add_value_products, row_scores};
 use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 
@@ -42,13 +42,13 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     fn values_offset(key: usize, width_v: usize) -> usize {
         key * width_v
     }
-    fn split_scale<T: Convert>(scale: f32) -> (f32, f32) {
+    fn split_scale(scale: f32, _: bool) -> (f32, f32) {
         (scale, 1.0)
     }
 
     /// A panel holds the first value of each key, then the second, and so on.
     #[inline(always)]
-    fn pack_keys<T: Convert>(self, keys: Tokens<T>, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]) {
         let (s, d) = (self.0, keys.d);
         for (panel, to) in to.chunks_exact_mut(Self::PANEL * d).enumerate() {
             for first in (0..Self::PANEL).step_by(S::LANES) {
@@ -60,7 +60,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     }
 
     #[inline(always)]
-    fn pack_values<T: Convert>(self, values: Tokens<T>, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
         for (key, to) in to.chunks_exact_mut(width_v).take(values.count).enumerate() {
             let (value, padding) = to.split_at_mut(values.d);
             f32::upcast(values.as_f32(key, buffer), value);
@@ -69,7 +69,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     }
 
     #[inline(always)]
-    fn pack_queries<T: Convert>(self, queries: Tokens<T>, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
+    fn pack_queries(self, queries: Tokens, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
         for (i, to) in to.chunks_exact_mut(queries.d).enumerate() {
             let query = queries.as_f32(i, buffer);
             to.iter_mut().zip(query).for_each(|(to, x)| *to = x * factor);
@@ -86,12 +86,12 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
                 && scores.len() >= MR * KEY_BLOCK
         );
         for start in (0..count).step_by(panel) {
-            let a = StridedRows { at: queries.as_ptr(), stride: d };
+            let a = Lhs::rows(queries.as_ptr(), d);
             // SAFETY: the assertion checks the lengths. `start` is a multiple of `panel` below `count`, and `count` is
             // at most `KEY_BLOCK`, which is a multiple of `panel`.
             unsafe {
-                let sums =
-                    microkernel::<S, MR, NR, false>(s, d, a, keys.as_ptr().add(start * d), panel, Prefetch::NONE);
+                let b = Rhs::new(keys.as_ptr().add(start * d), panel);
+                let sums = microkernel::<S, _, MR, NR>(s, d, a, b, Prefetch::NONE);
                 for (r, sums) in sums.into_iter().enumerate() {
                     for (n, sum) in sums.into_iter().enumerate() {
                         s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
@@ -116,14 +116,16 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         assert!(values.len() >= count * width_v && output.len() >= MR * width_v);
         let mut column = 0;
         while column < width_v {
-            let step = vectors_per_step((width_v - column) / S::LANES);
+            let step = vectors_per_step((width_v - column) / S::LANES, NR);
             // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
             // `LANES`.
             unsafe {
                 match step {
                     1 => accumulate_columns::<S, MR, 1>(s, attention_weights, values, count, output, width_v, column),
-                    2 => accumulate_columns::<S, MR, 2>(s, attention_weights, values, count, output, width_v, column),
-                    _ => accumulate_columns::<S, MR, 3>(s, attention_weights, values, count, output, width_v, column),
+                    3 if NR >= 3 => {
+                        accumulate_columns::<S, MR, 3>(s, attention_weights, values, count, output, width_v, column)
+                    }
+                    _ => accumulate_columns::<S, MR, 2>(s, attention_weights, values, count, output, width_v, column),
                 }
             }
             column += step * S::LANES;
@@ -131,25 +133,18 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     }
 
     #[inline(always)]
-    fn scores_of_step<T: Convert>(
-        self,
-        rows: usize,
-        queries: &[f32],
-        keys: Tokens<T>,
-        memory: StepMemory,
-        scores: &mut [f32],
-    ) {
+    fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
         let rows_of_keys = keys.f32_rows(self.0, keys.d.next_multiple_of(S::LANES), memory.packed);
         // SAFETY: the rows have whole vectors.
         unsafe { row_scores::<S, false>(self.0, rows, (queries, keys.d), rows_of_keys, memory.ahead, scores) };
     }
 
     #[inline(always)]
-    fn accumulate_step<T: Convert>(
+    fn accumulate_step(
         self,
         rows: usize,
         attention_weights: &mut [f32],
-        values: Tokens<T>,
+        values: Tokens,
         Step { before, block, width_v }: Step,
         StepMemory { packed, sums, ahead, .. }: StepMemory,
         output: &mut [f32],
@@ -169,15 +164,16 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     }
 }
 
-/// How many of the `left` vectors to compute together: at most the three of a register tile. Four are two pairs,
-/// because a single vector would use the registers badly.
+/// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are two
+/// pairs, because a single vector would use the registers badly.
 #[inline(always)]
-pub(super) fn vectors_per_step(left: usize) -> usize {
-    match left {
+pub(super) fn vectors_per_step(left: usize, of_tile: usize) -> usize {
+    let vectors = match left {
         1 => 1,
         2 | 4 => 2,
         _ => 3,
-    }
+    };
+    vectors.min(of_tile)
 }
 
 /// Adds the products with `NV` vectors of columns from `column`.
@@ -194,10 +190,11 @@ unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
     width_v: usize,
     column: usize,
 ) {
-    let a = StridedRows { at: attention_weights.as_ptr(), stride: KEY_BLOCK };
+    let a = Lhs::rows(attention_weights.as_ptr(), KEY_BLOCK);
     // SAFETY: the caller promises it.
     unsafe {
-        let added = microkernel::<S, MR, NV, false>(s, count, a, values.as_ptr().add(column), width_v, Prefetch::NONE);
+        let b = Rhs::new(values.as_ptr().add(column), width_v);
+        let added = microkernel::<S, _, MR, NV>(s, count, a, b, Prefetch::NONE);
         for (r, added) in added.into_iter().enumerate() {
             for (n, added) in added.into_iter().enumerate() {
                 let at = output.as_mut_ptr().add(r * width_v + column + n * S::LANES);

@@ -1,10 +1,9 @@
 //! Functions of single values.
 
 use candle_attention_kernels::{Activation, Isa};
-use half::bf16;
 
 use super::isas;
-use crate::activation::{activate_for, tanh};
+use crate::activation::{activate_bf16, tanh};
 use crate::exp::exp;
 use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
@@ -34,7 +33,7 @@ impl Evaluate<'_> {
             *x = s.first_lane(match self.function {
                 Function::Exp => exp(s, v),
                 Function::Exp2Bf16 => s.exp2_bf16(v),
-                Function::GeluBf16 => activate_for::<S, bf16>(s, Activation::Gelu, v),
+                Function::GeluBf16 => activate_bf16(s, Activation::Gelu, v),
                 Function::Tanh => tanh(s, v),
                 Function::Activation(activation) => activation.apply(s, v),
             });

@@ -153,27 +153,27 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
             }
             let x = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step).cast::<i32>().read_unaligned();
             let from = |row: usize, v: usize| panel.add((row * VECTORS + v) * bytes);
-            if NIBBLES {
-                for row in 0..steps / 2 {
-                    prefetch.step(Int8Vectors::simd(self), row);
-                    let weights: [_; VECTORS] = std::array::from_fn(|v| self.load_nibbles(from(row, v)));
-                    for half in 0..2 {
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let x = x(r, 2 * row + half);
-                            for (sum, weights) in sums.iter_mut().zip(weights) {
-                                *sum = self.dot_nibbles(*sum, weights[half], x);
+            let rows = if NIBBLES { steps / 2 } else { steps };
+            for block in (0..rows).step_by(Prefetch::BLOCK) {
+                prefetch.fetch(Int8Vectors::simd(self));
+                for row in block..rows.min(block + Prefetch::BLOCK) {
+                    if NIBBLES {
+                        let weights: [_; VECTORS] = std::array::from_fn(|v| self.load_nibbles(from(row, v)));
+                        for half in 0..2 {
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let x = x(r, 2 * row + half);
+                                for (sum, weights) in sums.iter_mut().zip(weights) {
+                                    *sum = self.dot_nibbles(*sum, weights[half], x);
+                                }
                             }
                         }
-                    }
-                }
-            } else {
-                for step in 0..steps {
-                    prefetch.step(Int8Vectors::simd(self), step);
-                    let weights: [_; VECTORS] = std::array::from_fn(|v| self.load(from(step, v)));
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = x(r, step);
-                        for (sum, weights) in sums.iter_mut().zip(weights) {
-                            *sum = self.dot(*sum, weights, x);
+                    } else {
+                        let weights: [_; VECTORS] = std::array::from_fn(|v| self.load(from(row, v)));
+                        for (r, sums) in sums.iter_mut().enumerate() {
+                            let x = x(r, row);
+                            for (sum, weights) in sums.iter_mut().zip(weights) {
+                                *sum = self.dot(*sum, weights, x);
+                            }
                         }
                     }
                 }

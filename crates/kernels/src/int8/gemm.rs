@@ -1,10 +1,4 @@
 //! The part of a product with quantized weights that one thread computes.
-//!
-//! The kernels here read and write f32 only, and what surrounds them converts other dtypes row by row. So they are
-//! compiled once for each instruction set, not for each pair of dtypes.
-
-use std::mem::MaybeUninit;
-use std::ops::Range;
 
 use half::f16;
 
@@ -12,191 +6,164 @@ use super::dot::{InputRows, Int8Dot};
 use super::encode::{BLOCK, WeightFormat};
 use super::inputs::RoundedInputs;
 use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
-use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
-use crate::activation::Activation;
+use super::tiles::{Int8TileKernel, Int8Tiles, Sums as TileSums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
 use crate::convert::Convert;
 use crate::error::Result;
-use crate::gemm::{GemmTask, MAX_COLUMNS};
+use crate::gemm::{GemmTask, Sums, next_tile};
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
-use crate::isa::simd::{MAX_LANES, Simd};
+use crate::isa::simd::Simd;
 use crate::microkernel::Prefetch;
 
 /// Runs a task on the packed panels of its weights.
-pub(crate) fn run_quantized<A, O: Convert>(
-    isa: Isa,
-    task: GemmTask<A, O>,
-    panels: &QuantizedPanels,
-    inputs: &RoundedInputs,
-) -> Result<()> {
+pub(crate) fn run_quantized(isa: Isa, task: GemmTask, panels: &QuantizedPanels, inputs: &RoundedInputs) -> Result<()> {
     let layout = panels.layout;
     let PanelLayout { groups, width, .. } = layout;
-    let (rows, n) = (task.to - task.from, task.weights.out_features);
-    // The scales of a panel, and its results in f32.
-    let results = if O::IS_F32 { 0 } else { rows * width };
-    let mut memory = task.pool.take(groups * width + results)?;
-    let (panel_scales, results) = memory.split_at_mut(groups * width);
+    let mut panel_scales = task.pool.take(groups * width)?;
     let (values, scales, starts) = inputs.rows_from(task.from);
-    let count = task.weights.bias.len() / width;
+    let (count, mut results) = (task.weights.bias.len() / width, Sums::ZERO);
     for panel in task.first..task.last {
         let scales_of_panel = match &panels.scales {
             PanelScales::F32(scales) => scales.panel(panel, count),
             PanelScales::F16(scales) => {
-                f16::upcast(scales.panel(panel, count), panel_scales);
+                f16::upcast(scales.panel(panel, count), &mut panel_scales);
                 &*panel_scales
             }
         };
-        let columns = width.min(n - panel * width);
-        let at = |row: usize| (task.from + row) * n + panel * width;
         let multiply = MultiplyPanel {
+            task: &task,
             layout,
-            rows,
+            rows: task.to - task.from,
             values,
             scales,
             starts,
+            index: panel,
             panel: panels.values.panel(panel, count),
             next: panels.values.panel(task.panel_after(panel), count).as_ptr(),
-            is_first: task.comes_first(panel),
             panel_scales: scales_of_panel,
-            bias: &task.weights.bias[panel * width..][..width],
-            activation: task.activation,
-            out: results.as_mut_ptr(),
-            stride: width,
-            columns: width,
         };
-        if O::IS_F32 {
-            // SAFETY: the output has the rows of the task, and these columns of them are this task's alone.
-            let out = unsafe { task.out.0.cast::<f32>().add(at(0)) };
-            MultiplyPanel { out, stride: n, columns, ..multiply }.run_on(isa);
-            continue;
-        }
-        multiply.run_on(isa);
-        for (row, results) in results.chunks_exact(width).enumerate() {
-            // SAFETY: `columns` values are left in this row of the output, which only this task writes.
-            O::downcast(&results[..columns], unsafe { task.out.part(at(row), columns) });
+        let kernel = PanelKernel { multiply, results: &mut results };
+        if layout.format == WeightFormat::Int8 && isa.has_int8_tiles() {
+            isa.run_int8_tiles(kernel);
+        } else {
+            isa.run_int8(kernel);
         }
     }
     Ok(())
 }
 
-/// Multiplies rows of inputs with a panel, adds the bias and applies the activation.
+/// Multiplies the rows of a task with a panel.
 struct MultiplyPanel<'a> {
+    task: &'a GemmTask<'a>,
     layout: PanelLayout,
     rows: usize,
     /// Those of [`RoundedInputs`].
     values: &'a [i8],
     scales: &'a [f32],
     starts: &'a [i32],
+    /// The number of the panel, its bytes, and the panel that is read after it.
+    index: usize,
     panel: &'a [u8],
-    /// The one that is read after it, and whether none was read before.
     next: *const u8,
-    is_first: bool,
     /// `(groups, width)`
     panel_scales: &'a [f32],
-    bias: &'a [f32],
-    activation: Activation,
-    /// Room for `columns` results in each of `rows` rows, which are `stride` values apart.
-    out: *mut f32,
-    stride: usize,
-    columns: usize,
 }
 
-impl Int8Kernel for MultiplyPanel<'_> {
+/// [`MultiplyPanel`] as a kernel, with memory for results.
+struct PanelKernel<'a> {
+    multiply: MultiplyPanel<'a>,
+    results: &'a mut Sums,
+}
+
+impl Int8Kernel for PanelKernel<'_> {
     #[inline(always)]
     fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
+        let Self { multiply, results } = self;
         let (mut row, mut index) = (0, 0);
-        while row < self.rows {
-            let done = match self.layout.format {
-                WeightFormat::Q8_0 => self.next_tile::<D, BLOCK_MR, NR, true, false>(dot, (row, index)),
-                WeightFormat::Q4_0 => self.next_tile::<D, BLOCK_MR, NR, true, true>(dot, (row, index)),
-                _ => self.next_tile::<D, MR, NR, false, false>(dot, (row, index)),
+        while row < multiply.rows {
+            let place = (row, index);
+            row = match multiply.layout.format {
+                WeightFormat::Q8_0 => multiply.next_tile::<D, BLOCK_MR, NR, true, false>(dot, place, results),
+                WeightFormat::Q4_0 => multiply.next_tile::<D, BLOCK_MR, NR, true, true>(dot, place, results),
+                _ => multiply.next_tile::<D, MR, NR, false, false>(dot, place, results),
             };
-            self.activate(dot.simd(), row..row + done);
-            (row, index) = (row + done, index + 1);
+            index += 1;
         }
     }
 }
 
-impl Int8TileKernel for MultiplyPanel<'_> {
+impl Int8TileKernel for PanelKernel<'_> {
     #[inline(always)]
     fn run<S: Simd, T: Int8Tiles>(self, s: S, tiles: T) {
-        let PanelLayout { width, inputs, .. } = self.layout;
+        let Self { multiply, results } = self;
+        let PanelLayout { width, inputs, .. } = multiply.layout;
         assert!(width == TILE_COLUMNS && inputs.is_multiple_of(TILE_STEP), "packed for another instruction set");
-        assert!(self.values.len() >= self.rows.next_multiple_of(TILE_ROWS) * inputs);
-        assert!(self.panel.len() >= width * inputs);
+        assert!(multiply.values.len() >= multiply.rows.next_multiple_of(TILE_ROWS) * inputs);
+        assert!(multiply.panel.len() >= width * inputs);
         // Two in turns: the sums of one tile are stored while the instructions for the next one run.
-        let mut sums = [const { Sums([0; TILE_ROWS * TILE_COLUMNS]) }; 2];
+        let mut sums = [const { TileSums([0; TILE_ROWS * TILE_COLUMNS]) }; 2];
         let [mut sums, mut last_sums] = sums.each_mut();
-        for row in (0..self.rows).step_by(TILE_ROWS) {
+        for row in (0..multiply.rows).step_by(TILE_ROWS) {
             std::mem::swap(&mut sums, &mut last_sums);
-            let (rows, values) = (TILE_ROWS.min(self.rows - row), self.values[row * inputs..].as_ptr());
+            let (rows, values) = (TILE_ROWS.min(multiply.rows - row), multiply.values[row * inputs..].as_ptr());
             // SAFETY: the assertions check the lengths, for whole tiles of rows; this is a kernel under
             // `run_int8_tiles`.
-            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, self.panel.as_ptr(), sums) };
+            unsafe { tiles.multiply(rows, inputs / TILE_STEP, values, inputs, multiply.panel.as_ptr(), sums) };
             if row > 0 {
-                self.store_sums(s, row - TILE_ROWS, TILE_ROWS, last_sums);
+                multiply.store_sums(s, row - TILE_ROWS, TILE_ROWS, last_sums, results);
             }
         }
-        let last = self.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
-        self.store_sums(s, last, self.rows - last, sums);
-        self.activate(s, 0..self.rows);
+        let last = multiply.rows.saturating_sub(1) / TILE_ROWS * TILE_ROWS;
+        multiply.store_sums(s, last, multiply.rows - last, sums, results);
     }
 }
 
 impl MultiplyPanel<'_> {
-    /// Runs it with tiles if there are any for the format.
-    fn run_on(self, isa: Isa) {
-        if self.layout.format == WeightFormat::Int8 && isa.has_int8_tiles() {
-            isa.run_int8_tiles(self);
-        } else {
-            isa.run_int8(self);
-        }
-    }
-
-    /// Scales the sums of a tile of `rows` rows from `row`, adds the bias and stores the results.
+    /// Scales the sums of a tile of `rows` rows from `row` and stores the results.
     #[inline(always)]
-    fn store_sums<S: Simd>(&self, s: S, row: usize, rows: usize, sums: &Sums) {
-        for (r, sums) in sums.0.as_chunks::<TILE_COLUMNS>().0.iter().take(rows).enumerate() {
+    fn store_sums<S: Simd>(&self, s: S, row: usize, rows: usize, sums: &TileSums, results: &mut Sums) {
+        let sums = sums.0.as_chunks::<TILE_COLUMNS>().0.iter().take(rows);
+        for (r, (sums, results)) in sums.zip(results.0.chunks_exact_mut(TILE_COLUMNS)).enumerate() {
             let row_scale = s.splat(self.scales[row + r]);
-            let mut results = sums.map(|sum| sum as f32);
-            for (v, results) in results.chunks_exact_mut(S::LANES).enumerate() {
-                let at = v * S::LANES;
-                let scale = s.mul(row_scale, s.load_slice(&self.panel_scales[at..]));
-                let result = s.add(s.mul(s.load_slice(results), scale), s.load_slice(&self.bias[at..]));
-                s.store_slice(results, result);
-            }
-            // SAFETY: the output has room for `columns` values, at most a panel, in each row.
-            unsafe {
-                let out = self.out.add((row + r) * self.stride);
-                out.copy_from_nonoverlapping(results.as_ptr(), self.columns);
+            results.iter_mut().zip(sums).for_each(|(result, sum)| *result = *sum as f32);
+            for (results, scales) in results.chunks_exact_mut(S::LANES).zip(self.panel_scales.chunks_exact(S::LANES)) {
+                let scale = s.mul(row_scale, s.load_slice(scales));
+                s.store_slice(results, s.mul(s.load_slice(results), scale));
             }
         }
+        // SAFETY: rows of the task.
+        unsafe { self.task.store(s, &mut results.0[..rows * TILE_COLUMNS], self.index..self.index + 1, row) };
     }
 
-    /// Computes the rows from `row` that go together: `MR`, of the remaining rows four, or one. Returns how many.
+    /// Computes the next rows that go together, from `row` or some before it on, and returns the row after them.
     #[inline(always)]
     fn next_tile<D: Int8Dot, const MR: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         (row, index): (usize, usize),
+        results: &mut Sums,
     ) -> usize {
         let step = self.layout.bytes_of(if NIBBLES { 2 * D::STEP } else { D::STEP });
-        let prefetch = Prefetch::of_tile(self.panel, self.next, step, (index, self.rows.div_ceil(MR)), self.is_first);
-        match self.rows - row {
-            left if left >= MR => self.tile::<D, MR, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
-            4.. if MR > 4 => self.tile::<D, 4, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
-            _ => self.tile::<D, 1, NR, BLOCKS, NIBBLES>(dot, row, prefetch),
+        let (place, is_first) = ((index, self.rows.div_ceil(MR)), self.task.comes_first(self.index));
+        let prefetch = Prefetch::for_tile(self.panel, self.next, step, place, is_first);
+        let (first, height) = next_tile(row, self.rows, MR);
+        match height {
+            1 => self.tile::<D, 1, NR, BLOCKS, NIBBLES>(dot, first, prefetch, results),
+            4 if MR > 4 => self.tile::<D, 4, NR, BLOCKS, NIBBLES>(dot, first, prefetch, results),
+            _ => self.tile::<D, MR, NR, BLOCKS, NIBBLES>(dot, first, prefetch, results),
         }
+        first + height
     }
 
-    /// Computes `ROWS` rows from `row`, without the activation, and returns how many these are.
+    /// Computes `ROWS` rows from `row` and stores them. `results` is memory for them.
     #[inline(always)]
     fn tile<D: Int8Dot, const ROWS: usize, const NR: usize, const BLOCKS: bool, const NIBBLES: bool>(
         &self,
         dot: D,
         row: usize,
         mut prefetch: Prefetch,
-    ) -> usize {
+        memory: &mut Sums,
+    ) {
         let (s, lanes) = (dot.simd(), D::S::LANES);
         let PanelLayout { width, inputs, groups, .. } = self.layout;
         // Inputs of a group, and its bytes of the panel.
@@ -207,7 +174,7 @@ impl MultiplyPanel<'_> {
         assert!(width == NR * lanes && inputs == groups * group, "the weights are packed for another instruction set");
         assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
-        assert!(row + ROWS <= self.rows && self.bias.len() >= width && width <= MAX_COLUMNS);
+        assert!(row + ROWS <= self.rows && ROWS * width <= memory.0.len());
         let groups = if BLOCKS { groups } else { 1 };
         let mut results = [[s.splat(0.0); NR]; ROWS];
         for index in 0..groups {
@@ -234,61 +201,14 @@ impl MultiplyPanel<'_> {
                 }
             }
         }
-        // SAFETY: `row + ROWS` is at most the number of rows and `bias` has `width` values, which were checked. If the
-        // columns are fewer, they are copied from `buffer`, which has as many rows of at least `width` values.
+        // SAFETY: there is memory for `ROWS` rows of `width` values, and these are rows of the task.
         unsafe {
-            let out = self.out.add(row * self.stride);
-            let mut buffer = [const { MaybeUninit::<[f32; MAX_COLUMNS]>::uninit() }; ROWS];
-            let whole = self.columns == width;
-            let (to, stride) =
-                if whole { (out, self.stride) } else { (buffer.as_mut_ptr().cast::<f32>(), MAX_COLUMNS) };
             for (r, results) in results.into_iter().enumerate() {
                 for (v, result) in results.into_iter().enumerate() {
-                    let result = s.add(result, s.load(self.bias.as_ptr().add(v * lanes)));
-                    s.store(to.add(r * stride + v * lanes), result);
+                    s.store(memory.0.as_mut_ptr().add(r * width + v * lanes), result);
                 }
             }
-            if !whole {
-                for (r, results) in buffer.iter().enumerate() {
-                    out.add(r * self.stride).copy_from_nonoverlapping(results.as_ptr().cast(), self.columns);
-                }
-            }
-        }
-        ROWS
-    }
-
-    /// Applies the activation to the results of a tile, which are in the L1 cache: those of all rows would not be,
-    /// because rows are often so far apart that they share few of its lines. This is code of its own because
-    /// activations are long, and there are many sizes of tiles.
-    #[inline(always)]
-    fn activate<S: Simd>(&self, s: S, rows: Range<usize>) {
-        // A loop for each, which keeps its constants in registers.
-        match self.activation {
-            Activation::Identity => {}
-            Activation::Gelu => self.map_rows(s, rows, Activation::Gelu),
-            Activation::GeluTanh => self.map_rows(s, rows, Activation::GeluTanh),
-            Activation::Silu => self.map_rows(s, rows, Activation::Silu),
-            Activation::Relu => self.map_rows(s, rows, Activation::Relu),
-        }
-    }
-
-    #[inline(always)]
-    fn map_rows<S: Simd>(&self, s: S, rows: Range<usize>, activation: Activation) {
-        for row in rows {
-            // SAFETY: a row of results has `columns` values, which were written.
-            let results = unsafe { std::slice::from_raw_parts_mut(self.out.add(row * self.stride), self.columns) };
-            let mut vectors = results.chunks_exact_mut(S::LANES);
-            for results in &mut vectors {
-                s.store_slice(results, activation.apply(s, s.load_slice(results)));
-            }
-            let rest = vectors.into_remainder();
-            if !rest.is_empty() {
-                let mut lanes = [0.0; MAX_LANES];
-                lanes[..rest.len()].copy_from_slice(rest);
-                let activated = activation.apply(s, s.load_slice(&lanes));
-                s.store_slice(&mut lanes, activated);
-                rest.copy_from_slice(&lanes[..rest.len()]);
-            }
+            self.task.store(s, &mut memory.0[..ROWS * width], self.index..self.index + 1, row);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::dot::Int8Dot;
 use super::encode::{BLOCK, MAX_INT8, WeightFormat};
 use super::panels::PanelLayout;
 use super::tiles::TILE_ROWS;
-use crate::convert::Convert;
+use crate::elements::Elements;
 use crate::error::Result;
 use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
@@ -24,12 +24,12 @@ pub(crate) struct RoundedInputs<'a> {
 
 impl<'a> RoundedInputs<'a> {
     /// Rounds `a` `(rows, in_features)`, of which each thread of the team takes some rows.
-    pub fn new<A: Convert>(
+    pub fn new(
         isa: Isa,
         team: Team,
         pool: &'a ScratchPool,
         layout: PanelLayout,
-        a: &[A],
+        a: Elements,
         rows: usize,
     ) -> Result<Self> {
         let PanelLayout { inputs, groups, .. } = layout;
@@ -46,9 +46,9 @@ impl<'a> RoundedInputs<'a> {
         let share = rows.div_ceil(team.threads()).max(1);
         team.try_for_each(rows.div_ceil(share), |index| {
             let rows = index * share..rows.min((index + 1) * share);
-            let mut upcast = pool.take(if A::IS_F32 { 0 } else { k })?;
+            let mut upcast = pool.take(if a.is_f32() { 0 } else { k })?;
             // All rows at once if they are f32.
-            let step = if A::IS_F32 { rows.len() } else { 1 };
+            let step = if a.is_f32() { rows.len() } else { 1 };
             for row in rows.step_by(step) {
                 // SAFETY: these are rows of the memory above, which is borrowed here, and no other thread has them.
                 let (values, scales, starts) = unsafe {
@@ -58,7 +58,7 @@ impl<'a> RoundedInputs<'a> {
                         std::slice::from_raw_parts_mut(starts.start().add(row * groups), step * groups),
                     )
                 };
-                let from = A::as_f32(&a[row * k..][..step * k], &mut upcast);
+                let from = a.part(row * k..(row + step) * k).as_f32(&mut upcast);
                 isa.run_int8(RoundInputs { layout, from, rows: step, values, scales, starts });
             }
             Ok(())

@@ -1,27 +1,33 @@
-//! AVX2 with FMA: 16 registers of 8 values.
+//! AVX2 with FMA and F16C: 16 registers of 8 values.
 
 use std::arch::x86_64::*;
 
+use half::{bf16, f16};
+
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use super::simd::{MAX_LANES, Simd, register_ops};
+use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
 use crate::int8::avx2::Avx2Int8;
 use crate::int8::vnni::Vnni;
 
-/// AVX2 and FMA.
+/// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2(());
 
-/// Register tile: 4 × 3 sums, 3 vectors of B and one broadcast value of A take exactly the 16 registers. Each step has
-/// 12 multiply-adds (6 cycles on two ports) and 7 loads (3.5 cycles on two ports), and 12 independent sums hide the
-/// latency of 4 to 5 cycles on both ports.
-const MR: usize = 4;
-const NR: usize = 3;
+/// Register tile: 6 × 2 sums, 2 vectors of B and one broadcast value of A take 15 of the 16 registers. Each step has 12
+/// multiply-adds (6 cycles on two ports) and 8 loads (4 cycles on two ports), and 12 independent sums hide the latency
+/// of 4 to 5 cycles on both ports. 4 × 3 sums would take exactly the 16 registers; the compiler then keeps one of them
+/// in memory, and each step waits until its store can be loaded.
+const MR: usize = 6;
+const NR: usize = 2;
 
 impl InstructionSet for Avx2 {
     const NAME: &'static str = "avx2";
 
     fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
+        // Every processor with AVX2 has the other two.
+        let all =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
     }
 
     fn speed() -> u32 {
@@ -29,7 +35,7 @@ impl InstructionSet for Avx2 {
     }
 
     fn run<K: Kernel>(self, kernel: K) {
-        // SAFETY: `self` proves that the processor has AVX2 and FMA.
+        // SAFETY: `self` proves that the processor has AVX2, FMA and F16C.
         unsafe { run(self, kernel) }
     }
 
@@ -41,9 +47,15 @@ impl InstructionSet for Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn run<K: Kernel>(s: Avx2, kernel: K) {
     kernel.run::<_, MR, NR>(s);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+fn call<K: VectorKernel>(s: Avx2, kernel: K) {
+    kernel.run(s);
 }
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -52,6 +64,12 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 unsafe impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
+
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        // SAFETY: `self` proves that the processor has AVX2, FMA and F16C.
+        unsafe { call(self, kernel) }
+    }
 
     register_ops! {
         (f32) -> __m256:
@@ -121,6 +139,19 @@ unsafe impl Simd for Avx2 {
     unsafe fn store(self, to: *mut f32, a: __m256) {
         // SAFETY: the caller promises room for 8 values; `self` proves that the processor has AVX2.
         unsafe { _mm256_storeu_ps(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> __m256 {
+        // SAFETY: the caller promises 8 values; `self` proves that the processor has F16C.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
+        // SAFETY: the caller promises 8 values; `self` proves that the processor has AVX2.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m256 {

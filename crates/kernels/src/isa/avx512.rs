@@ -2,12 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::avx2::Avx2;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::pair_dot::Pair;
-use super::simd::{MAX_LANES, Simd, register_ops};
+use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
 use crate::exp::exp2_bf16;
 use crate::int8::avx512_vnni::Avx512Vnni;
 
@@ -66,6 +66,18 @@ fn run<K: Kernel>(s: Avx512, kernel: K) {
     kernel.run::<_, MR, NR>(s);
 }
 
+#[target_feature(enable = "avx512f")]
+#[inline(never)]
+fn call<K: VectorKernel>(s: Avx512, kernel: K) {
+    kernel.run(s);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+#[inline(never)]
+fn call_bf16<K: VectorKernel>(s: Avx512<true>, kernel: K) {
+    kernel.run(s);
+}
+
 /// Coefficients of the polynomial with the value 1 at 0 and the least relative error to `2^r` for `0 <= r <= 1`,
 /// 8.6e-5; highest power first.
 const EXP2_OF_FRACTION: [f32; 4] = [0.077_067_24, 0.227_644_98, 0.695_116_64, 1.0];
@@ -87,6 +99,17 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
     const LANES: usize = 16;
+
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        // SAFETY: `self` proves that the processor has AVX-512F, and with `BF16` the others.
+        unsafe {
+            match BF16 {
+                true => call_bf16(Avx512(()), kernel),
+                false => call(Avx512(()), kernel),
+            }
+        }
+    }
 
     register_ops! {
         (f32) -> __m512:
@@ -187,6 +210,19 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     unsafe fn store(self, to: *mut f32, a: __m512) {
         // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
         unsafe { _mm512_storeu_ps(to, a) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> __m512 {
+        // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
+        // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use super::avx512::Avx512;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
+use crate::microkernel::Prefetch;
 
 /// AVX512-BF16 and AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -79,16 +80,18 @@ impl Avx512Bf16 {
                     }
                 }
             }
-            for pair in 0..tile.pairs {
-                tile.prefetch.step(self.0, pair);
-                let mut columns = [_mm512_setzero_si512(); VECTORS];
-                for (v, column) in columns.iter_mut().enumerate() {
-                    *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_epi32((*a.add(r * a_stride + pair)).cast_signed());
-                    for (sum, column) in sums.iter_mut().zip(columns) {
-                        *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
+            for block in (0..tile.pairs).step_by(Prefetch::BLOCK) {
+                tile.prefetch.fetch(self.0);
+                for pair in block..tile.pairs.min(block + Prefetch::BLOCK) {
+                    let mut columns = [_mm512_setzero_si512(); VECTORS];
+                    for (v, column) in columns.iter_mut().enumerate() {
+                        *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
+                    }
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let x = _mm512_set1_epi32((*a.add(r * a_stride + pair)).cast_signed());
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
+                        }
                     }
                 }
             }

@@ -15,21 +15,30 @@ pub(crate) enum PairFormat {
 }
 
 impl PairFormat {
-    /// Rounds two values to a pair.
-    pub(crate) fn pair(self, first: f32, second: f32) -> Pair {
-        let [low, high] = [first, second].map(|value| match self {
+    /// Rounds a value.
+    pub(crate) fn bits(self, value: f32) -> u16 {
+        match self {
             Self::Bf16 => bf16::from_f32(value).to_bits(),
             Self::F16 => f16::from_f32(value).to_bits(),
-        });
-        u32::from(low) | u32::from(high) << 16
+        }
+    }
+
+    /// The value of 16 bits.
+    pub(crate) fn value(self, bits: u16) -> f32 {
+        match self {
+            Self::Bf16 => bf16::from_bits(bits).to_f32(),
+            Self::F16 => f16::from_bits(bits).to_f32(),
+        }
+    }
+
+    /// Rounds two values to a pair.
+    pub(crate) fn pair(self, first: f32, second: f32) -> Pair {
+        u32::from(self.bits(first)) | u32::from(self.bits(second)) << 16
     }
 
     /// The values of a pair.
     pub(crate) fn values(self, pair: Pair) -> [f32; 2] {
-        [pair as u16, (pair >> 16) as u16].map(|bits| match self {
-            Self::Bf16 => bf16::from_bits(bits).to_f32(),
-            Self::F16 => f16::from_bits(bits).to_f32(),
-        })
+        [pair as u16, (pair >> 16) as u16].map(|bits| self.value(bits))
     }
 }
 

@@ -1,13 +1,19 @@
 //! The SIMD operations that each instruction set implements: vectors of f32 and what the kernels do with them.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::pair_dot::Pair;
-use crate::convert::f32_to_bf16;
+use crate::convert::{bf16_to_f32, f32_to_bf16};
 use crate::exp::exp2_bf16;
 
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
+
+/// Work on vectors that is compiled as a function of its own: see [`Simd::call`]. `run` must be `#[inline(always)]`, for
+/// the reason given at [`Kernel`](super::kernel::Kernel).
+pub(crate) trait VectorKernel {
+    fn run<S: Simd>(self, s: S);
+}
 
 /// Vectors of f32. A value is a capability token: see [`InstructionSet`](super::kernel::InstructionSet).
 ///
@@ -20,6 +26,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// A vector of `LANES` values.
     type V: Copy;
     const LANES: usize;
+
+    /// Runs a kernel as a function of its own, which is compiled once for each instruction set. Work that is called
+    /// from many places, and is long beside the call, is not compiled again for each of them.
+    #[inline(never)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        kernel.run(self);
+    }
 
     /// `x` in every lane.
     fn splat(self, x: f32) -> Self::V;
@@ -55,6 +68,32 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
+    /// Values of f16, which is exact.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at `from`.
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Self::V {
+        let mut lanes = [0.0; MAX_LANES];
+        for (i, lane) in lanes.iter_mut().take(Self::LANES).enumerate() {
+            // SAFETY: `i < LANES`.
+            *lane = unsafe { from.add(i).read() }.to_f32();
+        }
+        self.load_slice(&lanes)
+    }
+    /// Values of bf16, which is exact.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at `from`.
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> Self::V {
+        let mut lanes = [0.0; MAX_LANES];
+        for (i, lane) in lanes.iter_mut().take(Self::LANES).enumerate() {
+            // SAFETY: `i < LANES`.
+            *lane = bf16_to_f32(unsafe { from.add(i).read() });
+        }
+        self.load_slice(&lanes)
+    }
     /// Rounds to bf16, to nearest, ties to even.
     ///
     /// # Safety

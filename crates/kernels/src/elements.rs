@@ -1,0 +1,128 @@
+//! Slices of any dtype: what kernels read and write.
+//!
+//! A kernel is compiled once for each instruction set, and not again for each dtype: values become f32 where a kernel
+//! reads them, row by row, and f32 becomes the dtype of the output where it writes a row.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use super::convert::Convert;
+use super::isa::pair_dot::{Pair, PairDot, PairFormat};
+use super::isa::simd::Simd;
+use super::team::SharedOut;
+
+/// Values of one dtype that are read.
+#[derive(Debug, Clone, Copy)]
+pub enum Elements<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+}
+
+/// Runs an expression with the slice of any [`Elements`], or the memory of any [`ElementsOut`].
+macro_rules! with_elements {
+    ($kind:ident($elements:expr), $values:ident => $body:expr) => {
+        match $elements {
+            $kind::F32($values) => $body,
+            $kind::F16($values) => $body,
+            $kind::Bf16($values) => $body,
+        }
+    };
+}
+
+impl<'a> Elements<'a> {
+    pub(crate) fn is_f32(self) -> bool {
+        matches!(self, Self::F32(_))
+    }
+
+    pub(crate) fn len(self) -> usize {
+        with_elements!(Self(self), values => values.len())
+    }
+
+    /// Bytes of one value.
+    #[inline(always)]
+    pub(crate) fn size(self) -> usize {
+        if self.is_f32() { size_of::<f32>() } else { size_of::<f16>() }
+    }
+
+    /// The first value.
+    #[inline(always)]
+    pub(crate) fn start(self) -> *const u8 {
+        with_elements!(Self(self), values => values.as_ptr().cast())
+    }
+
+    #[inline(always)]
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(&values[range]),
+            Self::F16(values) => Self::F16(&values[range]),
+            Self::Bf16(values) => Self::Bf16(&values[range]),
+        }
+    }
+
+    /// The values in f32: where they are, or converted into `buffer`, which is at least as long.
+    #[inline(always)]
+    pub(crate) fn as_f32<'b>(self, buffer: &'b mut [f32]) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        with_elements!(Self(self), values => Convert::as_f32(values, buffer))
+    }
+
+    /// Converts to f32, which is exact. Both have the same length.
+    #[inline(always)]
+    pub(crate) fn upcast(self, to: &mut [f32]) {
+        with_elements!(Self(self), values => Convert::upcast(values, to));
+    }
+
+    /// The values as pairs of a format, where they are such pairs in memory.
+    #[inline(always)]
+    pub(crate) fn as_pairs(self, format: PairFormat) -> Option<&'a [Pair]> {
+        with_elements!(Self(self), values => Convert::as_pairs(format, values))
+    }
+
+    /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as the values.
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+    #[inline(always)]
+    pub(crate) fn to_pairs<D: PairDot>(self, dot: D, buffer: &mut [f32], to: &mut [Pair]) {
+        with_elements!(Self(self), values => Convert::to_pairs(dot, values, buffer, to));
+    }
+}
+
+/// Memory of an output, in any dtype.
+#[derive(Clone, Copy)]
+pub enum ElementsOut {
+    F32(SharedOut<f32>),
+    F16(SharedOut<f16>),
+    Bf16(SharedOut<bf16>),
+}
+
+impl ElementsOut {
+    pub(crate) fn is_bf16(self) -> bool {
+        matches!(self, Self::Bf16(_))
+    }
+
+    /// Stores a row at `at`, rounded to nearest, ties to even.
+    ///
+    /// # Safety
+    /// The elements are allocated, and nobody else uses them now.
+    #[inline(always)]
+    pub(crate) unsafe fn store<S: Simd>(self, s: S, at: usize, row: &[f32]) {
+        // SAFETY: the caller promises it.
+        unsafe {
+            with_elements!(Self(self), to => store(s, row, to.part(at, row.len())));
+        }
+    }
+}
+
+#[inline(always)]
+fn store<S: Simd, T: Convert>(s: S, row: &[f32], to: &mut [MaybeUninit<T>]) {
+    let whole = if T::STORES_VECTORS { row.len().min(to.len()) / S::LANES * S::LANES } else { 0 };
+    for at in (0..whole).step_by(S::LANES) {
+        // SAFETY: both have `LANES` elements from `at` on.
+        unsafe { T::store(s, to.as_mut_ptr().add(at).cast(), s.load(row.as_ptr().add(at))) };
+    }
+    T::downcast(&row[whole..], &mut to[whole..]);
+}

@@ -1,0 +1,67 @@
+//! What follows the sums of a product: bias, activation, and the dtype of the output.
+
+use super::activation::{Activation, activate_bf16};
+use super::elements::ElementsOut;
+use super::isa::simd::{Simd, VectorKernel};
+
+/// The sums of some rows by one panel of outputs, which become results.
+pub(super) struct Epilogue<'a> {
+    /// Rows as long as `bias`.
+    pub sums: &'a mut [f32],
+    /// One value for each output of the panel, whole vectors.
+    pub bias: &'a [f32],
+    pub activation: Activation,
+    /// The outputs that there are; the others of the panel fill it.
+    pub columns: usize,
+    pub out: ElementsOut,
+    /// The first result of the first row in the output, and the number of elements from one row to the next.
+    pub start: usize,
+    pub stride: usize,
+}
+
+impl VectorKernel for Epilogue<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // A loop for each, which keeps its constants in registers.
+        match self.activation {
+            Activation::Identity => self.finish(s, Activation::Identity),
+            Activation::Gelu => self.finish(s, Activation::Gelu),
+            Activation::GeluTanh => self.finish(s, Activation::GeluTanh),
+            Activation::Silu => self.finish(s, Activation::Silu),
+            Activation::Relu => self.finish(s, Activation::Relu),
+        }
+    }
+}
+
+impl Epilogue<'_> {
+    #[inline(always)]
+    fn finish<S: Simd>(self, s: S, activation: Activation) {
+        let Self { sums, bias, columns, out, start, stride, .. } = self;
+        let (width, rounds_to_bf16) = (bias.len(), out.is_bf16());
+        assert!(width.is_multiple_of(S::LANES) && sums.len().is_multiple_of(width) && columns <= width);
+        for row in 0..sums.len() / width {
+            // Whole rows of f32 go to the output at once, others first back to where the sums were.
+            let from = sums[row * width..].as_mut_ptr();
+            let to = match out {
+                // SAFETY: the row is in the output: see below.
+                ElementsOut::F32(out) if columns == width => unsafe { out.start().add(start + row * stride) },
+                _ => from,
+            };
+            // SAFETY: rows of sums and the bias have `width` values, whole vectors. The callers of `GemmTask::store`
+            // promise that `columns` elements of each row of the output are theirs.
+            unsafe {
+                for at in (0..width).step_by(S::LANES) {
+                    let sum = s.add(s.load(from.add(at)), s.load(bias.as_ptr().add(at)));
+                    let result = match rounds_to_bf16 {
+                        true => activate_bf16(s, activation, sum),
+                        false => activation.apply(s, sum),
+                    };
+                    s.store(to.add(at), result);
+                }
+                if to == from {
+                    out.store(s, start + row * stride, std::slice::from_raw_parts(from, columns));
+                }
+            }
+        }
+    }
+}
