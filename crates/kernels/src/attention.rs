@@ -17,9 +17,9 @@ use super::isa::Isa;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::{FiniteValues, all_finite};
-use super::online_softmax::{SoftmaxState, TilePos, TileProducts, any_visible, online_softmax_update};
+use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, TileProducts, any_visible};
 use super::problem::{AttentionProblem, Batch, Problem};
-use super::score_tile::{KEY_BLOCK, QUERY_BLOCK, ScoreTile, Tokens, query_block};
+use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, ScoreTile, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
 use super::tile_kernel::{TileKernel, run_on_tiles};
 
@@ -209,9 +209,9 @@ impl TileKernel for TaskKernel<'_> {
         let mut memory = self.pool.take(total)?;
         let mut scratch = Scratch::divide(&mut memory, sizes);
         let packed_keys = Tokens { heads: problem.k, start, h: h_kv, from: 0, count: keys, d };
-        tile.pack_keys(packed_keys, scratch.tokens, scratch.keys);
+        pack(tile, Packing::Keys, packed_keys, scratch.tokens, scratch.keys);
         let values = Tokens { heads: problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
-        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+        pack(tile, Packing::Values { width_v }, values, scratch.tokens, scratch.values);
         // The values without what is not finite, once an output is not.
         let (mut finite, mut values_were_checked) = (None::<FiniteValues>, false);
 
@@ -235,7 +235,8 @@ impl TileKernel for TaskKernel<'_> {
                 let rows = query_block.min(to - first);
                 let used = rows.next_multiple_of(C::ROWS);
                 let queries = Tokens { heads: problem.q, start, h, from: first, count: rows, d };
-                tile.pack_queries(queries, query_factor, scratch.tokens, &mut scratch.queries[..used * width]);
+                let packing = Packing::Queries { factor: query_factor };
+                pack(tile, packing, queries, scratch.tokens, &mut scratch.queries[..used * width]);
                 if let Some(products) = &mut products {
                     let queries = &scratch.queries[..used * width];
                     products.start_block(tile, d, first..first + rows, queries, scratch.scores);
@@ -255,19 +256,21 @@ impl TileKernel for TaskKernel<'_> {
                         let range = |size: usize| row * size..(row + C::ROWS) * size;
                         let queries = &scratch.queries[range(width)];
                         tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
-                        let mut state = SoftmaxState {
+                        let state = SoftmaxState {
                             row_max: &mut scratch.row_max[range(1)],
                             row_sum: &mut scratch.row_sum[range(1)],
                             output: &mut scratch.output[range(width_v)],
                             width_v,
                         };
                         let products = products.as_ref().map(|products| TileProducts { products, row });
-                        online_softmax_update(tile, problem, pos, score_factor, products, scratch.scores, &mut state);
+                        let scores = &mut *scratch.scores;
+                        OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state }.run();
                         if let Some(dropout) = training.and_then(|training| training.dropout) {
                             drop_weights(s, dropout, problem, pos, scratch.scores);
                         }
                         let values = &scratch.values[C::values_offset(block, width_v)..];
-                        tile.accumulate_values(rows, scratch.scores, values, count, state.output, width_v);
+                        let output = &mut scratch.output[range(width_v)];
+                        tile.accumulate_values(rows, scratch.scores, values, count, output, width_v);
                     }
                 }
                 if !values_were_checked && !all_finite(&scratch.output[..rows * width_v]) {
@@ -275,7 +278,7 @@ impl TileKernel for TaskKernel<'_> {
                     finite = FiniteValues::new::<C>(values, scratch.tokens)?;
                     if let Some(finite) = &finite {
                         let values = Tokens { heads: finite.view(d_v), start: (0, 0), h: 0, ..values };
-                        tile.pack_values(values, width_v, scratch.tokens, scratch.values);
+                        pack(tile, Packing::Values { width_v }, values, scratch.tokens, scratch.values);
                         continue; // with the same queries again
                     }
                 }

@@ -24,7 +24,7 @@ use super::mask::DistanceTable;
 use super::memory::{ScratchPool, element_count, zeros};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
 use super::problem::{AttentionProblem, Batch};
-use super::score_tile::{KEY_BLOCK, QUERY_BLOCK, ScoreTile, Tokens, query_block};
+use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
 use super::tile_f32::TileF32;
 
@@ -292,9 +292,9 @@ impl TaskKernel<'_> {
         let tile = TileF32::<S, MR, NR>(s);
         let key_tokens = Tokens { heads: problem.k.erase(), start, h: h_kv, from: 0, count: keys, d };
         let value_tokens = Tokens { heads: problem.v.erase(), d: d_v, ..key_tokens };
-        tile.pack_keys(key_tokens, scratch.tokens, scratch.key_panels);
-        tile.pack_keys(value_tokens, scratch.tokens, scratch.value_panels);
-        tile.pack_values(key_tokens, width, scratch.tokens, scratch.keys);
+        pack(tile, Packing::Keys, key_tokens, scratch.tokens, scratch.key_panels);
+        pack(tile, Packing::Keys, value_tokens, scratch.tokens, scratch.value_panels);
+        pack(tile, Packing::Values { width_v: width }, key_tokens, scratch.tokens, scratch.keys);
         scratch.key_gradients.fill(0.0);
         scratch.value_gradients.fill(0.0);
 

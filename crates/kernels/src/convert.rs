@@ -11,6 +11,8 @@ use super::isa::simd::Simd;
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
+    /// Whether this is f32.
+    const IS_F32: bool = false;
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;
     /// Converts to f32, which is exact. Both slices have the same length.
@@ -57,6 +59,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
 }
 
 impl Convert for f32 {
+    const IS_F32: bool = true;
     const STORES_VECTORS: bool = true;
 
     #[inline(always)]

@@ -17,11 +17,11 @@ use std::ops::Range;
 
 use super::elements::Elements;
 use super::error::Result;
-use super::isa::simd::Simd;
+use super::isa::simd::{Simd, VectorKernel};
 use super::mask::DistanceEmbeddings;
 use super::memory::element_count;
 use super::problem::{Heads, Problem};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Tokens};
+use super::score_tile::{KEY_BLOCK, Packing, ScoreTile, Tokens, pack};
 
 /// Values between the products of one token and those of the next, beside the products: without them the products of
 /// many keys with one embedding, if their number is a power of two, would share a few sets of the L1 cache.
@@ -129,7 +129,7 @@ impl<'a> DistanceProducts<'a> {
         let tokens = Tokens { heads, start: (0, 0), h, from: range.start, count: range.len(), d };
         let width = C::key_width(d);
         let to = &mut self.packed[range.start * width..range.end.next_multiple_of(C::PANEL) * width];
-        tile.pack_keys(tokens, buffer, to);
+        pack(tile, Packing::Keys, tokens, buffer, to);
     }
 
     /// Starts head `h`, which reads the keys of `h_kv`: multiplies the keys. The memory is that of tokens, packed
@@ -154,10 +154,12 @@ impl<'a> DistanceProducts<'a> {
             for from in (0..self.keys).step_by(block) {
                 let count = block.min(self.keys - from);
                 let tokens = Tokens { heads: problem.k, start: self.start, h: h_kv, from, count, d };
-                tile.pack_queries(tokens, factor, buffer, &mut packed[..count.next_multiple_of(C::ROWS) * width]);
+                let rows = &mut packed[..count.next_multiple_of(C::ROWS) * width];
+                pack(tile, Packing::Queries { factor }, tokens, buffer, rows);
                 let range = panels::<C>(self.embeddings.range(positions.clone(), from..from + count));
                 let products = &mut self.of_keys[from * self.stride..(from + count) * self.stride];
-                multiply(tile, packed, d, self.packed, range, scores, (products, self.stride));
+                let to = (&mut *products, self.stride);
+                tile.simd().call(Multiply { tile, tokens: packed, d, packed: self.packed, range, scores, to });
                 let (high, low) = self.ends.split_at_mut(self.ends.len() / 2);
                 let last = self.embeddings.count - 1;
                 for ((products, high), low) in
@@ -186,7 +188,8 @@ impl<'a> DistanceProducts<'a> {
             let rows = queries.len();
             let range = panels::<C>(self.embeddings.range(self.positions(queries), 0..self.keys));
             let products = &mut self.of_queries[..rows * self.stride];
-            multiply(tile, packed, d, self.packed, range, scores, (products, self.stride));
+            let to = (products, self.stride);
+            tile.simd().call(Multiply { tile, tokens: packed, d, packed: self.packed, range, scores, to });
         }
     }
 
@@ -233,24 +236,30 @@ fn panels<C: ScoreTile>(range: Range<usize>) -> Range<usize> {
 }
 
 /// Multiplies tokens, packed like queries, with the packed embeddings `range`: `(tokens, stride)`.
-#[inline(always)]
-fn multiply<C: ScoreTile>(
+struct Multiply<'a, C> {
     tile: C,
-    tokens: &[f32],
+    tokens: &'a [f32],
     d: usize,
-    packed: &[f32],
+    packed: &'a [f32],
     range: Range<usize>,
-    scores: &mut [f32],
-    (to, stride): (&mut [f32], usize),
-) {
-    let width = C::key_width(d);
-    for block in range.clone().step_by(KEY_BLOCK) {
-        let count = KEY_BLOCK.min(range.end - block);
-        let tiles = tokens.chunks_exact(C::ROWS * width).zip(to.chunks_mut(C::ROWS * stride));
-        for (tokens, to) in tiles {
-            tile.scores(to.len() / stride, tokens, d, &packed[block * width..], count, scores);
-            for (to, scores) in to.chunks_exact_mut(stride).zip(scores.chunks_exact(KEY_BLOCK)) {
-                to[block..block + count].copy_from_slice(&scores[..count]);
+    scores: &'a mut [f32],
+    /// Memory for the products, and the stride.
+    to: (&'a mut [f32], usize),
+}
+
+impl<C: ScoreTile> VectorKernel for Multiply<'_, C> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, tokens, d, packed, range, scores, to: (to, stride) } = self;
+        let width = C::key_width(d);
+        for block in range.clone().step_by(KEY_BLOCK) {
+            let count = KEY_BLOCK.min(range.end - block);
+            let tiles = tokens.chunks_exact(C::ROWS * width).zip(to.chunks_mut(C::ROWS * stride));
+            for (tokens, to) in tiles {
+                tile.scores(to.len() / stride, tokens, d, &packed[block * width..], count, scores);
+                for (to, scores) in to.chunks_exact_mut(stride).zip(scores.chunks_exact(KEY_BLOCK)) {
+                    to[block..block + count].copy_from_slice(&scores[..count]);
+                }
             }
         }
     }

@@ -39,27 +39,31 @@ impl Epilogue<'_> {
         let Self { sums, bias, columns, out, start, stride, .. } = self;
         let (width, rounds_to_bf16) = (bias.len(), out.is_bf16());
         assert!(width.is_multiple_of(S::LANES) && sums.len().is_multiple_of(width) && columns <= width);
-        for row in 0..sums.len() / width {
-            // Whole rows of f32 go to the output at once, others first back to where the sums were.
-            let from = sums[row * width..].as_mut_ptr();
-            let to = match out {
-                // SAFETY: the row is in the output: see below.
-                ElementsOut::F32(out) if columns == width => unsafe { out.start().add(start + row * stride) },
-                _ => from,
-            };
-            // SAFETY: rows of sums and the bias have `width` values, whole vectors. The callers of `GemmTask::store`
-            // promise that `columns` elements of each row of the output are theirs.
-            unsafe {
-                for at in (0..width).step_by(S::LANES) {
-                    let sum = s.add(s.load(from.add(at)), s.load(bias.as_ptr().add(at)));
+        let rows = sums.len() / width;
+        // Whole rows of f32 go to the output at once, others first back to where the sums were.
+        let sums = sums.as_mut_ptr();
+        let (to, to_stride, direct) = match out {
+            ElementsOut::F32(out) if columns == width => (out.start().wrapping_add(start), stride, true),
+            _ => (sums, width, false),
+        };
+        // SAFETY: there are `rows` rows of `width` sums, and the bias has as many values, whole vectors. The callers of
+        // `GemmTask::store` promise that `columns` elements of each row of the output are theirs.
+        unsafe {
+            for at in (0..width).step_by(S::LANES) {
+                let bias = s.load(bias.as_ptr().add(at));
+                for row in 0..rows {
+                    let sum = s.add(s.load(sums.add(row * width + at)), bias);
                     let result = match rounds_to_bf16 {
                         true => activate_bf16(s, activation, sum),
                         false => activation.apply(s, sum),
                     };
-                    s.store(to.add(at), result);
+                    s.store(to.add(row * to_stride + at), result);
                 }
-                if to == from {
-                    out.store(s, start + row * stride, std::slice::from_raw_parts(from, columns));
+            }
+            if !direct {
+                for row in 0..rows {
+                    let results = std::slice::from_raw_parts(sums.add(row * width), columns);
+                    out.store(s, start + row * stride, results);
                 }
             }
         }

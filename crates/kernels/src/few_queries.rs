@@ -14,12 +14,12 @@ use super::attention::store_row;
 use super::elements::ElementsOut;
 use super::error::Result;
 use super::isa::Isa;
-use super::isa::simd::MAX_LANES;
+use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use super::memory::ScratchPool;
 use super::non_finite::{FiniteValues, all_finite};
-use super::online_softmax::{SoftmaxState, TilePos, any_visible, online_softmax_update};
+use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, any_visible};
 use super::problem::Problem;
-use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens};
+use super::score_tile::{KEY_BLOCK, Packing, PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack};
 use super::team::Team;
 use super::tile_kernel::{TileKernel, run_on_tiles};
 
@@ -109,7 +109,7 @@ struct Sizes {
     padded_rows: usize,
     width: usize,
     width_v: usize,
-    /// Whether the rows of a key-value head fit into a tile.
+    /// Whether keys and values are multiplied where they are: the rows of a key-value head fit into a tile.
     one_tile: bool,
 }
 
@@ -128,7 +128,7 @@ impl TileKernel for TaskKernel<'_> {
             padded_rows: rows.next_multiple_of(C::ROWS),
             width: C::key_width(d),
             width_v: C::value_width(d_v),
-            one_tile: rows <= C::ROWS,
+            one_tile: <C::S as Simd>::TRANSPOSES && rows <= C::ROWS,
         };
         let Sizes { padded_rows, width, width_v, .. } = sizes;
         if rows == 0 {
@@ -164,13 +164,17 @@ impl TileKernel for TaskKernel<'_> {
             let first = h_kv * problem.h / problem.h_kv;
             for (h, to) in group.clone().zip(of_head.chunks_exact_mut(s_q * width)) {
                 let queries = Tokens { heads: problem.q, start, h: first + h, from: 0, count: s_q, d };
-                tile.pack_queries(queries, query_factor, scratch.tokens, to);
+                pack(tile, Packing::Queries { factor: query_factor }, queries, scratch.tokens, to);
             }
             of_head[rows * width..].fill(0.0);
         }
         let keys = Tokens { heads: problem.k, start, h: 0, from: 0, count, d };
         let values = Tokens { heads: problem.v, d: d_v, ..keys };
-        self.add_keys(tile, sizes, kv_heads.clone(), [keys, values], score_factor, &mut scratch);
+        let tokens = [keys, values];
+        let task = &self;
+        let add =
+            AddKeys { task, tile, sizes, kv_heads: kv_heads.clone(), tokens, score_factor, scratch: &mut scratch };
+        tile.simd().call(add);
 
         for h_kv in kv_heads.clone() {
             let of_head = h_kv - kv_heads.start;
@@ -182,8 +186,9 @@ impl TileKernel for TaskKernel<'_> {
                 finite = FiniteValues::new::<C>(values, scratch.tokens)?;
             }
             if let Some(finite) = &finite {
-                let values = Tokens { heads: finite.view(d_v), start: (0, 0), ..values };
-                self.add_keys(tile, sizes, h_kv..h_kv + 1, [keys, values], score_factor, &mut scratch);
+                let tokens = [keys, Tokens { heads: finite.view(d_v), start: (0, 0), ..values }];
+                let kv_heads = h_kv..h_kv + 1;
+                tile.simd().call(AddKeys { task, tile, sizes, kv_heads, tokens, score_factor, scratch: &mut scratch });
             }
             for (row, output) in scratch.output[range].chunks_exact_mut(width_v).enumerate() {
                 let (h, i) = (self.head(h_kv, row / s_q), row % s_q);
@@ -201,6 +206,25 @@ impl TileKernel for TaskKernel<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// [`TaskKernel::add_keys`] as a function of its own.
+struct AddKeys<'a, 'b, C> {
+    task: &'a TaskKernel<'a>,
+    tile: C,
+    sizes: Sizes,
+    kv_heads: Range<usize>,
+    tokens: [Tokens<'a>; 2],
+    score_factor: f32,
+    scratch: &'a mut Scratch<'b>,
+}
+
+impl<C: ScoreTile> VectorKernel for AddKeys<'_, '_, C> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { task, tile, sizes, kv_heads, tokens, score_factor, scratch } = self;
+        task.add_keys(tile, sizes, kv_heads, tokens, score_factor, scratch);
     }
 }
 
@@ -242,7 +266,7 @@ impl TaskKernel<'_> {
             if !any_visible(problem.mask, pos) {
                 continue;
             }
-            if one_tile {
+            if <C::S as Simd>::TRANSPOSES && one_tile {
                 // The heads of a token lie side by side in memory, so all are read before the next step.
                 let (first, heads, end) = (kv_heads.start, kv_heads.len(), start + count);
                 for from in (start..end).step_by(C::STEP) {
@@ -287,14 +311,11 @@ impl TaskKernel<'_> {
             for h_kv in kv_heads.clone() {
                 let panels = count.next_multiple_of(C::PANEL);
                 let packed_keys = &mut scratch.keys[..panels * width];
-                tile.pack_keys(Tokens { h: h_kv, from: start, count, ..keys }, scratch.tokens, packed_keys);
+                let of_head = Tokens { h: h_kv, from: start, count, ..keys };
+                pack(tile, Packing::Keys, of_head, scratch.tokens, packed_keys);
                 let packed_values = &mut scratch.values[..C::values_offset(panels, width_v)];
-                tile.pack_values(
-                    Tokens { h: h_kv, from: start, count, ..values },
-                    width_v,
-                    scratch.tokens,
-                    packed_values,
-                );
+                let of_head = Tokens { h: h_kv, from: start, count, ..values };
+                pack(tile, Packing::Values { width_v }, of_head, scratch.tokens, packed_values);
                 for first in (0..rows).step_by(C::ROWS) {
                     let in_tile = C::ROWS.min(rows - first);
                     let queries =
@@ -331,7 +352,7 @@ impl TaskKernel<'_> {
             let (head, query) = (self.head(h_kv, row / s_q), row % s_q);
             let count = (s_q - query).min(last - row);
             let range = |size: usize| (index * padded_rows + row) * size..(index * padded_rows + row + count) * size;
-            let mut state = SoftmaxState {
+            let state = SoftmaxState {
                 row_max: &mut scratch.row_max[range(1)],
                 row_sum: &mut scratch.row_sum[range(1)],
                 output: &mut scratch.output[range(width_v)],
@@ -339,7 +360,8 @@ impl TaskKernel<'_> {
             };
             let pos = TilePos { h: head, query, rows: count, ..pos };
             let scores = &mut scratch.scores[index * C::SCORES + (row - first) * KEY_BLOCK..];
-            online_softmax_update(tile, self.problem, pos, score_factor, None, scores, &mut state);
+            let problem = self.problem;
+            OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products: None, scores, state }.run();
             row += count;
         }
     }

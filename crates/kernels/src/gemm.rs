@@ -175,6 +175,47 @@ impl GemmTask<'_> {
             stride: out_features,
         });
     }
+
+    /// [`store`](Self::store) of sums in registers: `NR` vectors of each of the panels. `memory` is for those that do not
+    /// go to the output at once.
+    ///
+    /// # Safety
+    /// That of `store`.
+    #[inline(always)]
+    pub(super) unsafe fn store_tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        &self,
+        s: S,
+        sums: [[S::V; VECTORS]; ROWS],
+        memory: &mut Sums,
+        panels: Range<usize>,
+        row: usize,
+    ) {
+        let PackedWeights { out_features, panel_width, ref bias, .. } = *self.weights;
+        let (column, width) = (panels.start * panel_width, VECTORS * S::LANES);
+        assert!(panels.len() * panel_width == width && ROWS * width <= memory.0.len());
+        let bias = &bias[column..][..width];
+        let direct = match self.out {
+            ElementsOut::F32(out) if self.activation == Activation::Identity && column + width <= out_features => out,
+            _ => {
+                let rows = sums.into_iter().zip(memory.0.chunks_exact_mut(width));
+                for (sums, to) in rows {
+                    sums.into_iter().zip(to.chunks_exact_mut(S::LANES)).for_each(|(sum, to)| s.store_slice(to, sum));
+                }
+                // SAFETY: the caller promises it.
+                return unsafe { self.store(s, &mut memory.0[..ROWS * width], panels, row) };
+            }
+        };
+        // SAFETY: the caller promises the rows; all columns are in the output.
+        unsafe {
+            let out = direct.start().add((self.from + row) * out_features + column);
+            for n in 0..VECTORS {
+                let bias = s.load(bias.as_ptr().add(n * S::LANES));
+                for (r, sums) in sums.iter().enumerate() {
+                    s.store(out.add(r * out_features + n * S::LANES), s.add(sums[n], bias));
+                }
+            }
+        }
+    }
 }
 
 /// The tile of a product that starts at `row` of `rows` rows: its first row, and its height, one of `[mr, SMALL_TILE, 1]`. The last
@@ -200,71 +241,43 @@ enum PanelsIn<'a> {
 
 /// Runs a task on the packed panels of its weights.
 fn run_f32(isa: Isa, task: GemmTask, panels: PanelsIn) -> Result<()> {
-    let rows = task.to - task.from;
-    let widens = matches!(panels, PanelsIn::Halves(..)) && rows >= MIN_ROWS_TO_WIDEN;
-    let wide = if widens { task.weights.panel_width } else { 0 };
     // Inputs in f32, and a panel; not more than there are inputs and weights, so the products do not wrap around.
     let k = task.weights.in_features;
-    let size = if task.a.is_f32() { 0 } else { rows * k };
-    let size = size.next_multiple_of(CACHE_LINE);
-    let mut memory = task.pool.take(size + wide * k)?;
-    let (upcast, panel) = memory.split_at_mut(size);
-    isa.run(GemmF32 { task, panels, upcast, panel });
+    let upcast = if task.a.is_f32() { 0 } else { ((task.to - task.from) * k).next_multiple_of(CACHE_LINE) };
+    let wide = if matches!(panels, PanelsIn::F32(_)) { 0 } else { task.weights.panel_width * k };
+    let mut memory = task.pool.take(upcast + wide)?;
+    let (upcast, wide) = memory.split_at_mut(upcast);
+    isa.run(GemmF32 { task, panels, upcast, wide });
     Ok(())
 }
 
 /// f32 values in a cache line.
 const CACHE_LINE: usize = 16;
-/// The fewest rows for which panels of 16 bits are widened to memory first. Fewer are multiplied as the panel is read.
-const MIN_ROWS_TO_WIDEN: usize = 8;
 
 struct GemmF32<'a> {
     task: GemmTask<'a>,
     panels: PanelsIn<'a>,
     upcast: &'a mut [f32],
-    /// For a panel in f32, if panels of 16 bits are widened.
-    panel: &'a mut [f32],
+    /// Memory for a panel of 16-bit weights in f32.
+    wide: &'a mut [f32],
 }
 
 impl Kernel for GemmF32<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
-        let Self { ref task, panels, upcast, panel: wide } = self;
-        let (k, width) = (task.weights.in_features, task.weights.panel_width);
-        assert_eq!(width, NR * S::LANES, "the weights are packed for another instruction set");
+        let Self { ref task, panels, upcast, wide } = self;
+        let k = task.weights.in_features;
+        assert_eq!(task.weights.panel_width, NR * S::LANES, "the weights are packed for another instruction set");
         let a = task.a.part(task.from * k..task.to * k).as_f32(upcast);
         match panels {
-            PanelsIn::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels),
+            PanelsIn::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels, wide),
             PanelsIn::Halves(PairFormat::Bf16, panels) => {
-                multiply_halves::<S, bf16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
+                multiply_panels::<S, bf16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
             }
             PanelsIn::Halves(PairFormat::F16, panels) => {
-                multiply_halves::<S, f16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
+                multiply_panels::<S, f16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
             }
         }
-    }
-}
-
-/// Multiplies all rows of a task with panels of 16 bits: by way of `wide`, if that is memory for a panel.
-#[inline(always)]
-fn multiply_halves<S: Simd, T: Convert, const MR: usize, const NR: usize>(
-    s: S,
-    task: &GemmTask,
-    a: &[f32],
-    panels: &[T],
-    wide: &mut [f32],
-) {
-    if wide.is_empty() {
-        return multiply_panels::<S, T, 4, NR>(s, task, a, panels);
-    }
-    let (size, mut sums) = (wide.len(), Sums::ZERO);
-    for panel in task.first..task.last {
-        let from = &panels[panel * size..][..size];
-        for (from, to) in from.chunks_exact(S::LANES).zip(wide.chunks_exact_mut(S::LANES)) {
-            // SAFETY: a chunk has `LANES` values.
-            s.store_slice(to, unsafe { T::load(s, from.as_ptr()) });
-        }
-        multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, &[], &mut sums);
     }
 }
 
@@ -275,14 +288,17 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     task: &GemmTask,
     a: &[f32],
     panels: &[T],
+    wide: &mut [f32],
 ) {
-    let (size, mut sums) = (task.weights.panel_width * task.weights.in_features, Sums::ZERO);
+    let (rows, width) = (task.to - task.from, task.weights.panel_width);
+    let (size, mut sums) = (width * task.weights.in_features, Sums::ZERO);
     let mut panel = task.first;
     while panel < task.last {
-        if task.to - task.from < SMALL_TILE && panel + PANELS_OF_ROW <= task.last {
+        let terms = &panels[panel * size..];
+        if rows < SMALL_TILE && panel + PANELS_OF_ROW <= task.last {
             // A tile of one row has too few sums to hide the latency of multiply-adds, so it is wider.
-            let terms = &panels[panel * size..][..PANELS_OF_ROW * size];
-            for row in 0..task.to - task.from {
+            let terms = &terms[..PANELS_OF_ROW * size];
+            for row in 0..rows {
                 let tile = Tile { task, a, terms, panels: panel..panel + PANELS_OF_ROW, row };
                 match NR {
                     1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums),
@@ -291,11 +307,25 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
                 }
             }
             panel += PANELS_OF_ROW;
-        } else {
-            let (terms, next) = (&panels[panel * size..][..size], &panels[task.panel_after(panel) * size..]);
-            multiply_rows::<S, T, MR, NR>(s, task, a, panel, terms, next, &mut sums);
-            panel += 1;
+            continue;
         }
+        let terms = &terms[..size];
+        let fetch = PanelFetch {
+            panel: bytes(terms),
+            next: panels[task.panel_after(panel) * size..].as_ptr().cast(),
+            step: width * size_of::<T>(),
+            tiles: rows.div_ceil(MR),
+            is_first: task.comes_first(panel),
+        };
+        if T::IS_F32 || rows <= MR {
+            multiply_rows::<S, T, MR, NR>(s, task, a, panel, terms, (0, fetch), &mut sums);
+        } else {
+            // The first tile reads 16-bit weights and writes them in f32 for the others.
+            let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
+            tile.multiply_and_widen::<S, MR, NR>(s, fetch.tile(0), &mut sums, wide);
+            multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (MR, fetch), &mut sums);
+        }
+        panel += 1;
     }
 }
 
@@ -304,8 +334,25 @@ const SMALL_TILE: usize = 4;
 /// Panels that a row is multiplied with at the same time.
 const PANELS_OF_ROW: usize = 4;
 
-/// Multiplies all rows of a task with a panel. `next` is the one that is read after it; nothing is fetched if there is
-/// none.
+/// What the tiles of a panel fetch.
+#[derive(Clone, Copy)]
+struct PanelFetch<'a> {
+    /// The panel in memory, and the one that is read after it.
+    panel: &'a [u8],
+    next: *const u8,
+    /// Bytes of a term.
+    step: usize,
+    tiles: usize,
+    is_first: bool,
+}
+
+impl PanelFetch<'_> {
+    fn tile(self, index: usize) -> Prefetch {
+        Prefetch::for_tile(self.panel, self.next, self.step, (index, self.tiles), self.is_first)
+    }
+}
+
+/// Multiplies the rows of a task from `row` on with a panel.
 #[inline(always)]
 fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
@@ -313,29 +360,21 @@ fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     a: &[f32],
     panel: usize,
     terms: &[T],
-    next: &[T],
+    (mut row, fetch): (usize, PanelFetch),
     sums: &mut Sums,
 ) {
-    let (rows, step) = (task.to - task.from, task.weights.panel_width * size_of::<T>());
-    let (mut row, mut index) = (0, 0);
+    let rows = task.to - task.from;
     while row < rows {
         let (first, height) = next_tile(row, rows, MR);
         let tile = Tile { task, a, terms, panels: panel..panel + 1, row: first };
-        if height == MR {
-            let place = (index, rows.div_ceil(MR));
-            let prefetch = match next.is_empty() {
-                true => Prefetch::NONE,
-                false => Prefetch::for_tile(bytes(terms), next.as_ptr().cast(), step, place, task.comes_first(panel)),
-            };
-            tile.multiply::<S, MR, NR, NR>(s, prefetch, sums);
-        } else {
-            let prefetch = Prefetch::ahead(bytes(terms), step);
-            match height {
-                SMALL_TILE => tile.multiply::<S, SMALL_TILE, NR, NR>(s, prefetch, sums),
-                _ => tile.multiply::<S, 1, NR, NR>(s, prefetch, sums),
+        match height {
+            SMALL_TILE if MR > SMALL_TILE => {
+                tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums);
             }
+            1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums),
+            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row / MR), sums),
         }
-        (row, index) = (first + height, index + 1);
+        row = first + height;
     }
 }
 
@@ -349,28 +388,42 @@ struct Tile<'a, T> {
 }
 
 impl<T: Convert> Tile<'_, T> {
-    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `results` is memory for their
-    /// sums.
+    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `memory` is for their sums.
     #[inline(always)]
     fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize, const NR: usize>(
         self,
         s: S,
         prefetch: Prefetch,
-        results: &mut Sums,
+        memory: &mut Sums,
     ) {
         let (k, width) = (self.task.weights.in_features, VECTORS * S::LANES);
         let a = &self.a[self.row * k..];
-        assert!(a.len() >= ROWS * k && self.terms.len() == width * k && ROWS * width <= MAX_ROWS * MAX_COLUMNS);
+        assert!(a.len() >= ROWS * k && self.terms.len() == width * k);
         let b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
         // SAFETY: the assertion checks the lengths; rows `row .. row + ROWS` are rows of this task.
         unsafe {
             let sums = microkernel::<S, T, ROWS, VECTORS>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (n, sum) in sums.into_iter().enumerate() {
-                    s.store(results.0.as_mut_ptr().add(r * width + n * S::LANES), sum);
-                }
-            }
-            self.task.store(s, &mut results.0[..ROWS * width], self.panels, self.row);
+            self.task.store_tile(s, sums, memory, self.panels, self.row);
+        }
+    }
+
+    /// [`multiply`](Self::multiply) of one panel, which is also written to `wide` in f32.
+    #[inline(always)]
+    fn multiply_and_widen<S: Simd, const MR: usize, const NR: usize>(
+        self,
+        s: S,
+        prefetch: Prefetch,
+        memory: &mut Sums,
+        wide: &mut [f32],
+    ) {
+        let (k, width) = (self.task.weights.in_features, NR * S::LANES);
+        let a = &self.a[self.row * k..];
+        assert!(a.len() >= MR * k && self.terms.len() == width * k && wide.len() == width * k);
+        let b = Rhs::new(self.terms.as_ptr(), width).copied_to(wide.as_mut_ptr());
+        // SAFETY: the assertion checks the lengths; rows `row .. row + MR` are rows of this task.
+        unsafe {
+            let sums = microkernel::<S, T, MR, NR>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
+            self.task.store_tile(s, sums, memory, self.panels, self.row);
         }
     }
 }

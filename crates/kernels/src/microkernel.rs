@@ -123,19 +123,27 @@ pub(super) struct Rhs<T> {
     /// Vectors of a panel, and values from one panel to the next.
     vectors: usize,
     panel: usize,
+    /// Where the columns of the first term are written in f32, if they are.
+    copy: Option<*mut f32>,
 }
 
 impl<T> Rhs<T> {
     /// Columns of one panel or matrix: those of term `t` start at `at + t · stride`.
     #[inline(always)]
     pub fn new(at: *const T, stride: usize) -> Self {
-        Self { at, stride, vectors: usize::MAX, panel: 0 }
+        Self { at, stride, vectors: usize::MAX, panel: 0, copy: None }
     }
 
     /// All columns of panels that are `panel` values apart, with so many `vectors` each.
     #[inline(always)]
     pub fn panels(at: *const T, stride: usize, vectors: usize, panel: usize) -> Self {
-        Self { at, stride, vectors, panel }
+        Self { at, stride, vectors, panel, copy: None }
+    }
+
+    /// The same, where each term is also written in f32 to memory of its own, one after the other.
+    #[inline(always)]
+    pub fn copied_to(self, memory: *mut f32) -> Self {
+        Self { copy: Some(memory), ..self }
     }
 }
 
@@ -144,7 +152,7 @@ impl<T> Rhs<T> {
 /// The terms are added in order, so an element does not depend on which other elements are computed with it.
 ///
 /// # Safety
-/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values.
+/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values; as many can be written to a copy.
 #[inline(always)]
 pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
@@ -172,7 +180,7 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
 /// Adds the products of the first term of both operands, and moves them to the next one.
 ///
 /// # Safety
-/// A can be read for `MR` values of the term, and B for `NR` vectors.
+/// A can be read for `MR` values of the term, and B for `NR` vectors; as many can be written to a copy.
 #[inline(always)]
 unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
@@ -185,6 +193,9 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         let mut columns = [s.splat(0.0); NR];
         for (n, column) in columns.iter_mut().enumerate() {
             *column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
+            if let Some(copy) = b.copy {
+                s.store(copy.add(n * S::LANES), *column);
+            }
         }
         for (r, sums) in sums.iter_mut().enumerate() {
             let x = s.splat(*a.at.add(r * a.row_stride));
@@ -195,6 +206,7 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     }
     a.at = a.at.wrapping_add(a.term_stride);
     b.at = b.at.wrapping_add(b.stride);
+    b.copy = b.copy.map(|copy| copy.wrapping_add(NR * S::LANES));
     hide_addresses(&mut a.at, &mut b.at);
 }
 

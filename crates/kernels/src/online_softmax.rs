@@ -3,7 +3,7 @@
 use super::activation::tanh;
 use super::distance_products::DistanceProducts;
 use super::exp::exp;
-use super::isa::simd::Simd;
+use super::isa::simd::{Simd, VectorKernel};
 use super::mask::{Lengths, Mask};
 use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, ScoreTile};
@@ -72,65 +72,77 @@ pub(super) struct TileProducts<'a> {
     pub row: usize,
 }
 
-/// Masks a tile of scores `(rows, KEY_BLOCK)`, turns them into `e^(score - row_max)` with the updated `row_max`, and
-/// rescales `row_sum` and `output`, which were accumulated under the old one.
-#[inline(always)]
-pub(super) fn online_softmax_update<C: ScoreTile>(
-    tile: C,
-    problem: &Problem,
-    pos: TilePos,
-    score_factor: f32,
-    products: Option<TileProducts>,
-    scores: &mut [f32],
-    state: &mut SoftmaxState,
-) {
-    let s = tile.simd();
-    let lanes = const { <C::S as Simd>::LANES };
-    let padded = pos.count.next_multiple_of(lanes);
-    let mask = problem.mask;
-    // Where nothing is masked, one pass scales the scores and finds the largest.
-    let one_pass = problem.softcap.is_none() && products.is_none() && score_factor > 0.0 && all_visible(mask, pos);
-    for (r, row) in scores.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
-        let row = &mut row[..padded];
-        // Loops, not closures: a closure does not inherit the target features of the function around it.
-        let old_max = state.row_max[r];
-        let largest = if one_pass {
-            row[pos.count..].fill(f32::NEG_INFINITY);
-            scale_and_find_largest(s, score_factor, row)
-        } else {
-            scale_and_softcap(s, score_factor, problem.softcap, row);
-            row[pos.count..].fill(f32::NEG_INFINITY);
-            let products = products.map(|of| (of.products, of.row + r, score_factor));
-            apply_mask(s, mask, pos, pos.query + r, products, &mut row[..pos.count]);
-            scale_and_find_largest(s, 1.0, row)
-        };
-        let new_max = largest.max(old_max);
-        if new_max == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
-            // No key seen so far: all attention weights of the tile are 0.
-            row.fill(0.0);
-            continue;
-        }
-        let (offset, mut sum) = (s.splat(new_max), s.splat(0.0));
-        let row = row.as_mut_ptr();
-        for key in (0..padded).step_by(lanes) {
-            // SAFETY: the row has `padded` scores, whole vectors of them.
-            unsafe {
-                let e = tile.exp(s.sub(s.load(row.add(key)), offset));
-                tile.store_weights(row, key, e);
-                sum = s.add(sum, e);
+/// The update of the online softmax for one tile: masks its scores `(rows, KEY_BLOCK)`, turns them into
+/// `e^(score - row_max)` with the updated `row_max`, and rescales `row_sum` and `output`, which were accumulated under
+/// the old one.
+pub(super) struct OnlineSoftmaxUpdate<'a, C> {
+    pub tile: C,
+    pub problem: &'a Problem<'a>,
+    pub pos: TilePos,
+    pub score_factor: f32,
+    pub products: Option<TileProducts<'a>>,
+    pub scores: &'a mut [f32],
+    pub state: SoftmaxState<'a>,
+}
+
+impl<C: ScoreTile> OnlineSoftmaxUpdate<'_, C> {
+    pub fn run(self) {
+        self.tile.simd().call(self);
+    }
+}
+
+impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, problem, pos, score_factor, products, scores, state } = self;
+        let s = tile.simd();
+        let lanes = const { <C::S as Simd>::LANES };
+        let padded = pos.count.next_multiple_of(lanes);
+        let mask = problem.mask;
+        // Where nothing is masked, one pass scales the scores and finds the largest.
+        let one_pass = problem.softcap.is_none() && products.is_none() && score_factor > 0.0 && all_visible(mask, pos);
+        for (r, row) in scores.chunks_exact_mut(KEY_BLOCK).take(pos.rows).enumerate() {
+            let row = &mut row[..padded];
+            // Loops, not closures: a closure does not inherit the target features of the function around it.
+            let old_max = state.row_max[r];
+            let largest = if one_pass {
+                row[pos.count..].fill(f32::NEG_INFINITY);
+                scale_and_find_largest(s, score_factor, row)
+            } else {
+                scale_and_softcap(s, score_factor, problem.softcap, row);
+                row[pos.count..].fill(f32::NEG_INFINITY);
+                let products = products.map(|of| (of.products, of.row + r, score_factor));
+                apply_mask(s, mask, pos, pos.query + r, products, &mut row[..pos.count]);
+                scale_and_find_largest(s, 1.0, row)
+            };
+            let new_max = largest.max(old_max);
+            if new_max == f32::NEG_INFINITY && !row.iter().any(|x| x.is_nan()) {
+                // No key seen so far: all attention weights of the tile are 0.
+                row.fill(0.0);
+                continue;
             }
-        }
-        state.row_max[r] = new_max;
-        if old_max == f32::NEG_INFINITY {
-            // Sum and output are still 0.
-            state.row_sum[r] += s.reduce_add(sum);
-            continue;
-        }
-        let rescale = s.first_lane(exp(s, s.splat(old_max - new_max)));
-        state.row_sum[r] = state.row_sum[r] * rescale + s.reduce_add(sum);
-        if rescale != 1.0 {
-            let width_v = state.width_v;
-            state.output[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= rescale);
+            let (offset, mut sum) = (s.splat(new_max), s.splat(0.0));
+            let row = row.as_mut_ptr();
+            for key in (0..padded).step_by(lanes) {
+                // SAFETY: the row has `padded` scores, whole vectors of them.
+                unsafe {
+                    let e = tile.exp(s.sub(s.load(row.add(key)), offset));
+                    tile.store_weights(row, key, e);
+                    sum = s.add(sum, e);
+                }
+            }
+            state.row_max[r] = new_max;
+            if old_max == f32::NEG_INFINITY {
+                // Sum and output are still 0.
+                state.row_sum[r] += s.reduce_add(sum);
+                continue;
+            }
+            let rescale = s.first_lane(exp(s, s.splat(old_max - new_max)));
+            state.row_sum[r] = state.row_sum[r] * rescale + s.reduce_add(sum);
+            if rescale != 1.0 {
+                let width_v = state.width_v;
+                state.output[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= rescale);
+            }
         }
     }
 }

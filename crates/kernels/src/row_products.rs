@@ -7,17 +7,17 @@
 use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::StridedRows;
-use super::score_tile::{KEY_BLOCK, PrefetchRows};
+use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile};
 
 /// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
-/// terms are f32 values, or with `PAIRS` pairs of bf16. There may be up to 8 rows, and memory for as many as are
-/// computed: 1, 2, 4, 6 or 8.
+/// terms are f32 values, or with `PAIRS` pairs of bf16. There may be as many rows as a tile has, up to 8, and memory for
+/// those that are computed: 1, 2, 4, 6 or 8.
 ///
 /// # Safety
 /// `width` values, and those that fill the last vector, can be read at each of the keys.
 #[inline(always)]
-pub(super) unsafe fn row_scores<S: Simd, const PAIRS: bool>(
-    s: S,
+pub(super) unsafe fn row_scores<C: ScoreTile, const PAIRS: bool>(
+    s: C::S,
     rows: usize,
     queries: (&[f32], usize),
     keys: StridedRows,
@@ -27,11 +27,11 @@ pub(super) unsafe fn row_scores<S: Simd, const PAIRS: bool>(
     // SAFETY: the caller promises it.
     unsafe {
         match rows {
-            1 => scores_of::<S, 1, PAIRS>(s, queries, keys, ahead, scores),
-            2 => scores_of::<S, 2, PAIRS>(s, queries, keys, ahead, scores),
-            3 | 4 => scores_of::<S, 4, PAIRS>(s, queries, keys, ahead, scores),
-            5 | 6 => scores_of::<S, 6, PAIRS>(s, queries, keys, ahead, scores),
-            _ => scores_of::<S, 8, PAIRS>(s, queries, keys, ahead, scores),
+            1 => scores_of::<_, 1, PAIRS>(s, queries, keys, ahead, scores),
+            2 => scores_of::<_, 2, PAIRS>(s, queries, keys, ahead, scores),
+            5 | 6 if C::ROWS > 4 => scores_of::<_, 6, PAIRS>(s, queries, keys, ahead, scores),
+            7.. if C::ROWS > 6 => scores_of::<_, 8, PAIRS>(s, queries, keys, ahead, scores),
+            _ => scores_of::<_, 4, PAIRS>(s, queries, keys, ahead, scores),
         }
     }
 }
@@ -122,22 +122,28 @@ pub(super) unsafe fn add_value_products<S: Simd, const R: usize, const MR: usize
     let mut column = 0;
     while column < width {
         let left = (width - column) / S::LANES;
-        let fits = |vectors: usize| vectors <= left && R * vectors <= MR * NR;
         let (sums, output) = (&mut sums[column..], &mut output[column..]);
         let (values, sums) = ((&mut values, column), [sums, output]);
         // SAFETY: the assertions check the lengths, and the caller promises the values; `column` and the vectors stay
         // within `width`.
         column += S::LANES
             * unsafe {
-                match () {
-                    () if fits(8) => add_columns::<S, R, 8>(s, weights, values, ends, sums, width),
-                    () if fits(4) => add_columns::<S, R, 4>(s, weights, values, ends, sums, width),
-                    () if fits(3) => add_columns::<S, R, 3>(s, weights, values, ends, sums, width),
-                    () if fits(2) => add_columns::<S, R, 2>(s, weights, values, ends, sums, width),
-                    () => add_columns::<S, R, 1>(s, weights, values, ends, sums, width),
+                match left {
+                    8.. if Fits::<R, 8, MR, NR>::TILE => add_columns::<S, R, 8>(s, weights, values, ends, sums, width),
+                    4.. if Fits::<R, 4, MR, NR>::TILE => add_columns::<S, R, 4>(s, weights, values, ends, sums, width),
+                    2.. if Fits::<R, 2, MR, NR>::TILE => add_columns::<S, R, 2>(s, weights, values, ends, sums, width),
+                    _ => add_columns::<S, R, 1>(s, weights, values, ends, sums, width),
                 }
             };
     }
+}
+
+/// Whether the sums of `R` rows by `NV` vectors are at most those of a tile of `MR` by `NR`. A constant of a type, so that
+/// what does not fit is not compiled.
+struct Fits<const R: usize, const NV: usize, const MR: usize, const NR: usize>;
+
+impl<const R: usize, const NV: usize, const MR: usize, const NR: usize> Fits<R, NV, MR, NR> {
+    const TILE: bool = R * NV <= MR * NR;
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.

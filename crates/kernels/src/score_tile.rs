@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::elements::Elements;
 use super::isa::pair_dot::{Pair, PairDot};
-use super::isa::simd::{MAX_LANES, Simd};
+use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use super::microkernel::StridedRows;
 use super::problem::Heads;
 
@@ -242,6 +242,42 @@ pub(super) trait ScoreTile: Copy {
         memory: StepMemory,
         output: &mut [f32],
     );
+}
+
+/// What tokens are packed as.
+#[derive(Clone, Copy)]
+pub(super) enum Packing {
+    /// [`ScoreTile::pack_keys`].
+    Keys,
+    /// [`ScoreTile::pack_values`].
+    Values { width_v: usize },
+    /// [`ScoreTile::pack_queries`].
+    Queries { factor: f32 },
+}
+
+/// Packs tokens for a tile, with a `buffer` for two tokens and for as many as a vector has lanes.
+pub(super) fn pack<C: ScoreTile>(tile: C, packing: Packing, tokens: Tokens, buffer: &mut [f32], to: &mut [f32]) {
+    tile.simd().call(Pack { tile, packing, tokens, buffer, to });
+}
+
+struct Pack<'a, C> {
+    tile: C,
+    packing: Packing,
+    tokens: Tokens<'a>,
+    buffer: &'a mut [f32],
+    to: &'a mut [f32],
+}
+
+impl<C: ScoreTile> VectorKernel for Pack<'_, C> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, packing, tokens, buffer, to } = self;
+        match packing {
+            Packing::Keys => tile.pack_keys(tokens, buffer, to),
+            Packing::Values { width_v } => tile.pack_values(tokens, width_v, buffer, to),
+            Packing::Queries { factor } => tile.pack_queries(tokens, factor, buffer, to),
+        }
+    }
 }
 
 /// A part of a block of keys.

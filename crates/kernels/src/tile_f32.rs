@@ -136,7 +136,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
         let rows_of_keys = keys.f32_rows(self.0, keys.d.next_multiple_of(S::LANES), memory.packed);
         // SAFETY: the rows have whole vectors.
-        unsafe { row_scores::<S, false>(self.0, rows, (queries, keys.d), rows_of_keys, memory.ahead, scores) };
+        unsafe { row_scores::<Self, false>(self.0, rows, (queries, keys.d), rows_of_keys, memory.ahead, scores) };
     }
 
     #[inline(always)]
@@ -157,8 +157,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
             match rows {
                 1 => add_value_products::<S, 1, MR, NR>(s, weights, values, ends, sums, output, width_v),
                 2 => add_value_products::<S, 2, MR, NR>(s, weights, values, ends, sums, output, width_v),
-                3 | 4 => add_value_products::<S, 4, MR, NR>(s, weights, values, ends, sums, output, width_v),
-                _ => add_value_products::<S, MR, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                5.. if MR > 4 => add_value_products::<S, MR, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                _ => add_value_products::<S, 4, MR, NR>(s, weights, values, ends, sums, output, width_v),
             }
         }
     }

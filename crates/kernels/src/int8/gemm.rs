@@ -174,7 +174,7 @@ impl MultiplyPanel<'_> {
         assert!(width == NR * lanes && inputs == groups * group, "the weights are packed for another instruction set");
         assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
-        assert!(row + ROWS <= self.rows && ROWS * width <= memory.0.len());
+        assert!(row + ROWS <= self.rows);
         let groups = if BLOCKS { groups } else { 1 };
         let mut results = [[s.splat(0.0); NR]; ROWS];
         for index in 0..groups {
@@ -201,14 +201,7 @@ impl MultiplyPanel<'_> {
                 }
             }
         }
-        // SAFETY: there is memory for `ROWS` rows of `width` values, and these are rows of the task.
-        unsafe {
-            for (r, results) in results.into_iter().enumerate() {
-                for (v, result) in results.into_iter().enumerate() {
-                    s.store(memory.0.as_mut_ptr().add(r * width + v * lanes), result);
-                }
-            }
-            self.task.store(s, &mut memory.0[..ROWS * width], self.index..self.index + 1, row);
-        }
+        // SAFETY: these are rows of the task.
+        unsafe { self.task.store_tile(s, results, memory, self.index..self.index + 1, row) };
     }
 }

@@ -7,11 +7,11 @@ use super::simd::Simd;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
-/// Register tile: 4 × 2 arrays. The registers of the target are not known here. With the smallest vectors that matter
-/// (SSE2: 16 registers of 4 values) the 8 sums take all 16 registers; more would only be spilled. Each step loads 2
-/// arrays and 4 single values for 8 multiply-adds.
+/// Register tile: 4 × 1 arrays. The registers of the target are not known here. With the smallest vectors that matter
+/// (SSE2: 16 registers of 4 values) the 4 sums take 8 registers, the array of B 2, and a broadcast value and a product
+/// one each.
 pub(super) const MR: usize = 4;
-pub(super) const NR: usize = 2;
+pub(super) const NR: usize = 1;
 
 impl InstructionSet for Portable {
     const NAME: &'static str = "portable";
@@ -41,6 +41,7 @@ fn lanes(f: impl Fn(usize) -> f32) -> Lanes {
 unsafe impl Simd for Portable {
     type V = Lanes;
     const LANES: usize = LANES;
+    const TRANSPOSES: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Lanes {

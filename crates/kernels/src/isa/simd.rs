@@ -134,6 +134,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
         unreachable!("has no such instruction")
     }
 
+    /// Whether [`transposed`](Self::transposed) stays in registers.
+    const TRANSPOSES: bool = true;
     /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` is lane `r` of vector `c`.
     ///
     /// # Safety
