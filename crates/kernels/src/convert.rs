@@ -201,6 +201,18 @@ pub(crate) fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: im
     zeros.fill(0);
 }
 
+/// Exact, also for subnormal numbers: a NaN stays one. Without a branch, so that the compiler vectorizes it.
+#[inline(always)]
+pub(crate) fn f16_to_f32(x: f16) -> f32 {
+    const SIGN: u32 = 0x8000;
+    const EXPONENT: u32 = 0x7c00;
+    let bits = u32::from(x.to_bits());
+    // The exponent of f32 is larger by 112. That of infinity and NaN becomes 143, to which all bits are added.
+    let finite = f32::from_bits((bits & !SIGN) << 13) * f32::from_bits((112 + 127) << 23);
+    let infinite = if bits & EXPONENT == EXPONENT { f32::INFINITY.to_bits() } else { 0 };
+    f32::from_bits(finite.to_bits() | infinite | (bits & SIGN) << 16)
+}
+
 #[inline(always)]
 pub(crate) fn bf16_to_f32(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)

@@ -295,7 +295,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     let mut panel = task.first;
     while panel < task.last {
         let terms = &panels[panel * size..];
-        if rows < SMALL_TILE && panel + PANELS_OF_ROW <= task.last {
+        if rows < SMALL_TILE && panel + PANELS_OF_ROW <= task.last && (T::IS_F32 || S::MULTIPLIES_HALVES) {
             // A tile of one row has too few sums to hide the latency of multiply-adds, so it is wider.
             let terms = &terms[..PANELS_OF_ROW * size];
             for row in 0..rows {
@@ -317,13 +317,22 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             tiles: rows.div_ceil(MR),
             is_first: task.comes_first(panel),
         };
-        if T::IS_F32 || rows <= MR {
+        if T::IS_F32 {
             multiply_rows::<S, T, MR, NR>(s, task, a, panel, terms, (0, fetch), &mut sums);
+        } else if !S::MULTIPLIES_HALVES {
+            for at in (0..size).step_by(S::LANES) {
+                // SAFETY: a panel is whole vectors.
+                s.store_slice(&mut wide[at..], unsafe { T::load(s, terms.as_ptr().add(at)) });
+            }
+            multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (0, fetch), &mut sums);
+        } else if rows <= SMALL_TILE {
+            multiply_rows::<S, T, SMALL_TILE, NR>(s, task, a, panel, terms, (0, fetch), &mut sums);
         } else {
-            // The first tile reads 16-bit weights and writes them in f32 for the others.
+            // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them in
+            // f32 for the others.
             let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
-            tile.multiply_and_widen::<S, MR, NR>(s, fetch.tile(0), &mut sums, wide);
-            multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (MR, fetch), &mut sums);
+            tile.multiply_and_widen::<S, SMALL_TILE, NR>(s, fetch.tile(0), &mut sums, wide);
+            multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (SMALL_TILE, fetch), &mut sums);
         }
         panel += 1;
     }
@@ -372,7 +381,7 @@ fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
                 tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums);
             }
             1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums),
-            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row / MR), sums),
+            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row.div_ceil(MR)), sums),
         }
         row = first + height;
     }

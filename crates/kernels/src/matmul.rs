@@ -169,16 +169,16 @@ impl Kernel for PackPanel<'_> {
             return;
         }
         let value = |column: usize, term: usize| &data[column * all_terms + term..];
-        let whole = terms / S::LANES * S::LANES;
+        let whole = terms / S::COLUMNS * S::COLUMNS;
         for first in (0..*width).step_by(S::LANES) {
             if first + S::LANES <= count {
-                for term in (0..whole).step_by(S::LANES) {
+                for term in (0..whole).step_by(S::COLUMNS) {
                     let mut rows = [std::ptr::null(); MAX_LANES];
                     for (lane, row) in rows.iter_mut().take(S::LANES).enumerate() {
-                        *row = value(column + first + lane, first_term + term)[..S::LANES].as_ptr();
+                        *row = value(column + first + lane, first_term + term)[..S::COLUMNS].as_ptr();
                     }
-                    let to = &mut to[term * width + first..][..(S::LANES - 1) * width + S::LANES];
-                    // SAFETY: each row has `LANES` values; those of `to` are `width` values apart.
+                    let to = &mut to[term * width + first..][..(S::COLUMNS - 1) * width + S::LANES];
+                    // SAFETY: each row has `COLUMNS` values; those of `to` are `width` values apart.
                     unsafe { s.transpose(&rows, to.as_mut_ptr(), *width) };
                 }
             }

@@ -190,6 +190,15 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
 ) {
     // SAFETY: `r < MR` and `n < NR` stay inside the memory that the caller promises.
     unsafe {
+        if MR == 1 {
+            // Each vector is used once, as soon as it is loaded.
+            let x = s.splat(*a.at);
+            for (n, sum) in sums[0].iter_mut().enumerate() {
+                let column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
+                *sum = s.mul_add(x, column, *sum);
+            }
+            return next_term(a, b, NR * S::LANES);
+        }
         let mut columns = [s.splat(0.0); NR];
         for (n, column) in columns.iter_mut().enumerate() {
             *column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
@@ -204,25 +213,26 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             }
         }
     }
+    next_term(a, b, NR * S::LANES);
+}
+
+/// Moves both operands to the next term, which has so many `columns`.
+#[inline(always)]
+fn next_term<T>(a: &mut Lhs, b: &mut Rhs<T>, columns: usize) {
     a.at = a.at.wrapping_add(a.term_stride);
     b.at = b.at.wrapping_add(b.stride);
-    b.copy = b.copy.map(|copy| copy.wrapping_add(NR * S::LANES));
+    b.copy = b.copy.map(|copy| copy.wrapping_add(columns));
     hide_addresses(&mut a.at, &mut b.at);
 }
 
-/// Makes two addresses unknown to the compiler, without an instruction. So it does not load the values of later terms
-/// early: it would keep them on the stack, because the sums of a tile take the registers.
+/// Makes two addresses, and what is at them, unknown to the compiler, without an instruction. So it does not load the
+/// values of later terms early: it would keep them on the stack, because the sums of a tile take the registers.
 #[inline(always)]
 pub(crate) fn hide_addresses<A, B>(a: &mut *const A, b: &mut *const B) {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
     // SAFETY: the assembly is a comment: the registers keep their values.
     unsafe {
-        std::arch::asm!(
-            "/* {0} {1} */",
-            inout(reg) * a,
-            inout(reg) * b,
-            options(pure, nomem, nostack, preserves_flags)
-        );
+        std::arch::asm!("/* {0} {1} */", inout(reg) * a, inout(reg) * b, options(nostack, preserves_flags));
     }
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
     let _ = (a, b);

@@ -47,15 +47,15 @@ unsafe fn scores_of<S: Simd, const R: usize, const PAIRS: bool>(
     scores: &mut [f32],
 ) {
     assert!(queries.len() >= R * width && scores.len() >= (R - 1) * KEY_BLOCK + S::LANES);
-    let fetched = S::LANES.div_ceil(width.div_ceil(S::LANES));
+    let fetched = S::LANES.div_ceil(width.div_ceil(S::COLUMNS));
     let mut sums = [s.splat(0.0); R];
-    let whole = width / S::LANES * S::LANES;
-    for at in (0..whole).step_by(S::LANES) {
+    let whole = width / S::COLUMNS * S::COLUMNS;
+    for at in (0..whole).step_by(S::COLUMNS) {
         ahead.fetch(s, fetched);
         // SAFETY: the caller promises the keys, and the assertion checks the queries.
         unsafe {
             let columns = s.transposed(&keys.pointers::<S>(at));
-            for (i, column) in columns.into_iter().take(S::LANES).enumerate() {
+            for (i, column) in columns.into_iter().take(S::COLUMNS).enumerate() {
                 add_column::<S, R, PAIRS>(s, queries.as_ptr().add(at + i), width, column, &mut sums);
             }
         }

@@ -158,8 +158,8 @@ impl<'a> Tokens<'a> {
 #[inline(always)]
 pub(super) unsafe fn pack_rows<S: Simd>(s: S, rows: StridedRows, width: usize, to: &mut [f32], stride: usize) {
     assert!(width > 0 && to.len() >= (width - 1) * stride + S::LANES);
-    let whole = width / S::LANES * S::LANES;
-    for at in (0..whole).step_by(S::LANES) {
+    let whole = width / S::COLUMNS * S::COLUMNS;
+    for at in (0..whole).step_by(S::COLUMNS) {
         // SAFETY: the caller promises the rows, and the assertion checks `width` columns of `LANES` values.
         unsafe { s.transpose(&rows.pointers::<S>(at), to.as_mut_ptr().add(at * stride), stride) };
     }

@@ -1,8 +1,8 @@
-//! 8-bit products of AVX2: 16-bit sums of pairs, which must not saturate.
+//! 8-bit products of AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds the two products in 32 bits.
 //!
-//! `vpmaddubsw` multiplies unsigned bytes with signed ones and adds neighboring products in 16 bits. With weights plus
-//! 128 in the unsigned operand a pair could reach 2 · 255 · 127 = 64,770, which saturates. With the magnitudes of the
-//! weights there, and their signs moved to the inputs, it is at most 2 · 128 · 127 = 32,512, which fits.
+//! Weights are widened when they are loaded, once for all rows of a tile, and inputs when they are rounded. `vpmaddubsw`,
+//! which multiplies bytes, needs weights without a sign, two more instructions for each four inputs to move the signs
+//! and to add in 32 bits, and is slower by half: its sums have 16 bits, in which there is no room for a second one.
 
 use std::arch::x86_64::*;
 
@@ -14,9 +14,8 @@ use crate::isa::kernel::Int8Kernel;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2Int8(pub Avx2);
 
-/// Register tile: 4 × 2 sums, 2 vectors of weights and 2 of their magnitudes, a broadcast value, a vector of ones and
-/// two products take the 16 registers.
-const MR: usize = 4;
+/// Register tile: 5 × 2 sums, 2 vectors of weights, a broadcast value and a product take 14 of the 16 registers.
+const MR: usize = 5;
 const NR: usize = 2;
 /// With a scale per block, 2 × 2 integer sums and as many results take 8.
 const BLOCK_MR: usize = 2;
@@ -33,21 +32,15 @@ fn run<K: Int8Kernel>(dot: Avx2Int8, kernel: K) {
     kernel.run::<_, MR, NR, BLOCK_MR>(dot);
 }
 
-/// Bytes of weights.
-#[derive(Clone, Copy)]
-pub(crate) struct Weights {
-    signed: __m256i,
-    magnitudes: __m256i,
-}
-
-// SAFETY: both loads read 32 bytes.
+// SAFETY: both loads read 16 bytes.
 unsafe impl Int8Vectors for Avx2Int8 {
     type S = Avx2;
+    type Input = i16;
     const OFFSET: u8 = 0;
-    /// 0 to 15 in the unsigned operand: pairs are at most 2 · 15 · 127.
     const NIBBLE_OFFSET: u8 = 8;
     type Sums = __m256i;
-    type Weights = Weights;
+    /// 16 bits each.
+    type Weights = __m256i;
 
     #[inline(always)]
     fn simd(self) -> Avx2 {
@@ -64,44 +57,33 @@ unsafe impl Int8Vectors for Avx2Int8 {
         unsafe { _mm256_cvtepi32_ps(sums) }
     }
     #[inline(always)]
-    fn dot(self, sums: __m256i, weights: Weights, x: i32) -> __m256i {
+    fn dot(self, sums: __m256i, weights: __m256i, x: i32) -> __m256i {
         // SAFETY: `self` proves that the processor has AVX2.
+        unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(weights, _mm256_set1_epi32(x))) }
+    }
+    #[inline(always)]
+    unsafe fn load(self, from: *const u8) -> __m256i {
+        // SAFETY: the caller promises 16 bytes; `self` proves that the processor has AVX2.
+        unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [__m256i; 2] {
+        // SAFETY: the caller promises 16 bytes; `self` proves that the processor has AVX2.
         unsafe {
-            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), weights.signed);
-            let pairs = _mm256_maddubs_epi16(weights.magnitudes, x);
-            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            [_mm256_and_si256(bytes, _mm256_set1_epi16(0x0f)), _mm256_srli_epi16::<4>(bytes)]
         }
     }
     #[inline(always)]
-    fn dot_nibbles(self, sums: __m256i, weights: Weights, x: i32) -> __m256i {
-        // SAFETY: `self` proves that the processor has AVX2.
+    unsafe fn store_integers(self, to: *mut i16, lanes: __m256) {
+        // SAFETY: the caller promises room for 8 integers; `self` proves that the processor has AVX2.
         unsafe {
-            let pairs = _mm256_maddubs_epi16(weights.magnitudes, _mm256_set1_epi32(x));
-            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            // In each half of the register the low 16 bits come first.
+            let low = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+            let halves = _mm256_shuffle_epi8(_mm256_castps_si256(lanes), _mm256_broadcastsi128_si256(low));
+            let joined = _mm256_permute4x64_epi64::<0b1000>(halves);
+            _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(joined));
         }
-    }
-    #[inline(always)]
-    unsafe fn load(self, from: *const u8) -> Weights {
-        // SAFETY: the caller promises 32 bytes; `self` proves that the processor has AVX2.
-        unsafe {
-            let signed = _mm256_loadu_si256(from.cast());
-            // The magnitude of -128 is 128 as an unsigned byte.
-            Weights { signed, magnitudes: _mm256_abs_epi8(signed) }
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8) -> [Weights; 2] {
-        // SAFETY: the caller promises 32 bytes; `self` proves that the processor has AVX2.
-        unsafe {
-            let (bytes, low) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(0x0f));
-            let nibbles = [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)];
-            nibbles.map(|nibbles| Weights { signed: nibbles, magnitudes: nibbles })
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m256) {
-        // SAFETY: the caller's promise; `self` proves that the processor has AVX2.
-        unsafe { store_low_bytes(to, lanes) }
     }
 }
 

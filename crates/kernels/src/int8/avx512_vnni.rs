@@ -37,6 +37,7 @@ fn run<K: Int8Kernel>(dot: Avx512Vnni, kernel: K) {
 // SAFETY: both loads read 64 bytes.
 unsafe impl Int8Vectors for Avx512Vnni {
     type S = Avx512;
+    type Input = i8;
     const OFFSET: u8 = 128;
     const NIBBLE_OFFSET: u8 = 8;
     type Sums = __m512i;
@@ -75,7 +76,7 @@ unsafe impl Int8Vectors for Avx512Vnni {
         }
     }
     #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m512) {
+    unsafe fn store_integers(self, to: *mut i8, lanes: __m512) {
         // SAFETY: the caller promises room for 16 bytes; `self` proves that the processor has AVX-512F.
         unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes))) }
     }

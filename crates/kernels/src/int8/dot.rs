@@ -1,12 +1,32 @@
 //! Products of 8-bit integers: what an instruction set implements.
 
 use crate::isa::simd::{MAX_LANES, Simd};
-use crate::microkernel::Prefetch;
+use crate::microkernel::{Prefetch, hide_addresses};
+
+/// An integer that holds a rounded input.
+pub(crate) trait InputInteger: bytemuck::Pod {
+    /// From the lowest bits.
+    fn from_bits(bits: u32) -> Self;
+}
+
+impl InputInteger for i8 {
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        bits as i8
+    }
+}
+
+impl InputInteger for i16 {
+    #[inline(always)]
+    fn from_bits(bits: u32) -> Self {
+        bits as i16
+    }
+}
 
 /// Rows of inputs that were rounded to int8.
 #[derive(Clone, Copy)]
 pub(crate) struct InputRows {
-    /// Row `r` starts at `values + r · stride`.
+    /// Row `r` starts at `values + r · stride`, in bytes.
     pub values: *const i8,
     pub stride: usize,
     /// What the sum of row `r` starts with is at `starts + r · starts_stride`.
@@ -24,6 +44,8 @@ pub(crate) struct InputRows {
 pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     /// The vectors of f32 that go with them.
     type S: Simd;
+    /// What holds an input.
+    type Input: InputInteger;
     /// Inputs per step of a panel. A product has whole steps.
     const STEP: usize;
     /// What is added to weights of 8 bits in memory: 0, or 128 for instructions that take unsigned weights. Sums then
@@ -50,48 +72,50 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
         prefetch: &mut Prefetch,
     ) -> [[<Self::S as Simd>::V; VECTORS]; ROWS];
 
-    /// Stores the lowest byte of the bits of each lane.
+    /// Stores the lowest bits of each lane.
     ///
     /// # Safety
-    /// `S::LANES` bytes can be written.
+    /// `S::LANES` integers can be written.
     #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <Self::S as Simd>::V) {
+    unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
         // SAFETY: the caller's promise.
-        unsafe { store_low_bytes(self.simd(), to, lanes) }
+        unsafe { store_integers(self.simd(), to, lanes) }
     }
 }
 
-/// [`Int8Dot::store_low_bytes`] one by one.
+/// [`Int8Dot::store_integers`] one by one.
 ///
 /// # Safety
-/// `S::LANES` bytes can be written.
+/// `S::LANES` integers can be written.
 #[inline(always)]
-unsafe fn store_low_bytes<S: Simd>(s: S, to: *mut i8, lanes: S::V) {
+unsafe fn store_integers<S: Simd, I: InputInteger>(s: S, to: *mut I, lanes: S::V) {
     let mut values = [0.0; MAX_LANES];
     s.store_slice(&mut values, lanes);
     for (i, value) in values.into_iter().take(S::LANES).enumerate() {
         // SAFETY: `i < S::LANES`.
-        unsafe { *to.add(i) = value.to_bits() as i8 };
+        unsafe { *to.add(i) = I::from_bits(value.to_bits()) };
     }
 }
 
-/// Instructions that multiply four neighboring inputs with as many weights of each output of a vector.
+/// Instructions that multiply neighboring inputs, 32 bits of them, with as many weights of each output of a vector.
 ///
 /// # Safety
 /// `load` and `load_nibbles` read as many bytes as they document, and nothing else.
 pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     type S: Simd;
+    /// i8 for four inputs, or i16 for two.
+    type Input: InputInteger;
     const OFFSET: u8;
     const NIBBLE_OFFSET: u8;
     /// `S::LANES` sums of 32 bits.
     type Sums: Copy;
-    /// Four weights for each of `S::LANES` outputs.
+    /// The weights of a step for each of `S::LANES` outputs.
     type Weights: Copy;
 
     fn simd(self) -> Self::S;
     fn splat(self, start: i32) -> Self::Sums;
     fn to_f32(self, sums: Self::Sums) -> <Self::S as Simd>::V;
-    /// Adds the products of four inputs, which are the bytes of `x`, with the weights. Sums wrap around.
+    /// Adds the products of the inputs in `x` with the weights. Sums wrap around.
     fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums;
     /// [`dot`](Self::dot) for weights of [`load_nibbles`](Self::load_nibbles).
     #[inline(always)]
@@ -99,29 +123,30 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
         self.dot(sums, weights, x)
     }
     /// # Safety
-    /// `4 · S::LANES` bytes can be read.
+    /// As many bytes can be read as there are weights.
     unsafe fn load(self, from: *const u8) -> Self::Weights;
     /// The low nibbles and the high nibbles.
     ///
     /// # Safety
-    /// `4 · S::LANES` bytes can be read.
+    /// As many bytes can be read as there are weights of a step.
     unsafe fn load_nibbles(self, from: *const u8) -> [Self::Weights; 2];
-    /// [`Int8Dot::store_low_bytes`].
+    /// [`Int8Dot::store_integers`].
     ///
     /// # Safety
-    /// `S::LANES` bytes can be written.
+    /// `S::LANES` integers can be written.
     #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <Self::S as Simd>::V) {
+    unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
         // SAFETY: the caller's promise.
-        unsafe { store_low_bytes(self.simd(), to, lanes) }
+        unsafe { store_integers(self.simd(), to, lanes) }
     }
 }
 
-// SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and four inputs of
-// each row and step.
+// SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and 32 bits of
+// inputs of each row and step.
 unsafe impl<D: Int8Vectors> Int8Dot for D {
     type S = D::S;
-    const STEP: usize = 4;
+    type Input = D::Input;
+    const STEP: usize = 4 / size_of::<D::Input>();
     const OFFSET: u8 = D::OFFSET;
     const NIBBLE_OFFSET: u8 = D::NIBBLE_OFFSET;
 
@@ -131,9 +156,9 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     }
 
     #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: <D::S as Simd>::V) {
+    unsafe fn store_integers(self, to: *mut D::Input, lanes: <D::S as Simd>::V) {
         // SAFETY: the caller's promise.
-        unsafe { Int8Vectors::store_low_bytes(self, to, lanes) }
+        unsafe { Int8Vectors::store_integers(self, to, lanes) }
     }
 
     #[inline(always)]
@@ -144,39 +169,23 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
         panel: *const u8,
         prefetch: &mut Prefetch,
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
-        let bytes = 4 * D::S::LANES;
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
             let mut sums = [[self.splat(0); VECTORS]; ROWS];
             for (r, sums) in sums.iter_mut().enumerate() {
                 *sums = [self.splat(*a.starts.add(r * a.starts_stride)); VECTORS];
             }
-            let x = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step).cast::<i32>().read_unaligned();
-            let from = |row: usize, v: usize| panel.add((row * VECTORS + v) * bytes);
-            let rows = if NIBBLES { steps / 2 } else { steps };
-            for block in (0..rows).step_by(Prefetch::BLOCK) {
+            let (mut values, mut panel) = (a.values, panel);
+            // Steps of inputs whose weights are in the same bytes.
+            let loads = if NIBBLES { steps / 2 } else { steps };
+            for _ in 0..loads / Prefetch::BLOCK {
                 prefetch.fetch(Int8Vectors::simd(self));
-                for row in block..rows.min(block + Prefetch::BLOCK) {
-                    if NIBBLES {
-                        let weights: [_; VECTORS] = std::array::from_fn(|v| self.load_nibbles(from(row, v)));
-                        for half in 0..2 {
-                            for (r, sums) in sums.iter_mut().enumerate() {
-                                let x = x(r, 2 * row + half);
-                                for (sum, weights) in sums.iter_mut().zip(weights) {
-                                    *sum = self.dot_nibbles(*sum, weights[half], x);
-                                }
-                            }
-                        }
-                    } else {
-                        let weights: [_; VECTORS] = std::array::from_fn(|v| self.load(from(row, v)));
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let x = x(r, row);
-                            for (sum, weights) in sums.iter_mut().zip(weights) {
-                                *sum = self.dot(*sum, weights, x);
-                            }
-                        }
-                    }
+                for _ in 0..Prefetch::BLOCK {
+                    add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
                 }
+            }
+            for _ in 0..loads % Prefetch::BLOCK {
+                add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
             }
             // Loops, because `array::map` is not always inlined.
             let mut results = [[Int8Vectors::simd(self).splat(0.0); VECTORS]; ROWS];
@@ -186,4 +195,52 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
             results
         }
     }
+}
+
+/// Adds the products of the first step of inputs and weights, of the first two if weights are `NIBBLES`, and moves both
+/// to the next one.
+///
+/// # Safety
+/// 32 bits of each step of inputs can be read for `ROWS` rows, `stride` bytes apart, and `VECTORS` vectors of weights.
+#[inline(always)]
+unsafe fn add_step<D: Int8Vectors, const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
+    dot: D,
+    values: &mut *const i8,
+    stride: usize,
+    panel: &mut *const u8,
+    sums: &mut [[D::Sums; VECTORS]; ROWS],
+) {
+    let bytes = const { <D as Int8Dot>::STEP * D::S::LANES };
+    // SAFETY: the caller promises the memory.
+    unsafe {
+        let x = |r: usize, step: usize| values.add(r * stride + 4 * step).cast::<i32>().read_unaligned();
+        if NIBBLES {
+            let mut weights = [dot.load_nibbles(*panel); VECTORS];
+            for (v, weights) in weights.iter_mut().enumerate().skip(1) {
+                *weights = dot.load_nibbles(panel.add(v * bytes));
+            }
+            for half in 0..2 {
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let x = x(r, half);
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = dot.dot_nibbles(*sum, weights[half], x);
+                    }
+                }
+            }
+        } else {
+            let mut weights = [dot.load(*panel); VECTORS];
+            for (v, weights) in weights.iter_mut().enumerate().skip(1) {
+                *weights = dot.load(panel.add(v * bytes));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = x(r, 0);
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = dot.dot(*sum, weights, x);
+                }
+            }
+        }
+    }
+    *values = values.wrapping_add(if NIBBLES { 8 } else { 4 });
+    *panel = panel.wrapping_add(VECTORS * bytes);
+    hide_addresses(values, panel);
 }

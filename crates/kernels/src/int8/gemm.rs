@@ -165,14 +165,20 @@ impl MultiplyPanel<'_> {
         memory: &mut Sums,
     ) {
         let (s, lanes) = (dot.simd(), D::S::LANES);
-        let PanelLayout { width, inputs, groups, .. } = self.layout;
+        let PanelLayout { width, inputs, groups, input_size, .. } = self.layout;
+        let row_bytes = self.layout.input_row_bytes();
         // Inputs of a group, and its bytes of the panel.
         let group = if BLOCKS { BLOCK } else { inputs };
         let bytes = self.layout.bytes_of(group);
-        let (values, scales) = (&self.values[row * inputs..], &self.scales[row * groups..]);
+        let (values, scales) = (&self.values[row * row_bytes..], &self.scales[row * groups..]);
         let starts = &self.starts[row * groups..];
         assert!(width == NR * lanes && inputs == groups * group, "the weights are packed for another instruction set");
-        assert!(values.len() >= ROWS * inputs && scales.len() >= ROWS * groups && starts.len() >= ROWS * groups);
+        assert!(
+            input_size == size_of::<D::Input>()
+                && values.len() >= ROWS * row_bytes
+                && scales.len() >= ROWS * groups
+                && starts.len() >= ROWS * groups
+        );
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
         assert!(row + ROWS <= self.rows);
         let groups = if BLOCKS { groups } else { 1 };
@@ -182,8 +188,8 @@ impl MultiplyPanel<'_> {
             // are an even one. This is a kernel under `run_int8`.
             unsafe {
                 let a = InputRows {
-                    values: values.as_ptr().add(index * group),
-                    stride: inputs,
+                    values: values.as_ptr().add(index * group * input_size),
+                    stride: row_bytes,
                     starts: starts.as_ptr().add(index),
                     starts_stride: groups,
                 };

@@ -1,6 +1,6 @@
 //! Inputs of a product, rounded to int8.
 
-use super::dot::Int8Dot;
+use super::dot::{InputInteger, Int8Dot};
 use super::encode::{BLOCK, MAX_INT8, WeightFormat};
 use super::panels::PanelLayout;
 use super::tiles::TILE_ROWS;
@@ -14,7 +14,7 @@ use crate::team::{SharedOut, Team};
 
 /// The inputs of a product, rounded once for all of its tasks.
 pub(crate) struct RoundedInputs<'a> {
-    /// Integers `(rows, inputs)`, four in a value; then scales and starts, `(rows, groups)`.
+    /// Integers `(rows, inputs)`, in bytes; then scales and starts, `(rows, groups)`.
     memory: Scratch<'a>,
     layout: PanelLayout,
     /// Values that hold the integers.
@@ -32,12 +32,12 @@ impl<'a> RoundedInputs<'a> {
         a: Elements,
         rows: usize,
     ) -> Result<Self> {
-        let PanelLayout { inputs, groups, .. } = layout;
+        let (PanelLayout { groups, .. }, row_bytes) = (layout, layout.input_row_bytes());
         let k = a.len() / rows.max(1);
         // A tile may read more rows than there are. Their contents do not matter: no row affects another.
         let rows_read = rows.next_multiple_of(TILE_ROWS);
         let integers =
-            element_count("the scratch memory of a product", &[rows_read, inputs])?.div_ceil(size_of::<f32>());
+            element_count("the scratch memory of a product", &[rows_read, row_bytes])?.div_ceil(size_of::<f32>());
         let mut memory = pool.take(integers + 2 * rows * groups)?;
         let (values, rest) = memory.split_at_mut(integers);
         let (scales, starts) = rest.split_at_mut(rows * groups);
@@ -53,7 +53,7 @@ impl<'a> RoundedInputs<'a> {
                 // SAFETY: these are rows of the memory above, which is borrowed here, and no other thread has them.
                 let (values, scales, starts) = unsafe {
                     (
-                        std::slice::from_raw_parts_mut(values.start().add(row * inputs), step * inputs),
+                        std::slice::from_raw_parts_mut(values.start().add(row * row_bytes), step * row_bytes),
                         std::slice::from_raw_parts_mut(scales.start().add(row * groups), step * groups),
                         std::slice::from_raw_parts_mut(starts.start().add(row * groups), step * groups),
                     )
@@ -68,11 +68,11 @@ impl<'a> RoundedInputs<'a> {
 
     /// The integers, scales and starts of the rows from `row` on.
     pub fn rows_from(&self, row: usize) -> (&[i8], &[f32], &[i32]) {
-        let PanelLayout { inputs, groups, .. } = self.layout;
+        let (PanelLayout { groups, .. }, row_bytes) = (self.layout, self.layout.input_row_bytes());
         let (integers, rest) = self.memory.split_at(self.integers);
         let (scales, starts) = rest.split_at(self.rows * groups);
         let (integers, starts) = (bytemuck::cast_slice(integers), bytemuck::cast_slice(starts));
-        (&integers[row * inputs..], &scales[row * groups..], &starts[row * groups..])
+        (&integers[row * row_bytes..], &scales[row * groups..], &starts[row * groups..])
     }
 }
 
@@ -82,7 +82,7 @@ struct RoundInputs<'a> {
     /// `(rows, in_features)`
     from: &'a [f32],
     rows: usize,
-    /// `(rows, inputs)`
+    /// `(rows, inputs)`, in bytes.
     values: &'a mut [i8],
     /// `(rows, groups)`
     scales: &'a mut [f32],
@@ -96,7 +96,8 @@ impl Int8Kernel for RoundInputs<'_> {
         let PanelLayout { format, inputs, groups, offset, .. } = self.layout;
         let k = self.from.len() / self.rows;
         for row in 0..self.rows {
-            let (from, values) = (&self.from[row * k..][..k], &mut self.values[row * inputs..][..inputs]);
+            let values: &mut [D::Input] = bytemuck::cast_slice_mut(self.values);
+            let (from, values) = (&self.from[row * k..][..k], &mut values[row * inputs..][..inputs]);
             let (scales, starts) = (&mut self.scales[row * groups..][..groups], &mut self.starts[row * groups..]);
             // Sums wrap around, so what they start with may, too.
             let start = |sum: i32| sum.wrapping_mul(-i32::from(offset));
@@ -124,46 +125,43 @@ const MAGIC: f32 = 12_582_912.0;
 /// The scale is NaN if an input is not finite, so that everything that depends on it becomes NaN. It is at least the
 /// smallest normal number, so inputs far below that are 0; and 0 if all inputs are.
 #[inline(always)]
-fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [i8]) -> (f32, i32) {
+fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [D::Input]) -> (f32, i32) {
     let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
-    padding.fill(0);
+    padding.fill(D::Input::from_bits(0));
     let largest = largest_magnitude(s, from);
     if largest == 0.0 {
-        to.fill(0);
+        to.fill(D::Input::from_bits(0));
         return (if from.iter().all(|x| *x == 0.0) { 0.0 } else { f32::NAN }, 0);
     }
     let scale = (largest / MAX_INT8).max(f32::MIN_POSITIVE);
     let (inverse, magic) = (s.splat(1.0 / scale), s.splat(MAGIC));
     // Not fused, so that all instruction sets give the same bits.
     let round = |x: &[f32]| s.add(s.mul(s.load_slice(x), inverse), magic);
-    // Sums of integers below 2^24, which are exact in f32; NaN if an input is not finite: the inverse of infinity is 0.
-    let mut sums = [s.splat(0.0); SUMS];
-    let (blocks, rest) = from.split_at(from.len() / (SUMS * D::S::LANES) * (SUMS * D::S::LANES));
-    let (to, to_rest) = to.split_at_mut(blocks.len());
-    for (block, to) in blocks.chunks_exact(SUMS * D::S::LANES).zip(to.chunks_exact_mut(SUMS * D::S::LANES)) {
-        let vectors = block.chunks_exact(D::S::LANES).zip(to.chunks_exact_mut(D::S::LANES));
-        for (sum, (x, to)) in sums.iter_mut().zip(vectors) {
-            let rounded = round(x);
-            *sum = s.add(*sum, s.sub(rounded, magic));
-            // SAFETY: the chunk has `LANES` bytes.
-            unsafe { dot.store_low_bytes(to.as_mut_ptr(), rounded) };
-        }
+    // A sum of integers below 2^24, which is exact in f32; NaN if an input is not finite: the inverse of infinity is 0.
+    let mut sums = s.splat(0.0);
+    let (vectors, rest) = from.split_at(from.len() / D::S::LANES * D::S::LANES);
+    let (to, to_rest) = to.split_at_mut(vectors.len());
+    for (x, to) in vectors.chunks_exact(D::S::LANES).zip(to.chunks_exact_mut(D::S::LANES)) {
+        let rounded = round(x);
+        sums = s.add(sums, s.sub(rounded, magic));
+        // SAFETY: the chunk has `LANES` integers.
+        unsafe { dot.store_integers(to.as_mut_ptr(), rounded) };
     }
-    for (rest, to) in rest.chunks(D::S::LANES).zip(to_rest.chunks_mut(D::S::LANES)) {
-        let (mut x, mut bytes) = ([0.0; MAX_LANES], [0; MAX_LANES]);
+    if !rest.is_empty() {
+        let (mut x, mut integers) = ([0.0; MAX_LANES], [D::Input::from_bits(0); MAX_LANES]);
         x.iter_mut().zip(rest).for_each(|(x, rest)| *x = *rest);
         let rounded = round(&x);
-        sums[0] = s.add(sums[0], s.sub(rounded, magic));
-        // SAFETY: there are `MAX_LANES` bytes.
-        unsafe { dot.store_low_bytes(bytes.as_mut_ptr(), rounded) };
-        to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+        sums = s.add(sums, s.sub(rounded, magic));
+        // SAFETY: there are `MAX_LANES` integers.
+        unsafe { dot.store_integers(integers.as_mut_ptr(), rounded) };
+        to_rest.iter_mut().zip(integers).for_each(|(to, integer)| *to = integer);
     }
-    let sum = s.reduce_add(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
+    let sum = s.reduce_add(sums);
     (if sum.is_nan() { f32::NAN } else { scale }, sum as i32)
 }
 
-/// Vectors that are summed or compared side by side: one alone would wait for each operation before the next.
+/// Vectors that are compared side by side: one alone would wait for each operation before the next.
 const SUMS: usize = 4;
 
 /// The largest magnitude of the values that are not NaN. (NEON: NaN if one is.)

@@ -14,6 +14,7 @@ pub(crate) const BLOCK_MR: usize = 2;
 // SAFETY: both loads read 16 bytes.
 unsafe impl Int8Vectors for Neon {
     type S = Neon;
+    type Input = i8;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;
     /// Two neighboring values add up to a sum: those of the first two outputs, and those of the others.

@@ -59,6 +59,7 @@ impl NeonDotprod {
 // of each row and step.
 unsafe impl Int8Dot for NeonDotprod {
     type S = Neon;
+    type Input = i8;
     const STEP: usize = 4;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;

@@ -41,6 +41,7 @@ impl NeonBf16 {
 // each row and step.
 unsafe impl Int8Dot for NeonBf16 {
     type S = Neon;
+    type Input = i8;
     const STEP: usize = 8;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;

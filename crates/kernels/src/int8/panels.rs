@@ -21,6 +21,8 @@ pub(crate) struct PanelLayout {
     pub inputs: usize,
     /// Inputs per step.
     pub step: usize,
+    /// Bytes of an input that was rounded.
+    pub input_size: usize,
     /// What is added to an integer, so that instructions that take unsigned weights can have it.
     pub offset: u8,
     /// Scales per output feature.
@@ -45,6 +47,11 @@ pub(crate) enum PanelScales {
 impl PanelLayout {
     fn is_nibbles(self) -> bool {
         self.format == WeightFormat::Q4_0
+    }
+
+    /// Bytes of a row of inputs that were rounded.
+    pub fn input_row_bytes(self) -> usize {
+        self.inputs * self.input_size
     }
 
     /// Bytes of a panel.

@@ -17,6 +17,7 @@ const LANES: usize = 8;
 // SAFETY: both loads read `4 · LANES` bytes.
 unsafe impl Int8Vectors for PortableInt8 {
     type S = Portable;
+    type Input = i8;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;
     type Sums = [i32; LANES];

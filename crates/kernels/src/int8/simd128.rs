@@ -20,6 +20,7 @@ type Two = [v128; 2];
 // SAFETY: both loads read 32 bytes.
 unsafe impl Int8Vectors for Simd128Int8 {
     type S = Simd128;
+    type Input = i8;
     const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 0;
     type Sums = Two;

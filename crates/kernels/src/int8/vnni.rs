@@ -12,10 +12,10 @@ use crate::isa::kernel::Int8Kernel;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Vnni<const VEX: bool>(Avx2);
 
-/// Register tile: 4 × 3 sums, 3 vectors of weights and one broadcast value take exactly the 16 registers.
-const MR: usize = 4;
-const NR: usize = 3;
-/// With a scale per block, 2 × 3 integer sums and 2 × 3 results take 12 registers, and weights three.
+/// Register tile: that of f32, for the same reasons.
+const MR: usize = 6;
+const NR: usize = 2;
+/// With a scale per block, 2 × 2 integer sums and as many results take 8 registers, and weights up to four.
 const BLOCK_MR: usize = 2;
 
 impl<const VEX: bool> Vnni<VEX> {
@@ -51,6 +51,7 @@ fn run_evex<K: Int8Kernel, const VEX: bool>(dot: Vnni<VEX>, kernel: K) {
 // SAFETY: both loads read 32 bytes.
 unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
     type S = Avx2;
+    type Input = i8;
     const OFFSET: u8 = 128;
     const NIBBLE_OFFSET: u8 = 8;
     type Sums = __m256i;
@@ -94,7 +95,7 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
         }
     }
     #[inline(always)]
-    unsafe fn store_low_bytes(self, to: *mut i8, lanes: __m256) {
+    unsafe fn store_integers(self, to: *mut i8, lanes: __m256) {
         // SAFETY: the caller's promise; `self` proves that the processor has AVX2.
         unsafe { avx2::store_low_bytes(to, lanes) }
     }

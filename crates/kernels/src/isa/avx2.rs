@@ -99,29 +99,26 @@ unsafe impl Simd for Avx2 {
     fn reduce_max(self, a: __m256) -> f32 {
         self.to_array(a).into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
-    /// Three steps: pairs of rows, then fours of them within each half of a register, then halves between registers.
+    const COLUMNS: usize = 4;
+    /// Rows `r` and `r + 4` are loaded to the halves of a register. Then there are two steps: pairs of rows, and fours of
+    /// them, within each half.
     #[inline(always)]
     unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [__m256; MAX_LANES] {
-        // SAFETY: the caller promises 8 values at each of 8 rows; `self` proves that the processor has AVX2.
+        // SAFETY: the caller promises 4 values at each of 8 rows; `self` proves that the processor has AVX2.
         unsafe {
-            let (mut pairs, mut fours) = ([_mm256_setzero_ps(); 8], [_mm256_setzero_ps(); 8]);
-            for i in (0..8).step_by(2) {
-                let (a, b) = (_mm256_loadu_ps(rows[i]), _mm256_loadu_ps(rows[i + 1]));
-                (pairs[i], pairs[i + 1]) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let mut halves = [_mm256_setzero_ps(); 4];
+            for (r, halves) in halves.iter_mut().enumerate() {
+                let low = _mm256_castps128_ps256(_mm_loadu_ps(rows[r]));
+                *halves = _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(rows[r + 4]));
             }
-            for i in [0, 4] {
-                for j in 0..2 {
-                    let (a, b) = (_mm256_castps_pd(pairs[i + j]), _mm256_castps_pd(pairs[i + j + 2]));
-                    fours[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
-                    fours[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
-                }
-            }
+            let [a, b, c, d] = halves;
+            let low = [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)].map(|pairs| _mm256_castps_pd(pairs));
+            let high = [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)].map(|pairs| _mm256_castps_pd(pairs));
             let mut columns = [_mm256_setzero_ps(); MAX_LANES];
-            for j in 0..4 {
-                let (a, b) = (fours[j], fours[4 + j]);
-                columns[j] = _mm256_permute2f128_ps::<0x20>(a, b);
-                columns[4 + j] = _mm256_permute2f128_ps::<0x31>(a, b);
-            }
+            columns[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low[0], low[1]));
+            columns[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low[0], low[1]));
+            columns[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high[0], high[1]));
+            columns[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high[0], high[1]));
             columns
         }
     }

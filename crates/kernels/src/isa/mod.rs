@@ -262,7 +262,7 @@ impl Isa {
     pub(crate) fn int8_layout(self, format: WeightFormat, in_features: usize) -> PanelLayout {
         if format == WeightFormat::Int8 && self.has_int8_tiles() {
             let inputs = in_features.next_multiple_of(TILE_STEP);
-            return PanelLayout { format, width: TILE_COLUMNS, inputs, step: 4, offset: 0, groups: 1 };
+            return PanelLayout { format, width: TILE_COLUMNS, inputs, step: 4, input_size: 1, offset: 0, groups: 1 };
         }
         let mut layout = None;
         self.run_int8(FindInt8Layout { format, in_features, layout: &mut layout });
@@ -284,6 +284,7 @@ impl Int8Kernel for FindInt8Layout<'_> {
             width: NR * D::S::LANES,
             inputs: self.in_features.next_multiple_of(D::STEP),
             step: D::STEP,
+            input_size: size_of::<D::Input>(),
             offset: if self.format == WeightFormat::Q4_0 { D::NIBBLE_OFFSET } else { D::OFFSET },
             groups: self.format.groups(self.in_features),
         });

@@ -4,7 +4,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::mem::MaybeUninit;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
@@ -99,6 +99,16 @@ unsafe impl Simd for Neon {
         unsafe { vst1q_f32(to, a) }
     }
     #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> float32x4_t {
+        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
+        unsafe { widen_f16(vld1_u16(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> float32x4_t {
+        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
+        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> float32x4_t {
         // SAFETY: the caller promises 4 indices and the values at their places.
         let gathered: [f32; 4] = std::array::from_fn(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) });
@@ -107,19 +117,28 @@ unsafe impl Simd for Neon {
     }
 }
 
-/// Converts f16 to f32. Both slices have the same length.
+/// Converts four values of f16 to f32.
 ///
 /// The conversion is part of NEON, unlike f16 arithmetic, but has no intrinsic on stable Rust.
+///
+/// # Safety
+/// The processor has NEON.
+#[inline(always)]
+unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: the caller promises NEON; the instruction accesses registers only.
+    unsafe { asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack)) };
+    wide
+}
+
+/// Converts f16 to f32. Both slices have the same length.
 #[inline(always)]
 pub(crate) fn f16_to_f32(from: &[f16], to: &mut [f32]) {
     convert_by_four(from, to, f16::ZERO, |from| {
         let mut to = [0.0; 4];
         // SAFETY: every target of this architecture with a standard library has NEON; 4 values are read and written.
         unsafe {
-            let wide: float32x4_t;
-            let from = vld1_u16(from.as_ptr().cast());
-            asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) from, options(pure, nomem, nostack));
-            vst1q_f32(to.as_mut_ptr(), wide);
+            vst1q_f32(to.as_mut_ptr(), widen_f16(vld1_u16(from.as_ptr().cast())));
         }
         to
     });

@@ -1,7 +1,10 @@
 //! Plain Rust for any processor. The compiler turns the arrays into the vectors that the target has.
 
+use half::{bf16, f16};
+
 use super::kernel::{InstructionSet, Kernel};
 use super::simd::Simd;
+use crate::convert::{bf16_to_f32, f16_to_f32};
 
 /// Arrays of 8 values.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +45,7 @@ unsafe impl Simd for Portable {
     type V = Lanes;
     const LANES: usize = LANES;
     const TRANSPOSES: bool = false;
+    const MULTIPLIES_HALVES: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Lanes {
@@ -107,6 +111,16 @@ unsafe impl Simd for Portable {
     unsafe fn store(self, to: *mut f32, a: Lanes) {
         // SAFETY: the caller promises room for `LANES` values.
         unsafe { to.cast::<Lanes>().write_unaligned(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Lanes {
+        // SAFETY: the caller promises `LANES` values.
+        lanes(|i| f16_to_f32(unsafe { from.add(i).read() }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> Lanes {
+        // SAFETY: the caller promises `LANES` values.
+        lanes(|i| bf16_to_f32(unsafe { from.add(i).read() }))
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Lanes {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::pair_dot::Pair;
-use crate::convert::{bf16_to_f32, f32_to_bf16};
+use crate::convert::f32_to_bf16;
 use crate::exp::exp2_bf16;
 
 /// The most lanes that vectors have.
@@ -68,32 +68,19 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` values can be written at `to`.
     unsafe fn store(self, to: *mut f32, a: Self::V);
+    /// Whether values of 16 bits are converted by so few instructions that products can read them. Otherwise panels of
+    /// them are converted first.
+    const MULTIPLIES_HALVES: bool = true;
     /// Values of f16, which is exact.
     ///
     /// # Safety
     /// `LANES` values can be read at `from`.
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Self::V {
-        let mut lanes = [0.0; MAX_LANES];
-        for (i, lane) in lanes.iter_mut().take(Self::LANES).enumerate() {
-            // SAFETY: `i < LANES`.
-            *lane = unsafe { from.add(i).read() }.to_f32();
-        }
-        self.load_slice(&lanes)
-    }
+    unsafe fn load_f16(self, from: *const f16) -> Self::V;
     /// Values of bf16, which is exact.
     ///
     /// # Safety
     /// `LANES` values can be read at `from`.
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Self::V {
-        let mut lanes = [0.0; MAX_LANES];
-        for (i, lane) in lanes.iter_mut().take(Self::LANES).enumerate() {
-            // SAFETY: `i < LANES`.
-            *lane = bf16_to_f32(unsafe { from.add(i).read() });
-        }
-        self.load_slice(&lanes)
-    }
+    unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
     /// Rounds to bf16, to nearest, ties to even.
     ///
     /// # Safety
@@ -136,21 +123,23 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
 
     /// Whether [`transposed`](Self::transposed) stays in registers.
     const TRANSPOSES: bool = true;
-    /// Transposes `LANES` rows of as many values, the first of `rows`: value `c` of row `r` is lane `r` of vector `c`.
+    /// Columns that are transposed together: a divisor of `LANES`.
+    const COLUMNS: usize = Self::LANES;
+    /// Transposes the first `COLUMNS` values of `LANES` rows: value `c` of row `r` is lane `r` of vector `c`.
     ///
     /// # Safety
-    /// `LANES` values can be read at each of the first `LANES` pointers.
+    /// `COLUMNS` values can be read at each of the first `LANES` pointers.
     #[inline(always)]
     unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [Self::V; MAX_LANES] {
         let mut columns = [[0.0; MAX_LANES]; MAX_LANES];
         for (r, row) in rows.iter().take(Self::LANES).enumerate() {
-            for (c, column) in columns.iter_mut().take(Self::LANES).enumerate() {
+            for (c, column) in columns.iter_mut().take(Self::COLUMNS).enumerate() {
                 // SAFETY: the caller promises it.
                 column[r] = unsafe { *row.add(c) };
             }
         }
         let mut vectors = [self.splat(0.0); MAX_LANES];
-        for (vector, column) in vectors.iter_mut().zip(&columns).take(Self::LANES) {
+        for (vector, column) in vectors.iter_mut().zip(&columns).take(Self::COLUMNS) {
             *vector = self.load_slice(column);
         }
         vectors
@@ -159,13 +148,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// Writes [`transposed`](Self::transposed) rows: value `c` of row `r` goes to `to + c · stride + r`.
     ///
     /// # Safety
-    /// `LANES` values can be read at each of the first `LANES` pointers, and written at `LANES` places `stride` values
-    /// apart from `to` on.
+    /// `COLUMNS` values can be read at each of the first `LANES` pointers, and `LANES` written at `COLUMNS` places
+    /// `stride` values apart from `to` on.
     #[inline(always)]
     unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
         // SAFETY: the caller promises it.
         unsafe {
-            for (c, column) in self.transposed(rows).into_iter().take(Self::LANES).enumerate() {
+            for (c, column) in self.transposed(rows).into_iter().take(Self::COLUMNS).enumerate() {
                 self.store(to.add(c * stride), column);
             }
         }

@@ -8,6 +8,8 @@
 
 use std::arch::wasm32::*;
 
+use half::{bf16, f16};
+
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::Simd;
 use crate::int8::simd128::{self, Simd128Int8};
@@ -50,6 +52,17 @@ pub(crate) struct Pair(pub v128, pub v128);
 #[inline(always)]
 fn on_both(a: Pair, b: Pair, op: impl Fn(v128, v128) -> v128) -> Pair {
     Pair(op(a.0, b.0), op(a.1, b.1))
+}
+
+/// f16 in the low bits of each lane to f32, as [`f16_to_f32`](crate::convert::f16_to_f32) does.
+#[inline(always)]
+fn widen_f16(bits: v128) -> v128 {
+    let magnitude = u32x4_shl(v128_and(bits, u32x4_splat(0x7fff)), 13);
+    let finite = f32x4_mul(magnitude, u32x4_splat((112 + 127) << 23));
+    let exponent = u32x4_splat(0x7c00);
+    let is_infinite = i32x4_eq(v128_and(bits, exponent), exponent);
+    let infinite = v128_and(is_infinite, u32x4_splat(f32::INFINITY.to_bits()));
+    v128_or(v128_or(finite, infinite), u32x4_shl(v128_and(bits, u32x4_splat(0x8000)), 16))
 }
 
 /// `a · 2^n`. Adding 1.5 · 2^23 leaves `n` in the lowest bits of the sum, and the shift drops all others.
@@ -133,6 +146,18 @@ unsafe impl Simd for Simd128 {
             v128_store(to.cast(), a.0);
             v128_store(to.add(4).cast(), a.1);
         }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Pair {
+        // SAFETY: the caller promises 8 values; the instruction takes any alignment.
+        let halves = unsafe { v128_load(from.cast()) };
+        Pair(widen_f16(u32x4_extend_low_u16x8(halves)), widen_f16(u32x4_extend_high_u16x8(halves)))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> Pair {
+        // SAFETY: the caller promises 8 values; the instruction takes any alignment.
+        let halves = unsafe { v128_load(from.cast()) };
+        Pair(u32x4_shl(u32x4_extend_low_u16x8(halves), 16), u32x4_shl(u32x4_extend_high_u16x8(halves), 16))
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Pair {
