@@ -1,12 +1,18 @@
 //! Benchmarks of the kernels, without a model around them: `cargo bench --manifest-path benches/Cargo.toml`.
 //!
-//! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set.
+//! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set. The group `instruction sets`
+//! runs on all instruction sets of the machine and on one thread, whatever these say: whoever changes a kernel compares it
+//! before and after (`cargo bench --manifest-path benches/Cargo.toml -- 'instruction sets'`).
 
 use std::collections::HashMap;
 use std::hint::black_box;
 
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, ProjectionBias};
+use candle_attention_kernels as kernels;
+use candle_attention_kernels::{
+    Activation, AttentionProblem, Batch, HeadsView, Isa, Mask, Packer, Team, WeightFormat,
+};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -64,5 +70,118 @@ fn layer(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, attention, layer);
+/// Products and attention by each instruction set of the machine, in floating-point or integer operations per second: two
+/// for each multiply-add. `multiply-adds` is what one core can do: independent ones on registers.
+fn instruction_sets(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("instruction sets");
+    peak::add(&mut group);
+    let values = |count: usize| (0..count).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect::<Vec<f32>>();
+    for isa in Isa::all() {
+        for (format, [rows, inputs, outputs]) in [
+            (WeightFormat::F32, [128, 384, 1536]),
+            (WeightFormat::F32, [128, 1536, 384]),
+            (WeightFormat::F32, [1, 384, 1536]),
+            (WeightFormat::Bf16, [128, 384, 1536]),
+            (WeightFormat::Bf16, [1, 384, 1536]),
+            (WeightFormat::F16, [1, 384, 1536]),
+            (WeightFormat::Int8, [128, 384, 1536]),
+            (WeightFormat::Int8, [1, 384, 1536]),
+        ] {
+            let mut packer = Packer::new(isa, format, outputs, inputs).expect("room for weights");
+            packer.push(outputs, &values(outputs * inputs), None).expect("weights");
+            let (weights, xs) = (packer.finish().expect("packed weights"), values(rows * inputs));
+            let mut ys = Vec::<f32>::new();
+            group.throughput(Throughput::Elements(2 * weights.multiply_adds(rows) as u64));
+            let id = BenchmarkId::new(format!("product {format:?} {rows}x{inputs}x{outputs}"), isa.name());
+            group.bench_function(id, |bencher| {
+                bencher.iter(|| weights.multiply(Team::ALONE, black_box(&xs), rows, Activation::Identity, &mut ys));
+            });
+        }
+        for (b, s_q, s_kv) in [(8, 128, 128), (1, 1, 1024)] {
+            const H: usize = 12;
+            const D: usize = 64;
+            let [q, kv] = [s_q, s_kv].map(|s| values(b * s * H * D));
+            let [q, k, v] = [(&q, s_q), (&kv, s_kv), (&kv, s_kv)]
+                .map(|(data, s)| HeadsView { data: &data[..], strides: [s * H * D, H * D, D] });
+            let problem = AttentionProblem {
+                q,
+                k,
+                v,
+                batch: Batch::Padded { b, s_q, s_kv },
+                appended: 0,
+                h: H,
+                h_kv: H,
+                d: D,
+                d_v: D,
+                scale: 0.125,
+                softcap: None,
+                sinks: None,
+                mask: Mask::default(),
+                bf16: false,
+            };
+            let mut to = Vec::new();
+            group.throughput(Throughput::Elements(4 * (b * H * D * s_q * s_kv) as u64));
+            group.bench_function(BenchmarkId::new(format!("attention {b}x{s_q}x{s_kv}"), isa.name()), |bencher| {
+                bencher.iter(|| kernels::attend(isa, Team::ALONE, black_box(&problem), &mut to));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Independent multiply-adds on registers.
+#[cfg(target_arch = "x86_64")]
+mod peak {
+    use std::arch::x86_64::*;
+    use std::hint::black_box;
+
+    use criterion::measurement::WallTime;
+    use criterion::{BenchmarkGroup, BenchmarkId, Throughput};
+
+    const STEPS: usize = 10_000;
+    /// More than hide the latency on two ports, and few enough for 16 registers.
+    const SUMS: usize = 12;
+
+    pub fn add(group: &mut BenchmarkGroup<WallTime>) {
+        let mut bench = |name: &str, lanes: usize, run: &dyn Fn() -> f32| {
+            group.throughput(Throughput::Elements((2 * STEPS * SUMS * lanes) as u64));
+            group.bench_function(BenchmarkId::new("multiply-adds", name), |bencher| bencher.iter(run));
+        };
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: the processor has the instructions.
+            bench("avx2", 8, &|| unsafe { avx2() });
+        }
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the instructions.
+            bench("avx512", 16, &|| unsafe { avx512() });
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2() -> f32 {
+        let (a, b) = (_mm256_set1_ps(black_box(0.5)), _mm256_set1_ps(black_box(0.25)));
+        let mut sums = [a; SUMS];
+        for _ in 0..STEPS {
+            sums.iter_mut().for_each(|sum| *sum = _mm256_fmadd_ps(*sum, a, b));
+        }
+        _mm256_cvtss_f32(sums.into_iter().fold(b, |all, sum| _mm256_add_ps(all, sum)))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    fn avx512() -> f32 {
+        let (a, b) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(0.25)));
+        let mut sums = [a; SUMS];
+        for _ in 0..STEPS {
+            sums.iter_mut().for_each(|sum| *sum = _mm512_fmadd_ps(*sum, a, b));
+        }
+        _mm512_cvtss_f32(sums.into_iter().fold(b, |all, sum| _mm512_add_ps(all, sum)))
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod peak {
+    pub fn add(_: &mut criterion::BenchmarkGroup<criterion::measurement::WallTime>) {}
+}
+
+criterion_group!(benches, attention, layer, instruction_sets);
 criterion_main!(benches);

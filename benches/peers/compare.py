@@ -12,6 +12,9 @@ threads that have just been woken share a core until the system spreads them out
 A whole run merges its rows into benches/peers/results/PROCESSOR.md and draws the chart beside it. A partial run (one with
 --only, --peers, --threads, --dtypes or --rounds) prints its table; with --write it is merged as well.
 
+--isa avx2 measures what a processor without AVX-512 would do, on one that has it: all sides are held to AVX2, and those that
+cannot be are left out. The rows go to a table of their own. Whoever changes a kernel measures this, too.
+
 --rust-peers needs a C compiler, and compiles rten, fastembed and candding. fastembed uses the library of the Python
 package of ONNX Runtime. --llama-cpp needs a C++ compiler. --memory needs Linux.
 
@@ -26,6 +29,7 @@ import tempfile
 from pathlib import Path
 
 from options import arguments
+from peers import HELD
 from sides import BENCHES, ROOT
 
 HERE = Path(__file__).resolve().parent
@@ -81,17 +85,18 @@ def report(options, rows):
     from table import Tables
 
     order = [case.name for case in all_cases()]
+    described = machine.description(options.isa)
     new = Tables(memory=rows) if options.memory else Tables(times=rows)
     if options.partial and not options.write:
-        print(new.markdown(machine.description(), order, CALIBRATION), end="")
+        print(new.markdown(described, order, CALIBRATION), end="")
         return
-    path = RESULTS / f"{machine.slug()}.md"
+    path = RESULTS / f"{machine.slug(options.isa)}.md"
     tables = Tables.read(path)
     for line in tables.merge(new):
         print(line, file=sys.stderr)
     RESULTS.mkdir(exist_ok=True)
-    path.write_text(tables.markdown(machine.description(), order, CALIBRATION))
-    chart.draw(tables.times, order, machine.description(), path.with_suffix(".svg"))
+    path.write_text(tables.markdown(described, order, CALIBRATION))
+    chart.draw(tables.times, order, described, path.with_suffix(".svg"))
     print(f"merged into {path}", file=sys.stderr)
 
 
@@ -105,6 +110,7 @@ def main():
         subprocess.check_call(["cargo", "build", "--release", "-q"], cwd=BENCHES / "rust-peers")
     # No bars and advice of transformers between our lines.
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    os.environ |= HELD.get(options.isa, {})
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -30,15 +30,17 @@ def model(facts):
     return f"{name} ({numbers})" if numbers else name
 
 
-def description():
+def description(held_to=None):
     seen = facts()
-    return f"{model(seen)}, {os.cpu_count()} cores, {', '.join(sets(seen))}"
+    instructions = f"held to {held_to}" if held_to else ", ".join(sets(seen))
+    return f"{model(seen)}, {os.cpu_count()} cores, {instructions}"
 
 
-def slug():
+def slug(held_to=None):
+    """The name of the processor's table, or of that with all sides held to an instruction set."""
     seen = facts()
     plain = re.sub(r"\((r|tm)\)|\b(processor|cpu)\b|@.*?(?= \()", "", model(seen).lower())
     last = [name for name in sets(seen) if name != "avx2"] or sets(seen)
     words = re.findall(r"[a-z0-9]+", plain)
-    telling = [name for name in last if name != "avx512f"] or last
+    telling = [held_to] if held_to else [name for name in last if name != "avx512f"] or last
     return "-".join([*words, *telling])

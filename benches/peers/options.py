@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from cases import all_cases
-from peers import PEERS, peers_of
+from machine import facts, sets
+from peers import HELD, PEERS, peers_of
 from table import DTYPES
 
 # What a run without them measures.
@@ -42,6 +43,7 @@ def arguments(documentation):
     parser.add_argument("--threads", type=positive, nargs="+", help="default: 1 2")
     parser.add_argument("--dtypes", nargs="+", choices=DEFAULTS["dtypes"], help="default: all")
     parser.add_argument("--rounds", type=positive, help="turns per side (default: 7)")
+    parser.add_argument("--isa", choices=HELD, help="hold all sides to it; a peer that cannot be is left out if the processor has more")
     parser.add_argument("--rust-peers", action="store_true", help="also the peers of benches/rust-peers, built first")
     parser.add_argument("--llama-cpp", action="store_true", help="also llama.cpp, built first by pip, which takes minutes")
     parser.add_argument("--memory", action="store_true", help="measure the peak of memory instead of time")
@@ -53,6 +55,11 @@ def arguments(documentation):
     for name in options.peers or []:
         if name in left_out:
             parser.error(f"{name}: needs --{PEERS[name].option.replace('_', '-')}")
+    if options.isa and set(sets(facts())) - {options.isa}:
+        free = [name for name, peer in PEERS.items() if not peer.can_be_held]
+        if refused := [name for name in options.peers or [] if name in free]:
+            parser.error(f"{', '.join(refused)}: cannot be held to {options.isa}, and this processor has more")
+        left_out += free
     options.partial = any(getattr(options, name) is not None for name in DEFAULTS)
     for name, value in DEFAULTS.items():
         if getattr(options, name) is None:

@@ -20,24 +20,36 @@ class Peer:
     dtypes: tuple[str, ...] = ("f32",)
     # The option of the command line that builds it from source, if it must be built.
     option: str = ""
+    # Whether HELD makes it use the instructions of an older processor.
+    can_be_held: bool = False
 
 
 BOTH = ("f32", "bf16")
 # In the order of the table's columns.
 PEERS = {
-    "PyTorch": Peer(("layer",), BOTH),
-    "transformers": Peer(("encoder",), BOTH),
-    "sentence-transformers": Peer(("sentences",), BOTH),
+    "PyTorch": Peer(("layer",), BOTH, can_be_held=True),
+    "transformers": Peer(("encoder",), BOTH, can_be_held=True),
+    "sentence-transformers": Peer(("sentences",), BOTH, can_be_held=True),
     "ONNX Runtime": Peer(("layer", "encoder", "sentences")),
-    "OpenVINO": Peer(("layer", "encoder", "sentences"), BOTH),
-    "OpenVINO int8": Peer(("encoder", "sentences"), ("int8",)),
+    "OpenVINO": Peer(("layer", "encoder", "sentences"), BOTH, can_be_held=True),
+    "OpenVINO int8": Peer(("encoder", "sentences"), ("int8",), can_be_held=True),
     "ONNX Runtime int8": Peer(("encoder", "sentences"), ("int8",)),
     "llama.cpp": Peer(("sentences",), ("q8_0", "q4_0"), option="llama_cpp"),
-    OURS_F32: Peer(("encoder", "sentences"), QUANTIZED),
+    OURS_F32: Peer(("encoder", "sentences"), QUANTIZED, can_be_held=True),
     "candle-transformers": Peer(("encoder",)),
     "rten": Peer(("encoder",), option="rust_peers"),
     "fastembed": Peer(("sentences",), option="rust_peers"),
     "candding": Peer(("sentences",), option="rust_peers"),
+}
+# The environment in which all sides use no newer instructions: those of this crate, of oneDNN (PyTorch and OpenVINO have
+# one each), of MKL and of PyTorch's own kernels.
+HELD = {
+    "avx2": {
+        "CANDLE_ATTENTION_ISA": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+    }
 }
 # The peer of each kind whose f32 output is the expected one.
 REFERENCE = {"layer": "PyTorch", "encoder": "transformers", "sentences": "sentence-transformers"}

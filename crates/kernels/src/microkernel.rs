@@ -30,19 +30,21 @@ impl StridedRows {
 #[derive(Clone, Copy)]
 pub(crate) struct Prefetch {
     at: *const u8,
-    /// Cache lines that are fetched before each [`BLOCK`](Self::BLOCK) of steps.
+    /// Cache lines that are fetched together.
     lines: usize,
+    /// They are fetched before a block of steps whose index has none of these bits.
+    mask: usize,
 }
 
 impl Prefetch {
     /// Nothing.
-    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0 };
+    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0, mask: 0 };
     /// Steps between two fetches. The loop over them has no other work than multiply-adds and loads.
     pub const BLOCK: usize = 4;
 
     /// What tile `index` of the `tiles` of a panel fetches. A step of a tile reads `step` bytes, and all together the
-    /// panel. The first ones share the `next` panel, which is as large. If the panel `is_first`, or if there are few
-    /// tiles and the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
+    /// panel. All tiles share the `next` panel, which is as large. If the panel `is_first`, or if there are few tiles and
+    /// the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
     pub fn for_tile(
         panel: &[u8],
         next: *const u8,
@@ -52,37 +54,37 @@ impl Prefetch {
     ) -> Self {
         const FEW: usize = 3;
         const MOST_OF_FEW: usize = 1 << 18;
-        if index == 0 && (is_first || tiles < FEW) {
-            let own = is_first || panel.len() > MOST_OF_FEW;
-            return if own {
-                Self::ahead(panel, step)
-            } else {
-                Self { at: next, lines: (Self::BLOCK * step).div_ceil(LINE) }
-            };
+        let is_large = tiles < FEW && panel.len() > MOST_OF_FEW;
+        if index == 0 && (is_first || is_large) {
+            return Self::ahead(panel, step);
         }
-        if tiles < FEW {
+        let (blocks, share) = (panel.len() / (Self::BLOCK * step), panel.len().div_ceil(LINE * tiles));
+        if is_large || blocks == 0 {
             return Self::NONE;
         }
-        let lines = (Self::BLOCK * step).div_ceil(LINE * tiles);
-        let share = panel.len().div_ceil(Self::BLOCK * step) * lines * LINE;
-        match index * share >= panel.len() {
+        let lines = share.div_ceil(blocks);
+        let every = 1 << (blocks / share).max(1).ilog2();
+        let fetched = index * blocks.div_ceil(every) * lines * LINE;
+        match fetched >= panel.len() {
             true => Self::NONE,
-            false => Self { at: next.wrapping_add(index * share), lines },
+            false => Self { at: next.wrapping_add(fetched), lines, mask: every - 1 },
         }
     }
 
     /// What a tile soon reads of its own panel, `step` bytes per step: for the first tile of a panel that nothing has
     /// fetched before, and for tiles of so few rows that nothing else fits between their loads.
     pub fn ahead(panel: &[u8], step: usize) -> Self {
-        Self { at: panel.as_ptr().wrapping_add(BYTES_AHEAD), lines: (Self::BLOCK * step).div_ceil(LINE) }
+        Self { at: panel.as_ptr().wrapping_add(BYTES_AHEAD), lines: (Self::BLOCK * step).div_ceil(LINE), mask: 0 }
     }
 
     /// Fetches what goes with a block of steps.
     #[inline(always)]
-    pub fn fetch<S: Simd>(&mut self, s: S) {
-        for _ in 0..self.lines {
-            s.prefetch(self.at.cast());
-            self.at = self.at.wrapping_add(LINE);
+    pub fn fetch<S: Simd>(&mut self, s: S, block: usize) {
+        if block & self.mask == 0 {
+            for _ in 0..self.lines {
+                s.prefetch(self.at.cast());
+                self.at = self.at.wrapping_add(LINE);
+            }
         }
     }
 }
@@ -164,8 +166,8 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
     let mut sums = [[s.splat(0.0); NR]; MR];
     // SAFETY: `a` and `b` move by one term after each of `k`.
     unsafe {
-        for _ in 0..k / Prefetch::BLOCK {
-            prefetch.fetch(s);
+        for block in 0..k / Prefetch::BLOCK {
+            prefetch.fetch(s, block);
             for _ in 0..Prefetch::BLOCK {
                 add_term(s, &mut a, &mut b, &mut sums);
             }

@@ -178,8 +178,8 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
             let (mut values, mut panel) = (a.values, panel);
             // Steps of inputs whose weights are in the same bytes.
             let loads = if NIBBLES { steps / 2 } else { steps };
-            for _ in 0..loads / Prefetch::BLOCK {
-                prefetch.fetch(Int8Vectors::simd(self));
+            for block in 0..loads / Prefetch::BLOCK {
+                prefetch.fetch(Int8Vectors::simd(self), block);
                 for _ in 0..Prefetch::BLOCK {
                     add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
                 }

@@ -80,9 +80,9 @@ impl Avx512Bf16 {
                     }
                 }
             }
-            for block in (0..tile.pairs).step_by(Prefetch::BLOCK) {
-                tile.prefetch.fetch(self.0);
-                for pair in block..tile.pairs.min(block + Prefetch::BLOCK) {
+            for (block, first) in (0..tile.pairs).step_by(Prefetch::BLOCK).enumerate() {
+                tile.prefetch.fetch(self.0, block);
+                for pair in first..tile.pairs.min(first + Prefetch::BLOCK) {
                     let mut columns = [_mm512_setzero_si512(); VECTORS];
                     for (v, column) in columns.iter_mut().enumerate() {
                         *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
