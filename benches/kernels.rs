@@ -10,9 +10,7 @@ use std::hint::black_box;
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, ProjectionBias};
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{
-    Activation, AttentionProblem, Batch, HeadsView, Isa, Mask, Packer, Team, WeightFormat,
-};
+use candle_attention_kernels::{Activation, AttentionProblem, Batch, HeadsView, Isa, Mask, Packer, Team, WeightFormat};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

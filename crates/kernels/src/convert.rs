@@ -44,6 +44,11 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
         buffer
     }
 
+    /// The bits of the values, if they have 16 bits and are of a format.
+    fn as_halves(_: PairFormat, _: &[Self]) -> Option<&[u16]> {
+        None
+    }
+
     /// The values as pairs of a format, where they are such pairs in memory.
     #[inline(always)]
     fn as_pairs(_: PairFormat, _: &[Self]) -> Option<&[Pair]> {
@@ -109,6 +114,9 @@ impl Convert for f16 {
         // SAFETY: the caller promises the memory.
         unsafe { s.load_f16(from) }
     }
+    fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
+        (format == PairFormat::F16).then(|| bytemuck::cast_slice(values))
+    }
     #[inline(always)]
     fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
         if format == PairFormat::F16 { bytemuck::try_cast_slice(values).ok() } else { None }
@@ -168,6 +176,9 @@ impl Convert for bf16 {
     unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
         // SAFETY: the caller promises the memory.
         unsafe { s.store_bf16(to, values) }
+    }
+    fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
+        (format == PairFormat::Bf16).then(|| bytemuck::cast_slice(values))
     }
     #[inline(always)]
     fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {

@@ -233,8 +233,8 @@ impl Packer {
             self.bias[self.packed..][..outputs].copy_from_slice(bias);
         }
         let (width, size) = (self.panel_width, self.panel_width * self.terms);
-        for (feature, row) in (self.packed..).zip(weight.chunks_exact(self.in_features.max(1))) {
-            let row = T::as_f32(row, &mut self.row);
+        for (feature, values) in (self.packed..).zip(weight.chunks_exact(self.in_features.max(1))) {
+            let row = T::as_f32(values, &mut self.row);
             let (from, column) = (feature / width * size, feature % width);
             match &mut self.panels {
                 Memory::F32(panels) => {
@@ -245,8 +245,16 @@ impl Packer {
                 }
                 Memory::Halves(format, panels) => {
                     let panel = &mut panels[from..][..size];
-                    for (term, weight) in row.iter().enumerate() {
-                        panel[PairOrder::Rows.place_in_columns(term, column, width)] = format.bits(*weight);
+                    let rounded: Vec<u16>;
+                    let halves = match T::as_halves(*format, values) {
+                        Some(halves) => halves,
+                        None => {
+                            rounded = row.iter().map(|weight| format.bits(*weight)).collect();
+                            &rounded
+                        }
+                    };
+                    for (term, half) in halves.iter().enumerate() {
+                        panel[PairOrder::Rows.place_in_columns(term, column, width)] = *half;
                     }
                 }
                 Memory::Pairs(format, panels) => {

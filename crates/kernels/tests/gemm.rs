@@ -65,6 +65,54 @@ fn check(
     assert_eq!(alone, got[last * n..], "{what}");
 }
 
+/// Weights of 16 bits stay so, and products that do not round their inputs have the bits of those with the same weights
+/// in f32: for rows that are multiplied alone, in a small tile, and in all tiles.
+#[test]
+fn weights_of_16_bits_give_the_bits_of_f32() {
+    let mut random = Random(8);
+    for (k, n) in [(1, 1), (7, 50), (64, 200), (129, 97)] {
+        let mut w = random.values::<f32>(n * k);
+        w.iter_mut().zip([-0.0, 6e-8, 6e-5]).for_each(|(w, rare)| *w = rare);
+        let bias = random.values(n);
+        let [w_bf16, w_f16] = [upcast(&downcast::<bf16>(&w)), upcast(&downcast::<f16>(&w))];
+        for isa in isas() {
+            let bf16 = PackedWeights::new_bf16(isa, &w_bf16, Some(&bias), n, k).unwrap();
+            let f16 = PackedWeights::new_f16(isa, &w_f16, Some(&bias), n, k).unwrap();
+            for (packed, w, multiplies_pairs) in [(bf16, &w_bf16, isa.has_bf16_dot()), (f16, &w_f16, isa.has_f16_dot())]
+            {
+                let wide = PackedWeights::new(isa, w, Some(&bias), n, k).unwrap();
+                let what = format!("{} {:?} {k}×{n}", isa.name(), packed.format());
+                assert!(packed.format() != WeightFormat::F32 && packed.bytes() < wide.bytes(), "{what}");
+                if k >= 64 && !multiplies_pairs {
+                    assert!(packed.bytes() * 100 <= wide.bytes() * 55, "{what}: {} bytes", packed.bytes());
+                }
+                if multiplies_pairs {
+                    continue;
+                }
+                for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 130] {
+                    let a = random.values::<f32>(rows * k);
+                    let [got, want] = [&packed, &wide].map(|weights| {
+                        let mut out = Vec::<f32>::new();
+                        weights.multiply(Team::ALONE, &a, rows, Activation::Gelu, &mut out).unwrap();
+                        out.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                    });
+                    assert_eq!(got, want, "{what}, {rows} rows");
+                }
+            }
+        }
+    }
+}
+
+/// Conversions of each bit pattern of f16 that is a number.
+#[test]
+fn f16_is_converted_exactly() {
+    for bits in 0..=u16::MAX {
+        let (x, want) = (f16::from_bits(bits), f16::from_bits(bits).to_f32());
+        let got = crate::convert::f16_to_f32(x);
+        assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:x}: {got}, want {want}");
+    }
+}
+
 /// No instruction makes a number of an input that f16 does not hold.
 #[test]
 fn inputs_that_are_infinite_in_f16_give_no_number() {

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::convert::{bf16_to_f32, f16_to_f32};
 use crate::microkernel::Prefetch;
 
 /// Two neighboring terms of a sum, the first in the low half.
@@ -26,8 +27,8 @@ impl PairFormat {
     /// The value of 16 bits.
     pub(crate) fn value(self, bits: u16) -> f32 {
         match self {
-            Self::Bf16 => bf16::from_bits(bits).to_f32(),
-            Self::F16 => f16::from_bits(bits).to_f32(),
+            Self::Bf16 => bf16_to_f32(bf16::from_bits(bits)),
+            Self::F16 => f16_to_f32(f16::from_bits(bits)),
         }
     }
 
