@@ -22,7 +22,7 @@ use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
 use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::packing::{PackedWeights, Panels, bytes};
-use super::team::Team;
+use super::team::{SharedOut, Team};
 
 /// The input values of a task: 1 MB in f32, half of the L2 cache.
 const BLOCK_VALUES: usize = 1 << 18;
@@ -156,6 +156,17 @@ impl GemmTask<'_> {
         panel == self.first && self.from == 0
     }
 
+    /// The output, if sums become results by nothing but the bias, and all columns before `end` are in it.
+    #[inline(always)]
+    fn direct_output(&self, end: usize) -> Option<SharedOut<f32>> {
+        match self.out {
+            ElementsOut::F32(out) if self.activation == Activation::Identity && end <= self.weights.out_features => {
+                Some(out)
+            }
+            _ => None,
+        }
+    }
+
     /// Adds the bias to the sums of whole rows of some panels, applies the activation and stores the results from row
     /// `row` of the task on.
     ///
@@ -165,6 +176,19 @@ impl GemmTask<'_> {
     pub(super) unsafe fn store<S: Simd>(&self, s: S, sums: &mut [f32], panels: Range<usize>, row: usize) {
         let PackedWeights { out_features, panel_width, ref bias, .. } = *self.weights;
         let columns = panels.start * panel_width..panels.end * panel_width;
+        if let Some(out) = self.direct_output(columns.end) {
+            let (bias, width) = (&bias[columns.clone()], columns.len());
+            for (r, sums) in sums.chunks_exact(width).enumerate() {
+                for at in (0..width).step_by(S::LANES) {
+                    let result = s.add(s.load_slice(&sums[at..]), s.load_slice(&bias[at..]));
+                    // SAFETY: the caller promises the rows; all columns are in the output.
+                    unsafe {
+                        s.store(out.start().add((self.from + row + r) * out_features + columns.start + at), result)
+                    };
+                }
+            }
+            return;
+        }
         s.call(Epilogue {
             sums,
             bias: &bias[columns.clone()],
@@ -194,20 +218,17 @@ impl GemmTask<'_> {
         let (column, width) = (panels.start * panel_width, VECTORS * S::LANES);
         assert!(panels.len() * panel_width == width && ROWS * width <= memory.0.len());
         let bias = &bias[column..][..width];
-        let direct = match self.out {
-            ElementsOut::F32(out) if self.activation == Activation::Identity && column + width <= out_features => out,
-            _ => {
-                let rows = sums.into_iter().zip(memory.0.chunks_exact_mut(width));
-                for (sums, to) in rows {
-                    sums.into_iter().zip(to.chunks_exact_mut(S::LANES)).for_each(|(sum, to)| s.store_slice(to, sum));
-                }
-                // SAFETY: the caller promises it.
-                return unsafe { self.store(s, &mut memory.0[..ROWS * width], panels, row) };
+        let Some(out) = self.direct_output(column + width) else {
+            let rows = sums.into_iter().zip(memory.0.chunks_exact_mut(width));
+            for (sums, to) in rows {
+                sums.into_iter().zip(to.chunks_exact_mut(S::LANES)).for_each(|(sum, to)| s.store_slice(to, sum));
             }
+            // SAFETY: the caller promises it.
+            return unsafe { self.store(s, &mut memory.0[..ROWS * width], panels, row) };
         };
         // SAFETY: the caller promises the rows; all columns are in the output.
         unsafe {
-            let out = direct.start().add((self.from + row) * out_features + column);
+            let out = out.start().add((self.from + row) * out_features + column);
             for n in 0..VECTORS {
                 let bias = s.load(bias.as_ptr().add(n * S::LANES));
                 for (r, sums) in sums.iter().enumerate() {

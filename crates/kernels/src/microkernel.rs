@@ -34,11 +34,13 @@ pub(crate) struct Prefetch {
     lines: usize,
     /// They are fetched before a block of steps whose index has none of these bits.
     mask: usize,
+    /// Whether they are fetched to the L2 cache alone.
+    to_l2: bool,
 }
 
 impl Prefetch {
     /// Nothing.
-    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0, mask: 0 };
+    pub const NONE: Self = Self { at: std::ptr::null(), lines: 0, mask: 0, to_l2: false };
     /// Steps between two fetches. The loop over them has no other work than multiply-adds and loads.
     pub const BLOCK: usize = 4;
 
@@ -53,6 +55,7 @@ impl Prefetch {
         is_first: bool,
     ) -> Self {
         const FEW: usize = 3;
+        const SEVERAL: usize = 8;
         const MOST_OF_FEW: usize = 1 << 18;
         let is_large = tiles < FEW && panel.len() > MOST_OF_FEW;
         if index == 0 && (is_first || is_large) {
@@ -67,14 +70,16 @@ impl Prefetch {
         let fetched = index * blocks.div_ceil(every) * lines * LINE;
         match fetched >= panel.len() {
             true => Self::NONE,
-            false => Self { at: next.wrapping_add(fetched), lines, mask: every - 1 },
+            // A few tiles fetch so much that it would drive what they read out of the L1 cache.
+            false => Self { at: next.wrapping_add(fetched), lines, mask: every - 1, to_l2: tiles < SEVERAL },
         }
     }
 
     /// What a tile soon reads of its own panel, `step` bytes per step: for the first tile of a panel that nothing has
     /// fetched before, and for tiles of so few rows that nothing else fits between their loads.
     pub fn ahead(panel: &[u8], step: usize) -> Self {
-        Self { at: panel.as_ptr().wrapping_add(BYTES_AHEAD), lines: (Self::BLOCK * step).div_ceil(LINE), mask: 0 }
+        let (at, lines) = (panel.as_ptr().wrapping_add(BYTES_AHEAD), (Self::BLOCK * step).div_ceil(LINE));
+        Self { at, lines, mask: 0, to_l2: false }
     }
 
     /// Fetches what goes with a block of steps.
@@ -82,7 +87,10 @@ impl Prefetch {
     pub fn fetch<S: Simd>(&mut self, s: S, block: usize) {
         if block & self.mask == 0 {
             for _ in 0..self.lines {
-                s.prefetch(self.at.cast());
+                match self.to_l2 {
+                    true => s.prefetch_l2(self.at.cast()),
+                    false => s.prefetch(self.at.cast()),
+                }
                 self.at = self.at.wrapping_add(LINE);
             }
         }
@@ -164,67 +172,70 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
     mut prefetch: Prefetch,
 ) -> [[S::V; NR]; MR] {
     let mut sums = [[s.splat(0.0); NR]; MR];
-    // SAFETY: `a` and `b` move by one term after each of `k`.
+    // SAFETY: each term is one of the `k`.
     unsafe {
         for block in 0..k / Prefetch::BLOCK {
             prefetch.fetch(s, block);
-            for _ in 0..Prefetch::BLOCK {
-                add_term(s, &mut a, &mut b, &mut sums);
+            for term in 0..Prefetch::BLOCK {
+                add_term(s, term, &mut a, &mut b, &mut sums);
             }
+            skip_terms(Prefetch::BLOCK, &mut a, &mut b, NR * S::LANES);
         }
         for _ in 0..k % Prefetch::BLOCK {
-            add_term(s, &mut a, &mut b, &mut sums);
+            add_term(s, 0, &mut a, &mut b, &mut sums);
+            skip_terms(1, &mut a, &mut b, NR * S::LANES);
         }
     }
     sums
 }
 
-/// Adds the products of the first term of both operands, and moves them to the next one.
+/// Adds the products of a term.
 ///
 /// # Safety
 /// A can be read for `MR` values of the term, and B for `NR` vectors; as many can be written to a copy.
 #[inline(always)]
 unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
+    term: usize,
     a: &mut Lhs,
     b: &mut Rhs<T>,
     sums: &mut [[S::V; NR]; MR],
 ) {
+    let x = |r: usize| a.at.wrapping_add(r * a.row_stride + term * a.term_stride);
+    let column = |n: usize| b.at.wrapping_add(term * b.stride + n / b.vectors * b.panel + n % b.vectors * S::LANES);
     // SAFETY: `r < MR` and `n < NR` stay inside the memory that the caller promises.
     unsafe {
         if MR == 1 {
             // Each vector is used once, as soon as it is loaded.
-            let x = s.splat(*a.at);
+            let x = s.splat(*x(0));
             for (n, sum) in sums[0].iter_mut().enumerate() {
-                let column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
-                *sum = s.mul_add(x, column, *sum);
+                *sum = s.mul_add(x, T::load(s, column(n)), *sum);
             }
-            return next_term(a, b, NR * S::LANES);
-        }
-        let mut columns = [s.splat(0.0); NR];
-        for (n, column) in columns.iter_mut().enumerate() {
-            *column = T::load(s, b.at.add(n / b.vectors * b.panel + n % b.vectors * S::LANES));
-            if let Some(copy) = b.copy {
-                s.store(copy.add(n * S::LANES), *column);
+        } else {
+            let mut columns = [s.splat(0.0); NR];
+            for (n, to) in columns.iter_mut().enumerate() {
+                *to = T::load(s, column(n));
+                if let Some(copy) = b.copy {
+                    s.store(copy.add((term * NR + n) * S::LANES), *to);
+                }
             }
-        }
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let x = s.splat(*a.at.add(r * a.row_stride));
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = s.mul_add(x, column, *sum);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = s.splat(*x(r));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = s.mul_add(x, column, *sum);
+                }
             }
         }
     }
-    next_term(a, b, NR * S::LANES);
+    hide_addresses(&mut a.at, &mut b.at);
 }
 
-/// Moves both operands to the next term, which has so many `columns`.
+/// Moves both operands by some terms, each of so many `columns`.
 #[inline(always)]
-fn next_term<T>(a: &mut Lhs, b: &mut Rhs<T>, columns: usize) {
-    a.at = a.at.wrapping_add(a.term_stride);
-    b.at = b.at.wrapping_add(b.stride);
-    b.copy = b.copy.map(|copy| copy.wrapping_add(columns));
-    hide_addresses(&mut a.at, &mut b.at);
+fn skip_terms<T>(terms: usize, a: &mut Lhs, b: &mut Rhs<T>, columns: usize) {
+    a.at = a.at.wrapping_add(terms * a.term_stride);
+    b.at = b.at.wrapping_add(terms * b.stride);
+    b.copy = b.copy.map(|copy| copy.wrapping_add(terms * columns));
 }
 
 /// Makes two addresses, and what is at them, unknown to the compiler, without an instruction. So it does not load the

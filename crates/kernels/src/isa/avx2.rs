@@ -128,6 +128,11 @@ unsafe impl Simd for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
+    fn prefetch_l2(self, at: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m256 {
         // SAFETY: the caller promises 8 values; `self` proves that the processor has AVX2.
         unsafe { _mm256_loadu_ps(from) }

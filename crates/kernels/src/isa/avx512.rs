@@ -202,6 +202,11 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
+    fn prefetch_l2(self, at: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
         // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
         unsafe { _mm512_loadu_ps(from) }

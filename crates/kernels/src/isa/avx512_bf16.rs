@@ -80,20 +80,16 @@ impl Avx512Bf16 {
                     }
                 }
             }
-            for (block, first) in (0..tile.pairs).step_by(Prefetch::BLOCK).enumerate() {
+            let (mut a, mut b) = (a, b);
+            for block in 0..tile.pairs / Prefetch::BLOCK {
                 tile.prefetch.fetch(self.0, block);
-                for pair in first..tile.pairs.min(first + Prefetch::BLOCK) {
-                    let mut columns = [_mm512_setzero_si512(); VECTORS];
-                    for (v, column) in columns.iter_mut().enumerate() {
-                        *column = _mm512_loadu_si512(b.add(pair * b_stride + v * VECTOR_COLUMNS).cast());
-                    }
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = _mm512_set1_epi32((*a.add(r * a_stride + pair)).cast_signed());
-                        for (sum, column) in sums.iter_mut().zip(columns) {
-                            *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
-                        }
-                    }
+                for pair in 0..Prefetch::BLOCK {
+                    add_pair(a.add(pair), a_stride, b.add(pair * b_stride), &mut sums);
                 }
+                (a, b) = (a.add(Prefetch::BLOCK), b.add(Prefetch::BLOCK * b_stride));
+            }
+            for pair in 0..tile.pairs % Prefetch::BLOCK {
+                add_pair(a.add(pair), a_stride, b.add(pair * b_stride), &mut sums);
             }
             for (r, sums) in sums.into_iter().enumerate() {
                 for (v, sum) in sums.into_iter().enumerate() {
@@ -133,6 +129,32 @@ impl Avx512Bf16 {
                         1
                     }
                 };
+            }
+        }
+    }
+}
+
+/// Adds the products of one pair of each of `ROWS` rows of A, `a_stride` pairs apart, with `VECTORS` vectors of B.
+///
+/// # Safety
+/// These can be read, and the processor has AVX512-BF16.
+#[inline(always)]
+unsafe fn add_pair<const ROWS: usize, const VECTORS: usize>(
+    a: *const Pair,
+    a_stride: usize,
+    b: *const Pair,
+    sums: &mut [[__m512; VECTORS]; ROWS],
+) {
+    // SAFETY: `v < VECTORS` and `r < ROWS` stay inside the memory that the caller promises.
+    unsafe {
+        let mut columns = [_mm512_setzero_si512(); VECTORS];
+        for (v, column) in columns.iter_mut().enumerate() {
+            *column = _mm512_loadu_si512(b.add(v * VECTOR_COLUMNS).cast());
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let x = _mm512_set1_epi32((*a.add(r * a_stride)).cast_signed());
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
             }
         }
     }

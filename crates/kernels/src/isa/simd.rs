@@ -164,6 +164,11 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// instruction.
     #[inline(always)]
     fn prefetch(self, _at: *const f32) {}
+    /// [`prefetch`](Self::prefetch) to the L2 cache alone.
+    #[inline(always)]
+    fn prefetch_l2(self, at: *const f32) {
+        self.prefetch(at);
+    }
 
     /// The first `LANES` values of a slice. The length check costs nothing where the compiler knows the length, as in
     /// `chunks_exact(LANES)`.
