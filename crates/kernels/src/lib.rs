@@ -40,11 +40,14 @@
 //! **Products with weights of 8 and 4 bits are exact sums of integers**, scaled once. So they have the same bits on all
 //! instruction sets: `int8` says how.
 //!
-//! **All kernels are compiled in this crate**, for each dtype and instruction set: [`Element`] is a closed set of
-//! types, and a function that is generic over it only selects one. So a caller compiles nothing of them again.
+//! **All kernels are compiled in this crate, once for each instruction set.** A caller's dtype ends at the door:
+//! [`Element`] is a closed set of types, and kernels take slices of any of them, which become f32 where they are read. A
+//! loop for each dtype was rejected: it took five times as long to compile, and was no faster. Work that is called from
+//! several places is a function of its own inside an instruction set (`Simd::call`).
 //!
-//! From the bottom up: `isa`, `exp` and `activation`, `convert` and the `microkernel`; then the attention `problem`,
-//! its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` and `int8` beside them.
+//! From the bottom up: `isa`, `exp` and `activation`, `convert`, `elements` and the `microkernel`; then the attention
+//! `problem`, its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` with its `epilogue`, and `int8` beside
+//! them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -67,6 +70,12 @@ mod gate;
     allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
 )]
 mod gemm;
+mod gemm_f32;
+#[cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
+)]
+mod gemm_pairs;
 mod int8;
 mod isa;
 mod mask;

@@ -16,12 +16,12 @@ use crate::isa::pair_dot::PairFormat;
 pub enum WeightFormat {
     /// f32, which holds f16 and bf16 weights exactly, too.
     F32,
-    /// bf16, with inputs rounded to bf16, where there are instructions for such products. Elsewhere weights in this
-    /// format are held as f32.
+    /// bf16. Where there are instructions for such products, inputs are rounded to bf16. Elsewhere weights are widened
+    /// in registers, and products are those in f32.
     Bf16,
-    /// f16, with inputs rounded to f16, where there are instructions for such products (Arm's FMLAL). Elsewhere
-    /// weights in this format are held as f32. An input above 65,504 becomes infinite, and so do the outputs or they
-    /// are NaN.
+    /// f16. Where there are instructions for such products (Arm's FMLAL), inputs are rounded to f16: an input above
+    /// 65,504 becomes infinite, and so do the outputs or they are NaN. Elsewhere weights are widened in registers, and
+    /// products are those in f32.
     F16,
     /// 8 bits from -127 to 127, with one f32 scale per output feature; -128 is held too where a row has it exactly,
     /// as others quantize. Each row of inputs is rounded to integers from -127 to 127 with a scale of its own.
@@ -49,7 +49,7 @@ impl WeightFormat {
         matches!(self, Self::Int8 | Self::Q8_0 | Self::Q4_0)
     }
 
-    /// The pairs that weights are held in, where there are instructions for them.
+    /// The numbers of 16 bits that weights are held in.
     pub(crate) fn pairs(self) -> Option<PairFormat> {
         match self {
             Self::Bf16 => Some(PairFormat::Bf16),
