@@ -13,6 +13,8 @@ use super::isa::simd::Simd;
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
+    /// The format of its bits, if it has 16.
+    const HALVES: Option<PairFormat>;
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;
     /// Converts to f32, which is exact. Both slices have the same length.
@@ -65,6 +67,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
 
 impl Convert for f32 {
     const IS_F32: bool = true;
+    const HALVES: Option<PairFormat> = None;
     const STORES_VECTORS: bool = true;
 
     #[inline(always)]
@@ -95,6 +98,8 @@ impl Convert for f32 {
 /// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
 /// does not need, so NEON is used directly.
 impl Convert for f16 {
+    const HALVES: Option<PairFormat> = Some(PairFormat::F16);
+
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
         #[cfg(target_arch = "aarch64")]
@@ -145,6 +150,7 @@ const CHUNK: usize = 16;
 
 /// Converted by integer arithmetic, which the compiler vectorizes for the instruction set of the kernel around it.
 impl Convert for bf16 {
+    const HALVES: Option<PairFormat> = Some(PairFormat::Bf16);
     const STORES_VECTORS: bool = true;
 
     #[inline(always)]

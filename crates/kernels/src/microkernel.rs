@@ -5,15 +5,15 @@ use super::isa::simd::{MAX_LANES, Simd};
 
 /// Rows of values in memory: row `r` starts at `at + r · stride`.
 #[derive(Clone, Copy)]
-pub(super) struct StridedRows {
-    pub at: *const f32,
+pub(super) struct StridedRows<T = f32> {
+    pub at: *const T,
     pub stride: usize,
 }
 
-impl StridedRows {
+impl<T> StridedRows<T> {
     /// Value `at` of each of the first `LANES` rows.
     #[inline(always)]
-    pub fn pointers<S: Simd>(self, at: usize) -> [*const f32; MAX_LANES] {
+    pub fn pointers<S: Simd>(self, at: usize) -> [*const T; MAX_LANES] {
         let mut rows = [self.at; MAX_LANES];
         for (r, row) in rows.iter_mut().take(S::LANES).enumerate() {
             *row = self.at.wrapping_add(r * self.stride + at);

@@ -4,34 +4,37 @@
 //! The terms of a sum have the order that they have in the products of many rows. For that keys are transposed, in
 //! registers.
 
+use std::marker::PhantomData;
+
+use super::convert::Convert;
 use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::microkernel::StridedRows;
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile};
 
 /// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
-/// terms are f32 values, or with `PAIRS` pairs of bf16. There may be as many rows as a tile has, up to 8, and memory for
+/// terms are values, or with `PAIRS` pairs of bf16, in f32. There may be as many rows as a tile has, up to 8, and memory for
 /// those that are computed: 1, 2, 4, 6 or 8.
 ///
 /// # Safety
 /// `width` values, and those that fill the last vector, can be read at each of the keys.
 #[inline(always)]
-pub(super) unsafe fn row_scores<C: ScoreTile, const PAIRS: bool>(
+pub(super) unsafe fn row_scores<C: ScoreTile, T: Convert, const PAIRS: bool>(
     s: C::S,
     rows: usize,
     queries: (&[f32], usize),
-    keys: StridedRows,
+    keys: StridedRows<T>,
     ahead: PrefetchRows,
     scores: &mut [f32],
 ) {
     // SAFETY: the caller promises it.
     unsafe {
         match rows {
-            1 => scores_of::<_, 1, PAIRS>(s, queries, keys, ahead, scores),
-            2 => scores_of::<_, 2, PAIRS>(s, queries, keys, ahead, scores),
-            5 | 6 if C::ROWS > 4 => scores_of::<_, 6, PAIRS>(s, queries, keys, ahead, scores),
-            7.. if C::ROWS > 6 => scores_of::<_, 8, PAIRS>(s, queries, keys, ahead, scores),
-            _ => scores_of::<_, 4, PAIRS>(s, queries, keys, ahead, scores),
+            1 => scores_of::<_, T, 1, PAIRS>(s, queries, keys, ahead, scores),
+            2 => scores_of::<_, T, 2, PAIRS>(s, queries, keys, ahead, scores),
+            5 | 6 if C::ROWS > 4 => scores_of::<_, T, 6, PAIRS>(s, queries, keys, ahead, scores),
+            7.. if C::ROWS > 6 => scores_of::<_, T, 8, PAIRS>(s, queries, keys, ahead, scores),
+            _ => scores_of::<_, T, 4, PAIRS>(s, queries, keys, ahead, scores),
         }
     }
 }
@@ -39,10 +42,10 @@ pub(super) unsafe fn row_scores<C: ScoreTile, const PAIRS: bool>(
 /// # Safety
 /// That of [`row_scores`].
 #[inline(always)]
-unsafe fn scores_of<S: Simd, const R: usize, const PAIRS: bool>(
+unsafe fn scores_of<S: Simd, T: Convert, const R: usize, const PAIRS: bool>(
     s: S,
     (queries, width): (&[f32], usize),
-    keys: StridedRows,
+    keys: StridedRows<T>,
     mut ahead: PrefetchRows,
     scores: &mut [f32],
 ) {
@@ -94,8 +97,8 @@ unsafe fn add_column<S: Simd, const R: usize, const PAIRS: bool>(
 
 /// The values of consecutive tokens, and what is fetched meanwhile.
 #[derive(Clone, Copy)]
-pub(super) struct Values {
-    pub rows: StridedRows,
+pub(super) struct Values<T = f32> {
+    pub rows: StridedRows<T>,
     /// Tokens, or pairs of them.
     pub count: usize,
     pub ahead: PrefetchRows,
@@ -108,10 +111,10 @@ pub(super) struct Values {
 /// # Safety
 /// `width` values can be read at each of the rows.
 #[inline(always)]
-pub(super) unsafe fn add_value_products<S: Simd, const R: usize, const MR: usize, const NR: usize>(
+pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize, const MR: usize, const NR: usize>(
     s: S,
     weights: &[f32],
-    mut values: Values,
+    mut values: Values<T>,
     ends: [bool; 2],
     sums: &mut [f32],
     output: &mut [f32],
@@ -129,21 +132,27 @@ pub(super) unsafe fn add_value_products<S: Simd, const R: usize, const MR: usize
         column += S::LANES
             * unsafe {
                 match left {
-                    8.. if Fits::<R, 8, MR, NR>::TILE => add_columns::<S, R, 8>(s, weights, values, ends, sums, width),
-                    4.. if Fits::<R, 4, MR, NR>::TILE => add_columns::<S, R, 4>(s, weights, values, ends, sums, width),
-                    2.. if Fits::<R, 2, MR, NR>::TILE => add_columns::<S, R, 2>(s, weights, values, ends, sums, width),
-                    _ => add_columns::<S, R, 1>(s, weights, values, ends, sums, width),
+                    8.. if Fits::<T, R, 8, MR, NR>::TILE => {
+                        add_columns::<S, T, R, 8>(s, weights, values, ends, sums, width)
+                    }
+                    4.. if Fits::<T, R, 4, MR, NR>::TILE => {
+                        add_columns::<S, T, R, 4>(s, weights, values, ends, sums, width)
+                    }
+                    2.. if Fits::<T, R, 2, MR, NR>::TILE => {
+                        add_columns::<S, T, R, 2>(s, weights, values, ends, sums, width)
+                    }
+                    _ => add_columns::<S, T, R, 1>(s, weights, values, ends, sums, width),
                 }
             };
     }
 }
 
-/// Whether the sums of `R` rows by `NV` vectors are at most those of a tile of `MR` by `NR`. A constant of a type, so that
-/// what does not fit is not compiled.
-struct Fits<const R: usize, const NV: usize, const MR: usize, const NR: usize>;
+/// Whether the sums of `R` rows by `NV` vectors, with what a conversion of values takes, are at most those of a tile of
+/// `MR` by `NR`. A constant of a type, so that what does not fit is not compiled.
+struct Fits<T, const R: usize, const NV: usize, const MR: usize, const NR: usize>(PhantomData<T>);
 
-impl<const R: usize, const NV: usize, const MR: usize, const NR: usize> Fits<R, NV, MR, NR> {
-    const TILE: bool = R * NV <= MR * NR;
+impl<T: Convert, const R: usize, const NV: usize, const MR: usize, const NR: usize> Fits<T, R, NV, MR, NR> {
+    const TILE: bool = R * NV + if T::IS_F32 { 0 } else { 4 } <= MR * NR;
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.
@@ -152,10 +161,10 @@ impl<const R: usize, const NV: usize, const MR: usize, const NR: usize> Fits<R, 
 /// The slices have the lengths that [`add_value_products`] checks; the sums and the output start at `column`, and
 /// `column + NV · LANES` values can be read at each of the rows.
 #[inline(always)]
-unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
+unsafe fn add_columns<S: Simd, T: Convert, const R: usize, const NV: usize>(
     s: S,
     weights: &[f32],
-    (Values { rows: values, count, ahead }, column): (&mut Values, usize),
+    (Values { rows: values, count, ahead }, column): (&mut Values<T>, usize),
     [is_first, is_last]: [bool; 2],
     [sums_of_block, output]: [&mut [f32]; 2],
     width: usize,
@@ -177,7 +186,7 @@ unsafe fn add_columns<S: Simd, const R: usize, const NV: usize>(
             let row = values.at.add(key * values.stride);
             let mut columns = [s.splat(0.0); NV];
             for (v, to) in columns.iter_mut().enumerate() {
-                *to = s.load(row.add(column + v * S::LANES));
+                *to = T::load(s, row.add(column + v * S::LANES));
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let x = s.splat(*weights.as_ptr().add(r * KEY_BLOCK + key));

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use half::{bf16, f16};
+
 use super::elements::Elements;
 use super::isa::pair_dot::{Pair, PairDot};
 use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
@@ -78,6 +80,21 @@ impl<'a> Tokens<'a> {
         StridedRows { at: to.as_ptr(), stride: width }
     }
 
+    /// [`f32_rows`](Self::f32_rows) in the dtype of the tokens, if they are read where they are.
+    #[inline(always)]
+    pub fn rows<S: Simd>(&self, s: S, width: usize, to: &mut [f32]) -> Rows {
+        if width == self.d && self.count >= S::LANES && S::MULTIPLIES_HALVES {
+            let stride = self.heads.strides[1];
+            let (first, _last) = (self.token(0), self.token(self.count - 1)); // both are checked to be in memory
+            match first {
+                Elements::F16(values) => return Rows::F16(StridedRows { at: values.as_ptr(), stride }),
+                Elements::Bf16(values) => return Rows::Bf16(StridedRows { at: values.as_ptr(), stride }),
+                Elements::F32(_) => {}
+            }
+        }
+        Rows::F32(self.f32_rows(s, width, to))
+    }
+
     /// [`f32_rows`](Self::f32_rows) of `width` pairs. `buffer` has room for one token.
     #[inline(always)]
     pub fn pair_rows<S: Simd, D: PairDot>(
@@ -149,6 +166,14 @@ impl<'a> Tokens<'a> {
             to.fill(0);
         }
     }
+}
+
+/// Rows of tokens.
+#[derive(Clone, Copy)]
+pub(super) enum Rows {
+    F32(StridedRows),
+    F16(StridedRows<f16>),
+    Bf16(StridedRows<bf16>),
 }
 
 /// Packs `LANES` rows of `width` values or pairs into columns: value `c` of row `r` becomes `to[c · stride + r]`.

@@ -157,7 +157,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
             let (upcast, packed) = (&mut buffer[..keys.d], as_pairs_mut(packed));
             let keys = keys.pair_rows((self.0, self.1), width.next_multiple_of(S::LANES), upcast, packed);
             // SAFETY: the rows have whole vectors.
-            return unsafe { row_scores::<Self, true>(self.0, rows, (queries, width), keys, ahead, scores) };
+            return unsafe { row_scores::<Self, _, true>(self.0, rows, (queries, width), keys, ahead, scores) };
         }
         ahead.fetch(self.0, usize::MAX);
         let packed = &mut packed[..keys.count.next_multiple_of(Self::PANEL) * width];

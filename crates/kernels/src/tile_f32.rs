@@ -5,7 +5,7 @@ use super::exp::exp;
 use super::isa::simd::Simd;
 use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::row_products::{Values, add_value_products, row_scores};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens, pack_rows};
+use super::score_tile::{KEY_BLOCK, Rows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -134,9 +134,15 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
 
     #[inline(always)]
     fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
-        let rows_of_keys = keys.f32_rows(self.0, keys.d.next_multiple_of(S::LANES), memory.packed);
+        let (s, ahead, queries) = (self.0, memory.ahead, (queries, keys.d));
         // SAFETY: the rows have whole vectors.
-        unsafe { row_scores::<Self, false>(self.0, rows, (queries, keys.d), rows_of_keys, memory.ahead, scores) };
+        unsafe {
+            match keys.rows(s, keys.d.next_multiple_of(S::LANES), memory.packed) {
+                Rows::F32(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
+                Rows::F16(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
+                Rows::Bf16(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
+            }
+        }
     }
 
     #[inline(always)]
@@ -151,14 +157,49 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     ) {
         let (s, weights) = (self.0, &attention_weights[before..]);
         let ends = [before == 0, before + values.count == block];
-        let values = Values { rows: values.f32_rows(s, width_v, packed), count: values.count, ahead };
+        let (count, sums) = (values.count, [sums, output]);
         // SAFETY: the rows have `width_v` values.
         unsafe {
+            match values.rows(s, width_v, packed) {
+                Rows::F32(values) => {
+                    let values = Values { rows: values, count, ahead };
+                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
+                }
+                Rows::F16(values) => {
+                    let values = Values { rows: values, count, ahead };
+                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
+                }
+                Rows::Bf16(values) => {
+                    let values = Values { rows: values, count, ahead };
+                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
+                }
+            }
+        }
+    }
+}
+
+impl<S: Simd, const MR: usize, const NR: usize> TileF32<S, MR, NR> {
+    /// [`add_value_products`] for a number of rows.
+    ///
+    /// # Safety
+    /// `width` values can be read at each of the rows of values.
+    #[inline(always)]
+    unsafe fn add_values<T: Convert>(
+        s: S,
+        rows: usize,
+        weights: &[f32],
+        values: Values<T>,
+        ends: [bool; 2],
+        [sums, output]: [&mut [f32]; 2],
+        width: usize,
+    ) {
+        // SAFETY: the caller promises it.
+        unsafe {
             match rows {
-                1 => add_value_products::<S, 1, MR, NR>(s, weights, values, ends, sums, output, width_v),
-                2 => add_value_products::<S, 2, MR, NR>(s, weights, values, ends, sums, output, width_v),
-                5.. if MR > 4 => add_value_products::<S, MR, MR, NR>(s, weights, values, ends, sums, output, width_v),
-                _ => add_value_products::<S, 4, MR, NR>(s, weights, values, ends, sums, output, width_v),
+                1 => add_value_products::<S, T, 1, MR, NR>(s, weights, values, ends, sums, output, width),
+                2 => add_value_products::<S, T, 2, MR, NR>(s, weights, values, ends, sums, output, width),
+                5.. if MR > 4 => add_value_products::<S, T, MR, MR, NR>(s, weights, values, ends, sums, output, width),
+                _ => add_value_products::<S, T, 4, MR, NR>(s, weights, values, ends, sums, output, width),
             }
         }
     }

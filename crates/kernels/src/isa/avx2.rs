@@ -5,7 +5,9 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
+use super::pair_dot::PairFormat;
 use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
+use crate::convert::Convert;
 use crate::int8::avx2::Avx2Int8;
 use crate::int8::vnni::Vnni;
 
@@ -103,13 +105,23 @@ unsafe impl Simd for Avx2 {
     /// Rows `r` and `r + 4` are loaded to the halves of a register. Then there are two steps: pairs of rows, and fours of
     /// them, within each half.
     #[inline(always)]
-    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [__m256; MAX_LANES] {
+    unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [__m256; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 8 rows; `self` proves that the processor has AVX2.
         unsafe {
             let mut halves = [_mm256_setzero_ps(); 4];
             for (r, halves) in halves.iter_mut().enumerate() {
-                let low = _mm256_castps128_ps256(_mm_loadu_ps(rows[r]));
-                *halves = _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(rows[r + 4]));
+                let [low, high] = [rows[r], rows[r + 4]];
+                let bits = || _mm_unpacklo_epi64(_mm_loadl_epi64(low.cast()), _mm_loadl_epi64(high.cast()));
+                *halves = match T::HALVES {
+                    None => {
+                        let low = _mm256_castps128_ps256(_mm_loadu_ps(low.cast()));
+                        _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(high.cast()))
+                    }
+                    Some(PairFormat::F16) => _mm256_cvtph_ps(bits()),
+                    Some(PairFormat::Bf16) => {
+                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits())))
+                    }
+                };
             }
             let [a, b, c, d] = halves;
             let low = [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)].map(|pairs| _mm256_castps_pd(pairs));

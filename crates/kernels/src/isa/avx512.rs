@@ -8,6 +8,7 @@ use super::avx2::Avx2;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::pair_dot::Pair;
 use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
+use crate::convert::Convert;
 use crate::exp::exp2_bf16;
 use crate::int8::avx512_vnni::Avx512Vnni;
 
@@ -132,12 +133,12 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
 
     /// Four steps: pairs of rows, then fours of them within each quarter of a register, then quarters among registers.
     #[inline(always)]
-    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [__m512; MAX_LANES] {
+    unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [__m512; MAX_LANES] {
         // SAFETY: the caller promises 16 values at each of 16 rows; `self` proves that the processor has AVX-512.
         unsafe {
             let (mut pairs, mut fours) = ([_mm512_setzero_ps(); 16], [_mm512_setzero_ps(); 16]);
             for i in (0..16).step_by(2) {
-                let (a, b) = (_mm512_loadu_ps(rows[i]), _mm512_loadu_ps(rows[i + 1]));
+                let (a, b) = (T::load(self, rows[i]), T::load(self, rows[i + 1]));
                 (pairs[i], pairs[i + 1]) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             }
             for i in (0..16).step_by(4) {

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
 use super::simd::{MAX_LANES, Simd, register_ops};
+use crate::convert::Convert;
 use crate::int8::neon;
 
 /// NEON.
@@ -69,10 +70,10 @@ unsafe impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [float32x4_t; MAX_LANES] {
+    unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [float32x4_t; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 4 rows; `self` proves that the processor has NEON.
         unsafe {
-            let [a, b, c, d] = [vld1q_f32(rows[0]), vld1q_f32(rows[1]), vld1q_f32(rows[2]), vld1q_f32(rows[3])];
+            let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]].map(|row| T::load(self, row));
             let [ac, bd] = [vzip1q_f32(a, c), vzip1q_f32(b, d)];
             let [ac_high, bd_high] = [vzip2q_f32(a, c), vzip2q_f32(b, d)];
             let mut columns = [vdupq_n_f32(0.0); MAX_LANES];

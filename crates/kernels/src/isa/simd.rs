@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::pair_dot::Pair;
-use crate::convert::f32_to_bf16;
+use crate::convert::{Convert, f32_to_bf16};
 use crate::exp::exp2_bf16;
 
 /// The most lanes that vectors have.
@@ -125,17 +125,17 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     const TRANSPOSES: bool = true;
     /// Columns that are transposed together: a divisor of `LANES`.
     const COLUMNS: usize = Self::LANES;
-    /// Transposes the first `COLUMNS` values of `LANES` rows: value `c` of row `r` is lane `r` of vector `c`.
+    /// Transposes the first `COLUMNS` values of `LANES` rows, in f32: value `c` of row `r` is lane `r` of vector `c`.
     ///
     /// # Safety
     /// `COLUMNS` values can be read at each of the first `LANES` pointers.
     #[inline(always)]
-    unsafe fn transposed(self, rows: &[*const f32; MAX_LANES]) -> [Self::V; MAX_LANES] {
+    unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [Self::V; MAX_LANES] {
         let mut columns = [[0.0; MAX_LANES]; MAX_LANES];
         for (r, row) in rows.iter().take(Self::LANES).enumerate() {
             for (c, column) in columns.iter_mut().take(Self::COLUMNS).enumerate() {
                 // SAFETY: the caller promises it.
-                column[r] = unsafe { *row.add(c) };
+                T::upcast(&[unsafe { row.add(c).read() }], std::slice::from_mut(&mut column[r]));
             }
         }
         let mut vectors = [self.splat(0.0); MAX_LANES];
