@@ -1,8 +1,8 @@
 //! Benchmarks of the kernels, without a model around them: `cargo bench --manifest-path benches/Cargo.toml`.
 //!
-//! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set. The group `instruction sets`
-//! runs on all instruction sets of the machine and on one thread, whatever these say: whoever changes a kernel compares it
-//! before and after (`cargo bench --manifest-path benches/Cargo.toml -- 'instruction sets'`).
+//! `RAYON_NUM_THREADS` sets the number of threads, `CANDLE_ATTENTION_ISA` the instruction set. The group
+//! `instruction sets` runs on all instruction sets of the machine and on one thread, whatever these say: whoever changes
+//! a kernel compares it before and after (`cargo bench --manifest-path benches/Cargo.toml -- 'instruction sets'`).
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -68,8 +68,8 @@ fn layer(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Products and attention by each instruction set of the machine, in floating-point or integer operations per second: two
-/// for each multiply-add. `multiply-adds` is what one core can do: independent ones on registers.
+/// Products and attention by each instruction set of the machine, in floating-point or integer operations per second:
+/// two for each multiply-add. `multiply-adds` is what one core can do: independent ones on registers.
 fn instruction_sets(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("instruction sets");
     peak::add(&mut group);

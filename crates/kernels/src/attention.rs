@@ -34,8 +34,8 @@ struct Task {
     to: usize,
 }
 
-/// Computes a problem that was checked: each task that returns `Ok` has written all of its own, and together they are all
-/// of `out`.
+/// Computes a problem that was checked: each task that returns `Ok` has written all of its own, and together they are
+/// all of `out`.
 pub(super) fn attend(isa: Isa, team: Team, problem: &Problem, out: ElementsOut) -> Result<()> {
     run_tasks(isa, team, problem, None, out)
 }

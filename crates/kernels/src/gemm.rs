@@ -63,8 +63,8 @@ impl PackedWeights {
         element_count("the output of a product", &[rows, self.out_features])
     }
 
-    /// Computes a product whose sizes were checked: `a` has `rows` rows, and `out` is memory for as many. The tasks cover
-    /// all rows and panels, and each that returns `Ok` has written all of its own.
+    /// Computes a product whose sizes were checked: `a` has `rows` rows, and `out` is memory for as many. The tasks
+    /// cover all rows and panels, and each that returns `Ok` has written all of its own.
     pub(super) fn run_tasks(
         &self,
         team: Team,
@@ -196,8 +196,8 @@ impl GemmTask<'_> {
         });
     }
 
-    /// [`store`](Self::store) of sums in registers: `NR` vectors of each of the panels. `memory` is for those that do not
-    /// go to the output at once.
+    /// [`store`](Self::store) of sums in registers: `NR` vectors of each of the panels. `memory` is for those that do
+    /// not go to the output at once.
     ///
     /// # Safety
     /// That of `store`.

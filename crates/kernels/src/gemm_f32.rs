@@ -1,7 +1,7 @@
 //! Products in f32, with packed weights of any floating-point dtype.
 //!
-//! Weights of 16 bits become f32 in registers. Where many rows are multiplied with a panel of them, the first tile writes
-//! it to memory in f32 for the others: so the loop over terms is the same for all dtypes, and compiled once.
+//! Weights of 16 bits become f32 in registers. Where many rows are multiplied with a panel of them, the first tile
+//! writes it to memory in f32 for the others: so the loop over terms is the same for all dtypes, and compiled once.
 
 use std::ops::Range;
 
@@ -113,8 +113,8 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         } else if rows <= SMALL_TILE {
             multiply_rows::<S, T, SMALL_TILE, NR>(s, task, a, panel, terms, (0, fetch), &mut sums);
         } else {
-            // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them in
-            // f32 for the others.
+            // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them
+            // in f32 for the others.
             let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
             tile.multiply_and_widen::<S, SMALL_TILE, NR>(s, fetch.tile(0), &mut sums, wide);
             multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (SMALL_TILE, fetch), &mut sums);

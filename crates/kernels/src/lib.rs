@@ -41,13 +41,13 @@
 //! instruction sets: `int8` says how.
 //!
 //! **All kernels are compiled in this crate, once for each instruction set.** A caller's dtype ends at the door:
-//! [`Element`] is a closed set of types, and kernels take slices of any of them, which become f32 where they are read. A
-//! loop for each dtype was rejected: it took five times as long to compile, and was no faster. Work that is called from
-//! several places is a function of its own inside an instruction set (`Simd::call`).
+//! [`Element`] is a closed set of types, and kernels take slices of any of them, which become f32 where they are read.
+//! A loop for each dtype was rejected: it took five times as long to compile, and was no faster. Work that is called
+//! from several places is a function of its own inside an instruction set (`Simd::call`).
 //!
 //! From the bottom up: `isa`, `exp` and `activation`, `convert`, `elements` and the `microkernel`; then the attention
-//! `problem`, its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` with its `epilogue`, and `int8` beside
-//! them.
+//! `problem`, its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` with its `epilogue`, and `int8`
+//! beside them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
 

@@ -45,8 +45,8 @@ impl Prefetch {
     pub const BLOCK: usize = 4;
 
     /// What tile `index` of the `tiles` of a panel fetches. A step of a tile reads `step` bytes, and all together the
-    /// panel. All tiles share the `next` panel, which is as large. If the panel `is_first`, or if there are few tiles and
-    /// the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
+    /// panel. All tiles share the `next` panel, which is as large. If the panel `is_first`, or if there are few tiles
+    /// and the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
     pub fn for_tile(
         panel: &[u8],
         next: *const u8,
@@ -162,7 +162,8 @@ impl<T> Rhs<T> {
 /// The terms are added in order, so an element does not depend on which other elements are computed with it.
 ///
 /// # Safety
-/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values; as many can be written to a copy.
+/// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values; as many can be written to a
+/// copy.
 #[inline(always)]
 pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,

@@ -3,8 +3,9 @@
 //! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
 //! converted before: beside the panels, packing takes the memory of one row.
 //!
-//! Panels hold f32, f16 and bf16 weights exactly, each in its own dtype. So where weights are packed, the matrix they came from need not be kept: what still asks for it gets it from here, bit for bit. (A
-//! NaN stays a NaN but may become a quiet one.) Formats of few bits give what they stand for, which packs to the same.
+//! Panels hold f32, f16 and bf16 weights exactly, each in its own dtype. So where weights are packed, the matrix they
+//! came from need not be kept: what still asks for it gets it from here, bit for bit. (A NaN stays a NaN but may become
+//! a quiet one.) Formats of few bits give what they stand for, which packs to the same.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -178,8 +179,8 @@ impl Packer {
     ///
     /// In [`WeightFormat::Bf16`], if there are instructions for bf16 products, inputs will be rounded to bf16 and sums
     /// are f32; weights must be bf16 values, or they are rounded. In the same way in [`WeightFormat::F16`]: see there.
-    /// Without such instructions weights are held in 16 bits, and products are those of f32 weights, bit for bit. In the
-    /// other formats inputs will be rounded to int8.
+    /// Without such instructions weights are held in 16 bits, and products are those of f32 weights, bit for bit. In
+    /// the other formats inputs will be rounded to int8.
     ///
     /// # Errors
     /// The format cannot have so many input features, or there is not enough memory.

@@ -13,8 +13,8 @@ use super::microkernel::StridedRows;
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile};
 
 /// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
-/// terms are values, or with `PAIRS` pairs of bf16, in f32. There may be as many rows as a tile has, up to 8, and memory for
-/// those that are computed: 1, 2, 4, 6 or 8.
+/// terms are values, or with `PAIRS` pairs of bf16, in f32. There may be as many rows as a tile has, up to 8, and
+/// memory for those that are computed: 1, 2, 4, 6 or 8.
 ///
 /// # Safety
 /// `width` values, and those that fill the last vector, can be read at each of the keys.

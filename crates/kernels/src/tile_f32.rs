@@ -205,8 +205,8 @@ impl<S: Simd, const MR: usize, const NR: usize> TileF32<S, MR, NR> {
     }
 }
 
-/// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are two
-/// pairs, because a single vector would use the registers badly.
+/// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are
+/// two pairs, because a single vector would use the registers badly.
 #[inline(always)]
 pub(super) fn vectors_per_step(left: usize, of_tile: usize) -> usize {
     let vectors = match left {

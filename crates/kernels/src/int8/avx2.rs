@@ -1,8 +1,9 @@
 //! 8-bit products of AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds the two products in 32 bits.
 //!
-//! Weights are widened when they are loaded, once for all rows of a tile, and inputs when they are rounded. `vpmaddubsw`,
-//! which multiplies bytes, needs weights without a sign, two more instructions for each four inputs to move the signs
-//! and to add in 32 bits, and is slower by half: its sums have 16 bits, in which there is no room for a second one.
+//! Weights are widened when they are loaded, once for all rows of a tile, and inputs when they are rounded.
+//! `vpmaddubsw`, which multiplies bytes, needs weights without a sign, two more instructions for each four inputs to
+//! move the signs and to add in 32 bits, and is slower by half: its sums have 16 bits, in which there is no room for a
+//! second one.
 
 use std::arch::x86_64::*;
 

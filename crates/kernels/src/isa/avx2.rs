@@ -102,8 +102,8 @@ unsafe impl Simd for Avx2 {
         self.to_array(a).into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
     const COLUMNS: usize = 4;
-    /// Rows `r` and `r + 4` are loaded to the halves of a register. Then there are two steps: pairs of rows, and fours of
-    /// them, within each half.
+    /// Rows `r` and `r + 4` are loaded to the halves of a register. Then there are two steps: pairs of rows, and fours
+    /// of them, within each half.
     #[inline(always)]
     unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [__m256; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 8 rows; `self` proves that the processor has AVX2.

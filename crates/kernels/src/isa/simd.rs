@@ -9,8 +9,8 @@ use crate::exp::exp2_bf16;
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
 
-/// Work on vectors that is compiled as a function of its own: see [`Simd::call`]. `run` must be `#[inline(always)]`, for
-/// the reason given at [`Kernel`](super::kernel::Kernel).
+/// Work on vectors that is compiled as a function of its own: see [`Simd::call`]. `run` must be `#[inline(always)]`,
+/// for the reason given at [`Kernel`](super::kernel::Kernel).
 pub(crate) trait VectorKernel {
     fn run<S: Simd>(self, s: S);
 }
