@@ -14,6 +14,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     /// Whether this is f32.
     const IS_F32: bool = false;
     /// The format of its bits, if it has 16.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AVX2 transposes by the format"))]
     const HALVES: Option<PairFormat>;
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;

@@ -82,6 +82,15 @@ impl Prefetch {
         Self { at, lines, mask: 0, to_l2: false }
     }
 
+    /// Fetches what goes with a step, where loops over blocks of steps are not written out.
+    #[cfg(target_arch = "aarch64")]
+    #[inline(always)]
+    pub fn step<S: Simd>(&mut self, s: S, step: usize) {
+        if step.is_multiple_of(Self::BLOCK) {
+            self.fetch(s, step / Self::BLOCK);
+        }
+    }
+
     /// Fetches what goes with a block of steps.
     #[inline(always)]
     pub fn fetch<S: Simd>(&mut self, s: S, block: usize) {
@@ -173,16 +182,18 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
     mut prefetch: Prefetch,
 ) -> [[S::V; NR]; MR] {
     let mut sums = [[s.splat(0.0); NR]; MR];
+    // On Arm the compiler would mix the terms of a block that is also copied, and keep some values on the stack.
+    let blocks = if cfg!(target_arch = "aarch64") && b.copy.is_some() { 0 } else { k / Prefetch::BLOCK };
     // SAFETY: each term is one of the `k`.
     unsafe {
-        for block in 0..k / Prefetch::BLOCK {
+        for block in 0..blocks {
             prefetch.fetch(s, block);
             for term in 0..Prefetch::BLOCK {
                 add_term(s, term, &mut a, &mut b, &mut sums);
             }
             skip_terms(Prefetch::BLOCK, &mut a, &mut b, NR * S::LANES);
         }
-        for _ in 0..k % Prefetch::BLOCK {
+        for _ in blocks * Prefetch::BLOCK..k {
             add_term(s, 0, &mut a, &mut b, &mut sums);
             skip_terms(1, &mut a, &mut b, NR * S::LANES);
         }

@@ -15,10 +15,10 @@ use crate::int8::neon;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neon(());
 
-/// Register tile: 8 × 3 sums, 3 vectors of B and one broadcast value of A take 28 of the 32 registers. Each step has 24
-/// multiply-adds and 11 loads, and 24 independent sums are more than the 16 that hide the latency of 4 cycles on the
-/// four ports of the widest cores.
-const MR: usize = 8;
+/// Register tile: 6 × 3 sums, 3 vectors of B and the values of A, which the compiler loads for several rows at once,
+/// take 22 to 27 of the 32 registers; with 8 × 3 sums some of them would be kept in memory. Each step has 18
+/// multiply-adds and 9 loads, and 18 independent sums hide the latency of 4 cycles on the four ports of the widest cores.
+const MR: usize = 6;
 const NR: usize = 3;
 
 impl InstructionSet for Neon {
