@@ -17,7 +17,8 @@ pub(crate) struct Neon(());
 
 /// Register tile: 6 × 3 sums, 3 vectors of B and the values of A, which the compiler loads for several rows at once,
 /// take 22 to 27 of the 32 registers; with 8 × 3 sums some of them would be kept in memory. Each step has 18
-/// multiply-adds and 9 loads, and 18 independent sums hide the latency of 4 cycles on the four ports of the widest cores.
+/// multiply-adds and 9 loads, and 18 independent sums hide the latency of 4 cycles on the four ports of the widest
+/// cores.
 const MR: usize = 6;
 const NR: usize = 3;
 
