@@ -11,11 +11,10 @@ use super::isa::simd::Simd;
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
-    /// Whether this is f32.
-    const IS_F32: bool = false;
     /// The format of its bits, if it has 16.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only AVX2 transposes by the format"))]
     const HALVES: Option<PairFormat>;
+    /// Whether this is f32.
+    const IS_F32: bool = Self::HALVES.is_none();
     /// Whether [`store`](Self::store) is faster than a slice in f32 between.
     const STORES_VECTORS: bool = false;
     /// Converts to f32, which is exact. Both slices have the same length.
@@ -48,14 +47,14 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     }
 
     /// The bits of the values, if they have 16 bits and are of a format.
-    fn as_halves(_: PairFormat, _: &[Self]) -> Option<&[u16]> {
-        None
+    fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
+        (Self::HALVES == Some(format)).then(|| bytemuck::cast_slice(values))
     }
 
     /// The values as pairs of a format, where they are such pairs in memory.
     #[inline(always)]
-    fn as_pairs(_: PairFormat, _: &[Self]) -> Option<&[Pair]> {
-        None
+    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
+        if Self::HALVES == Some(format) { bytemuck::try_cast_slice(values).ok() } else { None }
     }
 
     /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
@@ -67,7 +66,6 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
 }
 
 impl Convert for f32 {
-    const IS_F32: bool = true;
     const HALVES: Option<PairFormat> = None;
     const STORES_VECTORS: bool = true;
 
@@ -119,13 +117,6 @@ impl Convert for f16 {
     unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
         // SAFETY: the caller promises the memory.
         unsafe { s.load_f16(from) }
-    }
-    fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
-        (format == PairFormat::F16).then(|| bytemuck::cast_slice(values))
-    }
-    #[inline(always)]
-    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
-        if format == PairFormat::F16 { bytemuck::try_cast_slice(values).ok() } else { None }
     }
     #[inline(always)]
     fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
@@ -183,13 +174,6 @@ impl Convert for bf16 {
     unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
         // SAFETY: the caller promises the memory.
         unsafe { s.store_bf16(to, values) }
-    }
-    fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
-        (format == PairFormat::Bf16).then(|| bytemuck::cast_slice(values))
-    }
-    #[inline(always)]
-    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
-        if format == PairFormat::Bf16 { bytemuck::try_cast_slice(values).ok() } else { None }
     }
     #[inline(always)]
     fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
