@@ -86,8 +86,10 @@ def examine(lines):
 
 def main(objdump, library):
     command = [objdump, "--disassemble", "--demangle", "--no-show-raw-insn", library]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    count, spilled = examine(text.splitlines())
+    printed = subprocess.run(command, capture_output=True, text=True)
+    if printed.returncode != 0:
+        sys.exit(printed.stderr.strip())
+    count, spilled = examine(printed.stdout.splitlines())
     for name, loop, products, accesses in spilled:
         print(f"{name}: the loop at {loop[0][0]:x} to {loop[-1][0]:x}, with {products} multiply-adds, uses the stack:")
         print("".join(f"    {access}\n" for access in accesses), end="")
