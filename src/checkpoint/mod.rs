@@ -30,6 +30,7 @@ mod section;
 mod shard;
 mod shared_tables;
 mod source;
+mod trainer_names;
 mod write;
 
 pub use crate::families::layout::Layout;

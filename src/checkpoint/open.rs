@@ -16,8 +16,9 @@ use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
 use crate::checkpoint::quantized::{QuantizedWeight, Settings, take_modules};
 use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
 use crate::checkpoint::source::missing;
+use crate::checkpoint::trainer_names::{unwrap, with_prefix};
 use crate::error::{Error, Result, cut};
-use crate::io::{is_present, read_limited};
+use crate::io::{is_present, parse_json, read_limited};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -70,6 +71,9 @@ impl Checkpoint {
     ///
     /// Tensors of a GGUF file have the names and the shapes of Hugging Face, if its architecture is one that this crate
     /// knows ([`config`](Self::config)), and blocks of few bits are read as f32.
+    ///
+    /// Components that wrappers of training libraries put into names are left out: `_orig_mod` of `torch.compile`, those
+    /// of FSDP and activation checkpointing, and `module` in front. A file with both names of a tensor keeps them.
     ///
     /// Reads headers only, and the shapes that modules of compressed-tensors' `pack-quantized` hold as tensors. If a
     /// file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an error that names both.
@@ -149,9 +153,10 @@ impl Checkpoint {
     fn read(
         path: &Path,
         shards: Arc<[Shard]>,
-        mut stored: BTreeMap<String, (usize, Entry)>,
+        stored: BTreeMap<String, (usize, Entry)>,
         metadata: HashMap<String, String>,
     ) -> Self {
+        let mut stored = unwrap(stored);
         let quantized = take_modules(&mut stored, &shards).into_iter();
         let quantized = quantized.map(|(name, weight)| (name, Stored::Quantized(Box::new(weight))));
         let plain = stored.into_iter().map(|(name, (shard, entry))| (name, Stored::Plain(shard, entry)));
@@ -435,12 +440,17 @@ impl Checkpoint {
 
     /// The error for a tensor that is not there; it names the file.
     fn missing(&self, name: &str) -> Error {
-        match self.path() {
-            Some(path) => {
-                Error::MissingTensor { name: name.to_string(), why: format!("{} does not hold it", path.display()) }
+        let mut error = missing(name.to_string());
+        if let Error::MissingTensor { why, .. } = &mut error {
+            if let Some(path) = self.path() {
+                *why = format!("{} does not hold it", path.display());
             }
-            None => missing(name.to_string()),
+            if let Some(stored) = with_prefix(name, self.names()) {
+                let prefix = cut(stored.strip_suffix(name).unwrap_or_default());
+                *why += &format!(", but `{}`: its tensors have to be renamed, without `{prefix}`", cut(stored));
+            }
         }
+        error
     }
 }
 
@@ -452,8 +462,10 @@ struct Index {
 /// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
 pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = read_limited(path, MAX_HEADER_BYTES)?;
-    let index: Index = serde_json::from_slice(&text)
-        .map_err(|e| Error::file(path, format!("not an index: {}", cut(&e.to_string()))))?;
+    let index: Index = parse_json(path, &text).map_err(|e| match e {
+        Error::File { reason, .. } => Error::file(path, format!("not an index: {}", cut(&reason))),
+        e => e,
+    })?;
     let Unique(shards) = index.weight_map;
     for (tensor, file) in &shards {
         let mut components = Path::new(file).components();

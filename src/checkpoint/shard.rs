@@ -16,7 +16,7 @@ use crate::checkpoint::gguf::blocks;
 use crate::checkpoint::gguf::header::{Gguf, GgufHeader, MAGIC, read as read_gguf};
 use crate::checkpoint::header::{self, Entry, Header, MAX_HEADER_BYTES};
 use crate::error::{Error, Result};
-use crate::io::StoredFile;
+use crate::io::{StoredFile, foreign_content};
 
 /// The data of one file.
 pub(crate) struct Shard {
@@ -53,7 +53,6 @@ impl Shard {
 
     /// Reads the header of a file.
     fn with_header(path: &Path, bytes: Bytes, most: u64) -> Result<OpenShard> {
-        let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
         let mut shard = Self { path: path.to_path_buf(), bytes, start: 8 };
         let whole = match &shard.bytes {
             Bytes::Stored(file) => file.len(),
@@ -68,11 +67,26 @@ impl Shard {
                 return Ok(OpenShard { shard, tensors, metadata: texts, gguf: Some(gguf) });
             }
         }
+        let mut start = vec![0; whole.min(64) as usize];
+        shard.read_bytes(0, &mut start, &"the first bytes")?;
+        shard.with_safetensors_header(whole, most).map_err(|error| match foreign_content(&start) {
+            Some(what) => Error::file(path, format!("the file is {what}")),
+            None if path.extension().is_some_and(|extension| extension == "gguf") => {
+                Error::file(path, "not a valid GGUF file: it does not begin with `GGUF`")
+            }
+            None => error,
+        })
+    }
+
+    /// Reads the header of a file of `whole` bytes that is not GGUF.
+    fn with_safetensors_header(mut self, whole: u64, most: u64) -> Result<OpenShard> {
+        let path = &self.path;
+        let invalid = |what: String| Error::file(path, format!("not a valid safetensors file: {what}"));
         let Some(rest) = whole.checked_sub(8) else {
             return Err(invalid(format!("it has {whole} bytes, expected at least 8")));
         };
         let mut size = [0; 8];
-        shard.read_bytes(0, &mut size, &"the length of the header")?;
+        self.read_bytes(0, &mut size, &"the length of the header")?;
         let size = u64::from_le_bytes(size);
         let limit = match () {
             () if size > rest => Some((rest, "the bytes that follow")),
@@ -84,10 +98,10 @@ impl Shard {
             return Err(invalid(format!("it states a header of {size} bytes, expected at most {limit}, {why}")));
         }
         let mut header = zeros::<u8>(path, size, &"the header")?;
-        shard.read_bytes(8, &mut header, &"the header")?;
+        self.read_bytes(8, &mut header, &"the header")?;
         let Header { tensors, metadata } = header::parse(path, &header, rest - size)?;
-        shard.start += size;
-        Ok(OpenShard { shard, tensors, metadata, gguf: None })
+        self.start += size;
+        Ok(OpenShard { shard: self, tensors, metadata, gguf: None })
     }
 
     /// The file, or the name of the bytes.

@@ -7,6 +7,7 @@ use crate::checkpoint::detect::check_prefix;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
+use crate::families::layer::numbered_component;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, GATED_BIAS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
 use crate::position::{LayerSizes, PositionParameter, Presence};
 use crate::tensor::select;
@@ -110,7 +111,7 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
 /// The name of the table that the layers of a stack share: in the first layer (T5), or next to the layers (MPNet).
 fn shared_table(prefix: &str) -> String {
     let parts: Vec<&str> = prefix.split('.').collect();
-    match index_of_number(&parts) {
+    match numbered_component(prefix) {
         Some(_) if parts.contains(&"SelfAttention") => in_first_layer(prefix, RELATIVE_BIAS),
         _ => join(&stack_prefix(prefix), RELATIVE_BIAS),
     }
@@ -119,8 +120,8 @@ fn shared_table(prefix: &str) -> String {
 /// The name of a tensor of the attention of the first layer, from the prefix of that of any.
 fn in_first_layer(prefix: &str, name: &str) -> String {
     let mut parts: Vec<&str> = prefix.split('.').collect();
-    if let Some(number) = index_of_number(&parts) {
-        parts[number] = "0";
+    if let Some((place, _)) = numbered_component(prefix) {
+        parts[place] = "0";
     }
     join(&parts.join("."), name)
 }
@@ -128,9 +129,5 @@ fn in_first_layer(prefix: &str, name: &str) -> String {
 /// The prefix of tensors next to a stack of layers: `encoder` for `encoder.layer.3.attention`.
 fn stack_prefix(prefix: &str) -> String {
     let parts: Vec<&str> = prefix.split('.').collect();
-    index_of_number(&parts).map_or(prefix.to_string(), |number| parts[..number.saturating_sub(1)].join("."))
-}
-
-fn index_of_number(parts: &[&str]) -> Option<usize> {
-    parts.iter().position(|part| part.parse::<usize>().is_ok())
+    numbered_component(prefix).map_or(prefix.to_string(), |(place, _)| parts[..place.saturating_sub(1)].join("."))
 }

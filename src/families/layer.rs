@@ -83,6 +83,15 @@ pub(crate) struct Layer<'a> {
     pub cross: bool,
 }
 
+/// The component of a prefix that is the number of a layer in a stack, and its place: the first number, but not one in
+/// front of all others, which is that of a module of sentence-transformers (`0.auto_model.layers.3`).
+pub fn numbered_component(prefix: &str) -> Option<(usize, u32)> {
+    let mut numbers =
+        prefix.split('.').enumerate().filter_map(|(place, component)| Some((place, component.parse::<u32>().ok()?)));
+    let first = numbers.next()?;
+    Some(numbers.next().filter(|_| first.0 == 0).unwrap_or(first))
+}
+
 impl<'a> Layer<'a> {
     /// The layer at `prefix` of a model of this `model_type`, described by `section` of a `config.json`.
     ///
@@ -93,7 +102,7 @@ impl<'a> Layer<'a> {
         check_keys(section, model_type, family)?;
         family.check_part(model_type, prefix)?;
         // No model has so many layers that the next index would overflow.
-        let index = prefix.split('.').find_map(|part| part.parse::<u32>().ok()).unwrap_or(0) as usize;
+        let index = numbered_component(prefix).map_or(0, |(_, number)| number as usize);
         let cross = CROSS.iter().any(|part| prefix.contains(part));
         let layer = Self { section, model_type, family, prefix, index, cross };
         layer.check_layer_types()?;

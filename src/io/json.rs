@@ -1,23 +1,75 @@
 //! Reading JSON files, and whole numbers from parsed JSON.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::io::read_limited;
+use crate::io::{foreign_content, read_limited};
 
 /// The longest configuration file that is read, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory. The
 /// longest published ones, with the names of 22,000 classes, have 2 MB.
 const MAX_CONFIG_BYTES: u64 = 1 << 24;
 
-/// Reads a JSON file of at most 16 MiB.
+/// Reads a JSON file of at most 16 MiB, as [`parse_json`].
 ///
 /// # Errors
-/// The errors of [`read_limited`]; [`Error::File`] for a file that does not hold a `T`.
+/// The errors of [`read_limited`] and of [`parse_json`].
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    serde_json::from_slice(&read_limited(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
+    parse_json(path, &read_limited(path, MAX_CONFIG_BYTES)?)
+}
+
+/// Parses the content of the JSON file `path`, as Python reads it: with the numbers `NaN`, `Infinity` and `-Infinity`,
+/// which JSON does not have and Python writes. Each becomes a text, so a key that is read as a number is an error.
+///
+/// # Errors
+/// [`Error::File`] for a content that does not hold a `T`. It says what the content is instead, where that is known,
+/// such as a Git LFS pointer.
+pub fn parse_json<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).or_else(|error| {
+        let error = match python_numbers_as_texts(bytes) {
+            Cow::Owned(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(parsed) => return Ok(parsed),
+                Err(error) => error,
+            },
+            Cow::Borrowed(_) => error,
+        };
+        match foreign_content(bytes) {
+            Some(what) => Err(Error::file(path, format!("the file is {what}"))),
+            None => Err(Error::file(path, error)),
+        }
+    })
+}
+
+/// JSON with quotes around the numbers that only Python has.
+fn python_numbers_as_texts(json: &[u8]) -> Cow<'_, [u8]> {
+    const NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+    let mut changed = Vec::new();
+    let (mut copied, mut at, mut in_text) = (0, 0, false);
+    while at < json.len() {
+        match json[at] {
+            // The character after it belongs to it.
+            b'\\' if in_text => at += 1,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            _ => {
+                if let Some(number) = NUMBERS.iter().find(|number| json[at..].starts_with(number)) {
+                    changed.extend([&json[copied..at], b"\"", number, b"\""].concat());
+                    at += number.len();
+                    copied = at;
+                    continue;
+                }
+            }
+        }
+        at += 1;
+    }
+    if copied == 0 {
+        return Cow::Borrowed(json);
+    }
+    changed.extend_from_slice(&json[copied..]);
+    Cow::Owned(changed)
 }
 
 /// The whole number at `key`, which may be written as a float such as `2.0`; `None` if it is absent or null.
@@ -36,5 +88,35 @@ pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
             Some(n) => Ok(Some(n)),
             None => Err(Error::value(format!("config key `{key}`"), value, "a whole number")),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str) -> Result<Value> {
+        parse_json(Path::new("config.json"), json.as_bytes())
+    }
+
+    #[test]
+    fn numbers_of_python_are_read_as_texts() {
+        let json = r#"{"a": [0.0, Infinity], "b": -Infinity, "c": NaN, "d": "NaN \" -Infinity", "e": {"f":NaN}}"#;
+        let read = parse(json).unwrap();
+        assert_eq!(read["a"][1], "Infinity");
+        assert_eq!(read["b"], "-Infinity");
+        assert_eq!(read["c"], "NaN");
+        assert_eq!(read["d"], "NaN \" -Infinity");
+        assert_eq!(read["e"]["f"], "NaN");
+        for bad in ["NaN0", "{\"a\": Infinit}", "-NaN", "[Infinity", "\"NaN"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_json_is_named() {
+        let error = parse("version https://git-lfs.github.com/spec/v1").unwrap_err();
+        assert!(error.to_string().contains("config.json: the file is a Git LFS pointer"), "{error}");
+        assert!(parse("{").unwrap_err().to_string().contains("EOF"));
     }
 }

@@ -15,14 +15,16 @@
 //! What others wrote is read only from regular files and only up to a limit: a pipe would block, a device may never
 //! end.
 
+mod foreign;
 mod json;
 mod read;
 mod stored_file;
 mod tensors;
 mod write;
 
-pub use json::read_json;
+pub use foreign::foreign_content;
 pub(crate) use json::{number, whole_number};
+pub use json::{parse_json, read_json};
 pub use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;
 pub use tensors::{WrittenTensor, write_tensors};

@@ -133,7 +133,8 @@ fn hostile_files_are_errors() {
     ];
     for (what, bytes) in bad {
         let error = open_bytes(&bytes).err().unwrap_or_else(|| panic!("{what} was opened")).to_string();
-        assert!(error.contains("model.safetensors: not a valid safetensors file"), "{what}: {error}");
+        let reason = if what == "empty" { "the file is empty" } else { "not a valid safetensors file" };
+        assert!(error.contains(&format!("model.safetensors: {reason}")), "{what}: {error}");
         assert_eq!(error.lines().count(), 1, "{what}: {error}");
     }
 }

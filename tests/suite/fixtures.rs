@@ -36,6 +36,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "minilm",
             "model_types",
             "multi_vector",
+            "ordinary_files",
             "own_encoders",
             "positions",
             "rerankers",

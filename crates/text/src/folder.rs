@@ -1,18 +1,24 @@
 //! The small files of a model folder, as transformers and sentence-transformers save it: which modules run, and the
 //! settings of the tokenizer. Everything that reads a folder, downloads one or copies one starts from these.
 
+mod tokenizer_config;
+mod transformer_settings;
+
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::io::{is_present, read_limited};
+use candle_attention::io::{is_present, parse_json, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
 
 use crate::gguf;
 use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
+
+pub(crate) use self::tokenizer_config::TokenizerConfig;
+pub(crate) use self::transformer_settings::{FEATURES, TRANSFORMER_SETTINGS, TransformerSettings};
 
 /// The longest JSON file of a model, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory.
 const MAX_CONFIG_BYTES: u64 = 1 << 24;
@@ -72,7 +78,7 @@ impl<'a> ModelFolder<'a> {
 
     /// Reads a JSON file of the folder.
     pub fn json<T: DeserializeOwned>(self, path: &Path) -> Result<T> {
-        serde_json::from_slice(&self.read(path, MAX_CONFIG_BYTES)?).map_err(|e| Error::file(path, e))
+        parse_json(path, &self.read(path, MAX_CONFIG_BYTES)?)
     }
 
     /// Opens the weights in a folder inside of this one.
@@ -131,23 +137,49 @@ pub(crate) fn with_folder<T>(path: &Path, run: impl FnOnce(ModelFolder) -> Resul
 }
 
 /// One entry of `modules.json`.
-#[derive(Debug, Clone, serde::Deserialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Module {
     pub path: String,
-    #[serde(rename = "type")]
-    pub class: String,
+    kind: String,
 }
 
+/// pplx-embed's own module for numbers of int8.
+const QUANTIZER: &str = "st_quantize.FlexibleQuantizer";
+
+/// The module of Jina embeddings v3, a transformer with adapters for tasks.
+const JINA_TRANSFORMER: &str = "custom_st.Transformer";
+
 impl Module {
-    /// The class without its Python module, which differs between versions of the library.
-    pub(crate) fn kind(&self) -> &str {
-        self.class.rsplit('.').next().unwrap_or(&self.class)
+    /// The module of a class, with its files in `path` of the folder.
+    pub fn new(folder: ModelFolder, path: String, class: &str) -> Result<Self> {
+        let is_published = ["sentence_transformers.", "pylate.models."].iter().any(|own| class.starts_with(own));
+        let is_known = is_published
+            || class == QUANTIZER
+            || class == JINA_TRANSFORMER && Self::is_jina(folder, &folder.path.join(&path))?;
+        let kind = match class.rsplit_once('.') {
+            Some((_, kind)) if is_known => kind.to_string(),
+            Some(_) => class.to_string(),
+            None => format!("{class} (of no Python module)"),
+        };
+        Ok(Self { path, kind })
     }
 
-    /// Whether this is pplx-embed's own module for numbers of int8. It has no files, and states the path of another
-    /// one.
-    pub(crate) fn has_no_files(&self) -> bool {
-        self.class.ends_with("st_quantize.FlexibleQuantizer")
+    /// Whether the transformer in `path` is one of Jina embeddings v3, or not there yet, as during a download.
+    fn is_jina(folder: ModelFolder, path: &Path) -> Result<bool> {
+        let config: Option<serde_json::Value> = folder.optional(&path.join("config.json"))?;
+        // The `model_type` of the published file is that of its code, or none that others have.
+        Ok(config.is_none_or(|config| config.get("lora_adaptations").is_some()))
+    }
+
+    /// The class without its Python module, which differs between versions of the library; of a class that is none of a
+    /// library's own, the whole path: code in a model's folder may compute anything.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Whether this is a module without files, which may state the path of another one.
+    pub fn has_no_files(&self) -> bool {
+        self.kind == "FlexibleQuantizer"
     }
 }
 
@@ -165,18 +197,30 @@ pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     }
 }
 
+/// What an entry of `modules.json` states.
+#[derive(serde::Deserialize)]
+struct Entry {
+    path: String,
+    #[serde(rename = "type")]
+    class: String,
+}
+
 /// Reads `modules.json`, whatever its modules are.
 ///
 /// The file counts as absent only if nothing has its name. A link that leads nowhere, as an emptied cache leaves it, is
 /// an error: without its modules a model would give other embeddings.
 pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     let path = folder.path.join("modules.json");
-    let Some(mut modules) = folder.optional::<Vec<Module>>(&path)? else { return Ok(None) };
-    if modules.len() > MAX_MODULES {
-        return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", modules.len())));
+    let Some(entries) = folder.optional::<Vec<Entry>>(&path)? else { return Ok(None) };
+    if entries.len() > MAX_MODULES {
+        return Err(Error::file(&path, format!("{} modules, expected at most {MAX_MODULES}", entries.len())));
     }
-    // As model2vec names the top.
-    modules.iter_mut().filter(|module| module.path == ".").for_each(|module| module.path.clear());
+    let modules = entries.into_iter().map(|entry| {
+        // As model2vec names the top.
+        let inside = if entry.path == "." { String::new() } else { entry.path };
+        Module::new(folder, inside, &entry.class)
+    });
+    let modules = modules.collect::<Result<Vec<Module>>>()?;
     for (i, module) in modules.iter().enumerate() {
         let parts = || Path::new(&module.path).components();
         if inside(Path::new(&module.path)).is_none() {
@@ -193,92 +237,20 @@ pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     Ok(Some(modules))
 }
 
-/// `sentence_bert_config.json`.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-struct TransformerConfig {
-    max_seq_length: Option<usize>,
-    do_lower_case: bool,
-}
-
-/// `tokenizer_config.json`.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-pub(crate) struct TokenizerConfig {
-    /// About 1e30 where no limit was known.
-    model_max_length: Option<f64>,
-    model_input_names: Option<Vec<String>>,
-    tokenizer_class: Option<String>,
-    mask_token: Option<Token>,
-    eos_token: Option<Token>,
-    truncation_side: Option<String>,
-    unk_token: Option<Token>,
-}
-
-/// A special token: its text, or an object that holds it.
-#[derive(Debug, serde::Deserialize)]
-#[serde(untagged)]
-enum Token {
-    Text(String),
-    Object { content: String },
-}
-
-impl Token {
-    fn text(&self) -> &str {
-        match self {
-            Self::Text(text) | Self::Object { content: text } => text,
-        }
-    }
-}
-
-impl TokenizerConfig {
-    /// Reads the file. Its `padding_side` has no effect: texts are run without padding.
-    pub fn load(folder: ModelFolder, transformer: &Path) -> Result<Self> {
-        let path = transformer.join("tokenizer_config.json");
-        let config: Self = folder.json_or_default(&path)?;
-        match config.truncation_side.as_deref() {
-            None | Some("right") => Ok(config),
-            Some(other) => Err(Error::file(&path, format!("truncation_side is `{other}`, expected `right`"))),
-        }
-    }
-
-    /// Whether the tokenizer gives segment types to the model. Where this is not stated, transformers 4 gives them, and
-    /// so do the classes of transformers 5 that belong to models with types, but not its general class.
-    pub fn gives_types(&self) -> bool {
-        match &self.model_input_names {
-            Some(names) => names.iter().any(|name| name == "token_type_ids"),
-            None => self.tokenizer_class.as_deref() != Some("TokenizersBackend"),
-        }
-    }
-
-    /// The longest input that is stated, in tokens. A cast from float to integer saturates.
-    pub fn max_length(&self) -> Option<usize> {
-        self.model_max_length.map(|n| n as usize)
-    }
-
-    pub fn mask_token(&self) -> Option<&str> {
-        self.mask_token.as_ref().map(Token::text)
-    }
-
-    pub fn eos_token(&self) -> Option<&str> {
-        self.eos_token.as_ref().map(Token::text)
-    }
-
-    pub fn unk_token(&self) -> Option<&str> {
-        self.unk_token.as_ref().map(Token::text)
-    }
-}
-
-/// The longest input in tokens, and whether texts are to be lower-cased first.
-pub(crate) fn limits(folder: ModelFolder, transformer: &Path, max_position_embeddings: usize) -> Result<(usize, bool)> {
-    let own: TransformerConfig = folder.json_or_default(&transformer.join("sentence_bert_config.json"))?;
+/// The longest input in tokens of a transformer with these settings.
+pub(crate) fn max_seq_length(
+    folder: ModelFolder,
+    transformer: &Path,
+    settings: &TransformerSettings,
+    max_position_embeddings: usize,
+) -> Result<usize> {
     let tokenizer = TokenizerConfig::load(folder, transformer)?;
-    let stated = own.max_seq_length.or(tokenizer.max_length());
+    let stated = settings.max_length.or(tokenizer.max_length());
     let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
-    if limit < 3 {
-        return Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"));
+    match limit < 3 {
+        true => Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text")),
+        false => Ok(limit),
     }
-    Ok((limit, own.do_lower_case))
 }
 
 /// The transformer of a model without further modules, and its configuration. `kind` names such a model in the error.
@@ -320,6 +292,6 @@ mod tests {
         for error in [modules(folder).unwrap_err(), TokenizerConfig::load(folder, path).unwrap_err()] {
             assert!(matches!(error, Error::Io { .. }), "{error}");
         }
-        assert!(limits(ModelFolder::new(path), path, 512).is_ok());
+        assert!(TransformerSettings::load(ModelFolder::new(path), path).is_ok());
     }
 }

@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::gguf::refuse;
 use crate::model::config::TextModelConfig;
-use crate::model::text_model::{TextModel, body};
+use crate::model::places::Places;
+use crate::model::text_model::TextModel;
 use crate::pruning::write::copy_others;
 use crate::sentence::SentenceEncoder;
 
@@ -80,8 +81,7 @@ pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
         return Err(Error::file(folder, format!("weight `{name}` is in {format} already, expected a float dtype")));
     }
     let root = AnySource::new(&stored);
-    let body = body(&config, &root);
-    let source = body.as_ref().unwrap_or(&root);
+    let source = &Places::find(&config, &root).body;
     let row = config.row_in(source);
     let (mut blocks, mut together) = (Vec::new(), Vec::new());
     for (index, place) in config.block_prefixes().iter().enumerate() {
@@ -226,9 +226,11 @@ fn int8(weight: &Tensor) -> Result<[WrittenTensor; 2]> {
 /// The modules of tables of embeddings among weights.
 fn embeddings(config: &TextModelConfig, weights: &[String]) -> Vec<String> {
     let modules = weights.iter().filter_map(|name| name.strip_suffix(WEIGHT));
-    let words = config.row().word_embeddings;
-    let is_table =
-        |module: &&str| module.strip_suffix(words).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    let names = [Some(config.row().word_embeddings), config.row().own_word_embeddings];
+    let is_below = |module: &str, words: &str| {
+        module.strip_suffix(words).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+    };
+    let is_table = |module: &&str| names.iter().flatten().any(|words| is_below(module, words));
     modules.filter(is_table).map(str::to_string).collect()
 }
 

@@ -41,6 +41,7 @@ impl Routes {
 
 /// `router_config.json`.
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct RouterConfig {
     types: BTreeMap<String, String>,
     structure: InOrder<Vec<String>>,
@@ -49,7 +50,7 @@ struct RouterConfig {
 }
 
 #[derive(serde::Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Parameters {
     default_route: Option<String>,
     allow_empty_key: bool,
@@ -124,7 +125,7 @@ pub(crate) fn routes(folder: ModelFolder) -> Result<Option<Routes>> {
             let below = Path::new(&modules[at].path).join(id);
             let inside_router = inside(Path::new(id)).filter(|id| !id.is_empty());
             match inside_router.and_then(|_| inside(&below)) {
-                Some(path) => Ok(Module { path, class: class.clone() }),
+                Some(path) => Module::new(folder, path, class),
                 None => Err(wrong(format!("module path `{id}` leads out of the folder"))),
             }
         };

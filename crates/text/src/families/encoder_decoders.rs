@@ -9,6 +9,7 @@ use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNa
 pub(super) const T5_MODEL: Model = Model {
     prefixes: &["transformer"],
     word_embeddings: "shared",
+    own_word_embeddings: Some("encoder.embed_tokens"),
     positions: AbsolutePositions::None,
     types: SegmentTypes::Never,
     pair_types: false,
@@ -36,6 +37,7 @@ pub(super) const T5_MODEL: Model = Model {
     ],
     // Distances have no bound. This one is far beyond what a tokenizer states, which is the limit that counts.
     default_keys: &[("layer_norm_eps", 1e-6), ("head_dim", 64.0), ("max_position_embeddings", 1_048_576.0)],
+    ignored_tensors: &["shared", "decoder"],
     activation_key: Some(("feed_forward_proj", "relu")),
     unsupported_keys: &[],
     classifier: None,

@@ -14,6 +14,7 @@ use crate::families::task_heads::{
 pub(crate) const BERT_MODEL: Model = Model {
     prefixes: &["bert"],
     word_embeddings: "embeddings.word_embeddings",
+    own_word_embeddings: None,
     scales_embeddings: false,
     position_embeddings: "embeddings.position_embeddings",
     positions: AbsolutePositions::Table,
@@ -41,6 +42,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     final_norm: None,
     final_projection: None,
     pad_token_id: 0,
+    ignored_tensors: &["pooler", "cls.seq_relationship"],
     renamed_keys: &[],
     default_keys: &[("layer_norm_eps", 1e-12)],
     mask_must_be_stated: false,
@@ -346,6 +348,7 @@ pub(super) const DEBERTA_MODEL: Model = Model {
     projection: None,
     default_keys: &[("layer_norm_eps", 1e-7)],
     renamed_keys: &[("attention_head_size", "head_dim")],
+    ignored_tensors: &["pooler", "embeddings.position_embeddings"],
     unsupported_keys: &["conv_kernel_size"],
     classifier: Some(ClassifierHead {
         pooler: false,

@@ -170,6 +170,8 @@ pub(crate) struct Model {
     pub prefixes: &'static [&'static str],
     /// The table of word embeddings.
     pub word_embeddings: &'static str,
+    /// The encoder's own name for it, which counts where both are stored (T5).
+    pub own_word_embeddings: Option<&'static str>,
     /// Whether they are multiplied by `sqrt(hidden_size)` (Gemma).
     pub scales_embeddings: bool,
     /// The table of absolute positions.
@@ -200,6 +202,9 @@ pub(crate) struct Model {
     pub final_projection: Option<(&'static str, &'static str)>,
     /// The padding token if `pad_token_id` is absent.
     pub pad_token_id: u32,
+    /// Tensors of the family's checkpoints that have no effect here, or all those below these names: poolers of hidden
+    /// states, parts of heads that only training uses. Names in the body, or whole names of tensors beside it.
+    pub ignored_tensors: &'static [&'static str],
     /// Keys of the family's `config.json`, each with BERT's name for it, under which its value is put too.
     pub renamed_keys: &'static [(&'static str, &'static str)],
     /// Values of numeric keys that `config.json` may leave out, by BERT's names, as the family's config class has them.

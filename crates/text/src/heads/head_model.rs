@@ -13,6 +13,7 @@ use candle_core::{Module, Tensor};
 use crate::families::task_heads::HeadActivation;
 use crate::model::config::TextModelConfig;
 use crate::model::mlp::read_linear;
+use crate::model::places::{Places, watch};
 use crate::model::text_model::TextModel;
 
 /// A [`TextModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),
@@ -53,13 +54,8 @@ pub(crate) trait HeadKind: Clone {
     /// The name of the model with this head.
     const NAME: &'static str;
 
-    /// Loads the head from the root of a checkpoint, and the model by `model`, once the checkpoint is known to have the
-    /// head.
-    fn load(
-        config: &TextModelConfig,
-        source: &AnySource,
-        model: impl FnOnce() -> Result<TextModel>,
-    ) -> Result<(Head, TextModel)>;
+    /// Loads the head and, once the checkpoint is known to have it, the model.
+    fn load(config: &TextModelConfig, places: &Places) -> Result<(Head, TextModel)>;
 }
 
 /// One line: the model and the number of labels.
@@ -112,7 +108,11 @@ impl<K: HeadKind> HeadModel<K> {
     }
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let (head, model) = K::load(config, source, || TextModel::load_from(config, source))?;
+        config.validate()?;
+        let (source, read) = watch(source);
+        let places = Places::find(config, &source);
+        let (head, model) = K::load(config, &places)?;
+        places.check_read(config, &read)?;
         let mut whole = Self { model, head, frozen: Frozen::default(), kind: PhantomData };
         if source.gives_own_tensors() {
             whole.freeze_in_place()?;

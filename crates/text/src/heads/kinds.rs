@@ -12,8 +12,9 @@ use crate::heads::task_head::TaskHead;
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::mlp::read_linear;
+use crate::model::places::Places;
 use crate::model::table::Table;
-use crate::model::text_model::{TextModel, body};
+use crate::model::text_model::TextModel;
 
 /// A [`TextModel`] with a head that classifies a text: `last(norm(activation(first(x))))`, as the
 /// `ForSequenceClassification` of its family in transformers; `x` is the first token or, where ModernBERT's
@@ -54,19 +55,13 @@ fn check_head(source: &AnySource, name: &str, what: &str) -> Result<()> {
 impl HeadKind for SequenceHead {
     const NAME: &'static str = "SequenceClassifier";
 
-    fn load(
-        config: &TextModelConfig,
-        source: &AnySource,
-        model: impl FnOnce() -> Result<TextModel>,
-    ) -> Result<(Head, TextModel)> {
+    fn load(config: &TextModelConfig, places: &Places) -> Result<(Head, TextModel)> {
+        let source = &places.root;
         let Some(names) = config.row().classifier else {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
         let labels = labels(config, source, names.last, TaskHead::SequenceClassification)?;
-        let first = match (body(config, source), names.pooler) {
-            (Some(body), true) => body.child(names.first),
-            _ => source.child(names.first),
-        };
+        let first = if names.pooler { places.body.child(names.first) } else { source.child(names.first) };
         let norm = names.norm.map(|name| source.child(name));
         let load_first =
             || Transform::load(config, &first, config.hidden_size, names.optional_bias, names.activation, norm);
@@ -81,19 +76,15 @@ impl HeadKind for SequenceHead {
             last: last(config, source, names.last, labels.len(), !names.last_token)?,
             labels,
         };
-        Ok((head, model()?))
+        Ok((head, TextModel::load_at(config, places, None)?))
     }
 }
 
 impl HeadKind for TokenHead {
     const NAME: &'static str = "TokenClassificationHead";
 
-    fn load(
-        config: &TextModelConfig,
-        source: &AnySource,
-        model: impl FnOnce() -> Result<TextModel>,
-    ) -> Result<(Head, TextModel)> {
-        config.validate()?;
+    fn load(config: &TextModelConfig, places: &Places) -> Result<(Head, TextModel)> {
+        let source = &places.root;
         let names = config.row().token_classifier;
         let labels = labels(config, source, names.last, TaskHead::TokenClassification)?;
         let first = names.first.map(|first| {
@@ -102,18 +93,16 @@ impl HeadKind for TokenHead {
         });
         let first = first.transpose()?;
         let last = last(config, source, names.last, labels.len(), true)?;
-        Ok((Head { input: HeadInput::EachToken, first, last, labels }, model()?))
+        let head = Head { input: HeadInput::EachToken, first, last, labels };
+        Ok((head, TextModel::load_at(config, places, None)?))
     }
 }
 
 impl HeadKind for MaskedHead {
     const NAME: &'static str = "MaskedLm";
 
-    fn load(
-        config: &TextModelConfig,
-        source: &AnySource,
-        model: impl FnOnce() -> Result<TextModel>,
-    ) -> Result<(Head, TextModel)> {
+    fn load(config: &TextModelConfig, places: &Places) -> Result<(Head, TextModel)> {
+        let source = &places.root;
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
@@ -124,17 +113,27 @@ impl HeadKind for MaskedHead {
         let norm = Some(source.child(names.norm));
         let first = Transform::load(config, &first, width, names.optional_bias, names.activation, norm)?;
         let has_none = names.optional_bias && config.key_flag("decoder_bias")? == Some(false);
-        let bias = if decoder.contains("bias") && !source.contains(names.bias) {
-            Some(decoder.get("bias", &[vocabulary])?)
-        } else if has_none && !source.contains(names.bias) {
-            None
-        } else {
-            check_head(source, names.bias, what)?;
-            Some(source.get(names.bias, &[vocabulary])?)
+        let bias = match (decoder.contains("bias"), source.contains(names.bias)) {
+            // Of two stored ones transformers takes this one: it ties what is missing or equal.
+            (true, _) => Some(decoder.get("bias", &[vocabulary])?),
+            (false, false) if has_none => None,
+            (false, _) => {
+                check_head(source, names.bias, what)?;
+                Some(source.get(names.bias, &[vocabulary])?)
+            }
         };
         let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(true);
-        let weight = if tied { None } else { Some(decoder.get("weight", &[vocabulary, width])?) };
-        let model = model()?;
+        let stored = format!("{}.weight", names.decoder);
+        let shared = tied.then_some(stored.as_str());
+        let (words, name) = places.word_embeddings(config, shared)?;
+        let is_own = !tied || decoder.contains("weight") && words.full_name(&name) != source.full_name(&stored);
+        let weight = if is_own { Some(decoder.get("weight", &[vocabulary, width])?) } else { None };
+        let model = TextModel::load_at(config, places, shared)?;
+        // A decoder that is stored beside the words counts even if they are said to be one.
+        let weight = match (weight, &model.embeddings.words) {
+            (Some(weight), Table::Tensor(words)) if tied && is_equal(&weight, words)? => None,
+            (weight, _) => weight,
+        };
         let dense = |weight: Tensor, bias: Option<Tensor>| {
             Linear::new(names.decoder, LinearWeights::new(weight, bias), vocabulary, width)
         };
@@ -199,6 +198,11 @@ impl MaskedLm {
     pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
         self.logits(&self.model.forward(ids, token_type_ids, mask)?)
     }
+}
+
+/// Whether two tensors of one shape have the same elements.
+fn is_equal(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.ne(b)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0)
 }
 
 /// Reads the last projection of a head that classifies.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::folder::{ModelFolder, modules, transformer_of};
 use crate::gguf::refuse;
 use crate::model::config::TextModelConfig;
-use crate::model::text_model::body;
+use crate::model::places::Places;
 
 /// A head that classifies, by what it classifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,12 +38,10 @@ impl TaskHead {
             return Ok(stated);
         }
         let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
-        let source = AnySource::new(&source);
-        let has = |name: &str| source.contains(&format!("{name}.weight"));
-        let first = |pooler: bool, name: &str| match body(&config, &source).filter(|_| pooler) {
-            Some(body) => body.contains(&format!("{name}.weight")),
-            None => has(name),
-        };
+        let Places { root, body } = Places::find(&config, &AnySource::new(&source));
+        let has = |name: &str| root.contains(&format!("{name}.weight"));
+        let first =
+            |pooler: bool, name: &str| if pooler { body.contains(&format!("{name}.weight")) } else { has(name) };
         let row = config.row();
         match row.classifier {
             Some(names) if has(names.last) && first(names.pooler, names.first) => Ok(Self::SequenceClassification),

@@ -10,6 +10,7 @@ use candle_core::Tensor;
 use crate::model::config::TextModelConfig;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::{HiddenStates, rows};
+use crate::model::places::{Places, watch};
 use crate::model::text_model::TextModel;
 
 /// A decoder, and the rows of its language head for the tokens that decide on a score.
@@ -36,10 +37,20 @@ impl TokenScore {
         let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
         check_ids("the tokens that are scored", &ids, config.vocab_size)?;
         const HEAD: &str = "lm_head.weight";
-        let tied = config.key_flag("tie_word_embeddings")?.unwrap_or(!source.contains(HEAD));
+        let (source, read) = watch(source);
+        let places = Places::find(config, &source);
+        let root = &places.root;
+        // A head that is stored counts even if it is said to be the word embeddings: transformers ties what is missing
+        // or equal.
+        let tied = config.key_flag("tie_word_embeddings")?;
+        let shared = (tied == Some(true)).then_some(HEAD);
         let (count, hidden) = (ids.len(), config.hidden_size);
-        let head = if tied { None } else { Some(source.get(HEAD, &[config.vocab_size, hidden])?) };
-        let model = TextModel::load_from(config, source)?;
+        let head = match root.contains(HEAD) || tied == Some(false) {
+            true => Some(root.get(HEAD, &[config.vocab_size, hidden])?),
+            false => None,
+        };
+        let model = TextModel::load_at(config, &places, shared)?;
+        places.check_read(config, &read)?;
         let ids = Tensor::new(ids, model.device())?;
         let weight =
             head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::folder::{ModelFolder, Module, any_modules};
+use crate::folder::{ModelFolder, Module, TRANSFORMER_SETTINGS, any_modules};
 use crate::hub::check_id;
 use crate::hub::options::HubOptions;
 use crate::hub::repository::Repository;
@@ -12,6 +12,7 @@ use crate::router::{ROUTER_CONFIGS, is_router, routes};
 use crate::text::chat_template::CHAT_TEMPLATE;
 use candle_attention::Result;
 use candle_attention::checkpoint::{Checkpoint, read_index};
+use candle_attention::io::read_json;
 
 /// Downloads the files that [`SentenceEncoder`](crate::SentenceEncoder) needs of the model `id` into the hub's
 /// cache, and returns their folder. All files are of one commit.
@@ -135,8 +136,14 @@ impl Model {
     fn transformer(&mut self, inside: &str) -> Result<()> {
         self.required(inside, "config.json")?;
         self.required(inside, "tokenizer.json")?;
-        for file in ["tokenizer_config.json", "sentence_bert_config.json"] {
-            self.fetch(inside, file)?;
+        self.fetch(inside, "tokenizer_config.json")?;
+        // The first that states something counts.
+        for file in TRANSFORMER_SETTINGS {
+            let found = self.fetch(inside, file)?;
+            let stated = found.map(|path| read_json::<serde_json::Map<_, _>>(&path)).transpose()?;
+            if stated.is_some_and(|stated| !stated.is_empty()) {
+                break;
+            }
         }
         if self.weights(inside, "model.safetensors")?.is_some() {
             return Ok(());

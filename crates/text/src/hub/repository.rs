@@ -17,7 +17,7 @@ use crate::hash::hash_file;
 use crate::hub::client::{Client, Fault};
 use crate::hub::options::HubOptions;
 use crate::model_files::inside;
-use candle_attention::io::{open_regular, read_limited, write_file};
+use candle_attention::io::{open_regular, parse_json, read_limited, write_file};
 use candle_attention::{Error, Result};
 
 /// A commit has 40 bytes; longer files are not refs.
@@ -266,7 +266,14 @@ fn damage(path: &Path) -> Result<Option<String>> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("json") => {
             let json: serde_json::Result<IgnoredAny> = serde_json::from_reader(BufReader::new(file));
-            Ok(json.err().map(|e| format!("what arrived is not JSON: {e}")))
+            match json {
+                Ok(_) => Ok(None),
+                // Python's JSON has numbers that others lack.
+                Err(e) => {
+                    let json: Result<IgnoredAny> = parse_json(path, &read_limited(path, length)?);
+                    Ok(json.err().map(|_| format!("what arrived is not JSON: {e}")))
+                }
+            }
         }
         Some("safetensors") => match safetensors_length(file) {
             Some(expected) if expected == length => Ok(None),

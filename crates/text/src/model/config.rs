@@ -99,9 +99,37 @@ impl<'de> Deserialize<'de> for TextModelConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error as _;
         let mut keys = Map::deserialize(deserializer)?;
-        normalize_config_keys(&mut keys).map_err(D::Error::custom)?;
+        normalize_config_keys(&mut keys).and_then(|()| check_numbers(&keys)).map_err(D::Error::custom)?;
         let keys = Value::Object(keys);
         Ok(Self { keys: keys.clone(), ..Self::deserialize(keys).map_err(D::Error::custom)? })
+    }
+}
+
+/// Checks the kinds of keys that are numbers: an error of serde would not name the key.
+fn check_numbers(keys: &Map<String, Value>) -> Result<()> {
+    const WHOLE: [&str; 13] = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "type_vocab_size",
+        "embedding_size",
+        "num_hidden_groups",
+        "inner_group_num",
+        "head_dim",
+        "num_key_value_heads",
+        "pad_token_id",
+    ];
+    const FRACTIONS: [&str; 3] = ["layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob"];
+    let other = |key: &'static str, fits: fn(&Value) -> bool| Some((key, keys.get(key).filter(|value| !fits(value))?));
+    if let Some((key, found)) = WHOLE.into_iter().find_map(|key| other(key, Value::is_u64)) {
+        return Err(Error::config(key, found, "a whole number from 0"));
+    }
+    match FRACTIONS.into_iter().find_map(|key| other(key, Value::is_number)) {
+        Some((key, found)) => Err(Error::config(key, found, "a number")),
+        None => Ok(()),
     }
 }
 

@@ -41,12 +41,11 @@ impl MapTensors for Embeddings {
 }
 
 impl Embeddings {
-    /// Reads the tables from the body of a checkpoint.
-    pub fn load(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
+    /// Reads the tables from the body of a checkpoint, that of words by its own source and name.
+    pub fn load(config: &TextModelConfig, source: &AnySource, words: (AnySource, String)) -> Result<Self> {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
-        let words = format!("{}.weight", row.word_embeddings);
-        let words = Table::load(source, &words, [config.vocab_size, config.embedding_size()])?;
+        let words = Table::load(&words.0, &words.1, [config.vocab_size, config.embedding_size()])?;
         Ok(Self {
             scale: match row.scales_embeddings {
                 // Gemma's factor has the dtype of the weights.

@@ -12,6 +12,7 @@ pub(crate) mod hidden_states;
 pub(crate) mod mixer;
 pub(crate) mod mlp;
 pub(crate) mod options;
+pub(crate) mod places;
 pub(crate) mod pooling;
 mod ragged;
 mod row_stream;

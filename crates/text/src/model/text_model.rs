@@ -16,6 +16,7 @@ use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
 use crate::model::mlp::{load_linear, pack_for, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
+use crate::model::places::{Places, watch};
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
@@ -87,25 +88,34 @@ impl TextModel {
     }
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        config.validate()?;
-        match config.tasks()? {
-            Some(tasks) => Self::load_plain(config, &AnySource::new(&tasks.apply(source.clone(), None)?)),
-            None => Self::load_plain(config, source),
-        }
+        let (source, read) = watch(source);
+        let places = Places::find(config, &source);
+        let model = Self::load_at(config, &places, None)?;
+        places.check_read(config, &read)?;
+        Ok(model)
     }
 
-    /// [`load_from`](Self::load_from) a source that has the weights under their own names.
-    fn load_plain(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let (beside, source) = (source, body(config, source).unwrap_or_else(|| source.clone()));
-        let row = config.row_in(&source);
-        let embeddings = Embeddings::load(config, &source)?;
+    /// [`load_from`](Self::load_from) these places, without a look at what was not read. `tied` is the weight of a head
+    /// that shares the word embeddings, named from the root.
+    pub(crate) fn load_at(config: &TextModelConfig, places: &Places, tied: Option<&str>) -> Result<Self> {
+        config.validate()?;
+        let Some(tasks) = config.tasks()? else { return Self::load_plain(config, places, tied) };
+        let root = AnySource::new(&tasks.apply(places.root.clone(), None)?);
+        Self::load_plain(config, &Places::find(config, &root), tied)
+    }
+
+    /// [`load_at`](Self::load_at) places that have the weights under their own names.
+    fn load_plain(config: &TextModelConfig, places: &Places, tied: Option<&str>) -> Result<Self> {
+        let (beside, source) = (&places.root, &places.body);
+        let row = config.row_in(source);
+        let embeddings = Embeddings::load(config, source, places.word_embeddings(config, tied)?)?;
         let prefixes = config.block_prefixes();
         let index = config.first_attention_layer()?;
         let first = source.child(&prefixes[index]).child(row.block.attention);
         let (attention, _) = config.attention_of(&first, index)?;
         let pruned = config.pruned_heads.of_layer(index).len();
         let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
-        let projections = EmbeddingProjections::load(config, &row.block, &source)?;
+        let projections = EmbeddingProjections::load(config, &row.block, source)?;
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {
             layers.push(match loaded.iter().position(|earlier| *earlier == prefix) {
@@ -302,15 +312,4 @@ impl fmt::Debug for TextModel {
         }
         shown.finish_non_exhaustive()
     }
-}
-
-/// The body of the model, if it is not at the root of the checkpoint: under one of the prefixes that it has in a
-/// checkpoint with a head.
-pub(crate) fn body<'a>(config: &TextModelConfig, source: &AnySource<'a>) -> Option<AnySource<'a>> {
-    let row = config.row();
-    let words = format!("{}.weight", row.word_embeddings);
-    if source.contains(&words) {
-        return None;
-    }
-    row.prefixes.iter().map(|prefix| source.child(prefix)).find(|prefixed| prefixed.contains(&words))
 }

@@ -70,7 +70,7 @@ impl MultiVectorEncoder {
             let dense = match layer {
                 Layer::Normalize => None,
                 Layer::Dense(path) => {
-                    check_keys(folder, path, "token_embeddings", "token_embeddings")?;
+                    check_keys(folder, path, "Dense", "token_embeddings", "token_embeddings")?;
                     Some(Dense::load(folder, path, size, model.device())?)
                 }
                 Layer::Inline => Some(Dense::inline(&inline, size)?),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
-use crate::folder::{ModelFolder, Module};
+use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
 use crate::prompts::Prompts;
 use crate::sentence::modules::check_keys;
 
@@ -51,7 +51,7 @@ pub(crate) enum Strategy {
 
 /// The tokens that get no vector.
 #[derive(Debug, Clone, serde::Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct Mask {
     pub skiplist_words: Vec<String>,
     pub skiplist_tasks: Vec<String>,
@@ -95,16 +95,6 @@ pub(crate) struct Settings {
     pub markers: Vec<String>,
     /// Whether scores are divided by the number of the query's tokens.
     pub is_mean: bool,
-}
-
-/// `sentence_bert_config.json`.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct TransformerConfig {
-    transformer_task: Option<String>,
-    query_length: Option<usize>,
-    document_length: Option<usize>,
-    query_expansion: Option<Expansion>,
 }
 
 /// `config_sentence_transformers.json` of PyLate.
@@ -165,7 +155,7 @@ impl Settings {
             match module.kind() {
                 "Dense" => layers.push(Layer::Dense(path)),
                 "Normalize" => {
-                    check_keys(folder, &path, "token_embeddings", "sentence_embedding")?;
+                    check_keys(folder, &path, "Normalize", "token_embeddings", "sentence_embedding")?;
                     layers.push(Layer::Normalize);
                 }
                 "MultiVectorMask" if mask.is_none() => mask = Some(folder.json::<Mask>(&path.join("config.json"))?),
@@ -199,12 +189,11 @@ impl Settings {
             return Err(Error::file(folder.path.join("modules.json"), reason));
         }
         let settings = Self::plain(folder, modules, prompts)?;
-        let file = settings.transformer.join("sentence_bert_config.json");
-        let config: TransformerConfig = folder.json_or_default(&file)?;
-        if let Some(task) = config.transformer_task.filter(|task| task != "feature-extraction") {
-            return Err(Error::file(file, format!("transformer_task is `{task}`, expected `feature-extraction`")));
-        }
-        let TransformerConfig { query_length, document_length, query_expansion: mut expansion, .. } = config;
+        let stated = TransformerSettings::load(folder, &settings.transformer)?;
+        stated.check_task(FEATURES, FEATURES)?;
+        let TransformerSettings { query_length, document_length, query_expansion, file, .. } = stated;
+        let expansion = query_expansion.map(serde_json::from_value::<Expansion>).transpose();
+        let mut expansion = expansion.map_err(|e| Error::file(file, format!("query_expansion: {e}")))?;
         if let Some(expansion) = &mut expansion {
             // The mask is what counts tokens that no other token attends to.
             expansion.counts = is_masked || expansion.attend;

@@ -11,14 +11,14 @@ use candle_attention::io::{
 };
 use candle_attention::position::Position;
 use candle_attention::pruning::PrunedHeads;
-use candle_attention::weights::{LinearWeights, PositionWeights};
+use candle_attention::weights::LinearWeights;
 use candle_attention::{AttentionConfig, Error, MultiHeadAttention, Result, setters};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use crate::folder::{ModelFolder, modules};
+use crate::folder::{ModelFolder, TRANSFORMER_SETTINGS, modules};
 use crate::model::config::TextModelConfig;
-use crate::model::text_model::body;
+use crate::model::places::Places;
 use crate::text::tokenizer::MAX_TOKENIZER_BYTES;
 
 /// The model card of a model folder.
@@ -32,7 +32,7 @@ const MAX_MODULE_BYTES: u64 = 1 << 32;
 
 /// What a pruned model gets of the other files: the names of settings and tokenizers in sentence-transformers and
 /// transformers. Weights in other formats would be those of the whole model.
-const COPIED: [&str; 27] = [
+const COPIED: [&str; 20] = [
     CARD,
     "added_tokens.json",
     "chat_template.jinja",
@@ -43,13 +43,6 @@ const COPIED: [&str; 27] = [
     "merges.txt",
     "modules.json",
     "router_config.json",
-    "sentence_albert_config.json",
-    "sentence_bert_config.json",
-    "sentence_camembert_config.json",
-    "sentence_distilbert_config.json",
-    "sentence_roberta_config.json",
-    "sentence_xlm-roberta_config.json",
-    "sentence_xlnet_config.json",
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
     "spiece.model",
@@ -165,8 +158,7 @@ fn replace(
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<()> {
     let root = AnySource::new(&checkpoint.at("", DType::F32, &Device::Cpu));
-    let body = body(config, &root);
-    let source = body.as_ref().unwrap_or(&root);
+    let source = &Places::find(config, &root).body;
     let row = config.row_in(source);
     let places = config.block_prefixes();
     let mut counts = Vec::new();
@@ -202,9 +194,13 @@ fn shrink(
     heads: &[usize],
     tensors: &mut BTreeMap<String, Tensor>,
 ) -> Result<()> {
-    let mut weights = checkpoint.layer_weights(&layer.full_name(""), &config)?;
+    let weights = checkpoint.layer_weights(&layer.full_name(""), &config)?;
+    if !weights.position.is_empty() {
+        let allowed = "one whose positions have no weights in its layers (DeBERTa v1 has): its heads can be masked";
+        return Err(Error::value("the model to make smaller", layer.full_name(""), allowed));
+    }
     // Tables that all layers share stay whole.
-    (config.position, weights.position) = (Position::None, PositionWeights::default());
+    config.position = Position::None;
     let layout = detect(layer)?;
     for name in weights.to_layout(&config, layout)?.keys() {
         tensors.remove(&layer.full_name(name));
@@ -236,7 +232,7 @@ fn mask(
     Ok(())
 }
 
-/// Copies from one folder of a model the files of [`COPIED`], but for the configuration of the transformer and, with
+/// Copies from one folder of a model the files of [`COPIED`] and [`TRANSFORMER_SETTINGS`], but for the configuration of the transformer and, with
 /// `new_card`, the model card; and the weights of another module. A module without settings may have no folder.
 pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
@@ -246,7 +242,11 @@ pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card:
     create_folder(&to)?;
     let is_replaced =
         |file: &str| name == transformer && file == "config.json" || new_card && name.is_empty() && file == CARD;
-    let small = COPIED.into_iter().filter(|file| !is_replaced(file)).map(|file| (file, MAX_TOKENIZER_BYTES));
+    let small = COPIED
+        .into_iter()
+        .chain(TRANSFORMER_SETTINGS)
+        .filter(|file| !is_replaced(file))
+        .map(|file| (file, MAX_TOKENIZER_BYTES));
     let weights = (name != transformer).then_some(("model.safetensors", MAX_MODULE_BYTES));
     for (file, limit) in small.chain(weights) {
         let path = from.join(file);

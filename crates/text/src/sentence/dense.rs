@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Error, Result};
@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::ops::{leaky_relu, sigmoid};
 
 use crate::folder::ModelFolder;
+use crate::model::places::load_all;
 
 /// The largest number of features that a dense module may have. The widest published one has 4,096.
 const MAX_DENSE_FEATURES: usize = 1 << 24;
@@ -66,8 +67,13 @@ impl Dense {
         let activation = activation(name)
             .ok_or_else(|| Error::file(&file, format!("activation_function `{name}` is not one this version knows")))?;
         // In f32 whatever the model's dtype: it works on pooled vectors, which are f32.
-        let source = folder.checkpoint(path)?.at("", DType::F32, device);
-        let out = config.out_features;
+        let source = AnySource::new(&folder.checkpoint(path)?.at("", DType::F32, device));
+        load_all(&source, |source| Self::read(source, &config, activation))
+    }
+
+    /// Reads the weights of a module.
+    fn read(source: &AnySource, config: &DenseConfig, activation: Activation) -> Result<Self> {
+        let (width, out) = (config.in_features, config.out_features);
         let linear = |name: &str, has_bias: bool| {
             let source = source.child(name);
             let bias = has_bias.then(|| source.get("bias", &[out])).transpose()?;

@@ -118,7 +118,8 @@ impl SentenceEncoder {
         let (encoder, options) = &self.route_of(options)?;
         let transformer = encoder.transformer()?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let tokenizer = transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?;
+        let tokenizer =
+            transformer.batcher.tokenizer_for(transformer.batcher.max_length_for(options), &transformer.model)?;
         let tokens = tokenizer.encode(&texts, encoder.prompt(options)?)?;
         Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
     }
@@ -181,7 +182,11 @@ impl SentenceEncoder {
             None if task.is_none() && !self.needs_task => self,
             None => return Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
         };
-        Ok((encoder, EncodeOptions { task: None, ..*options }))
+        let max_length = match &encoder.input {
+            Input::Transformer(transformer) => transformer.batcher.max_length_for(options),
+            Input::Static(_) => options.max_length,
+        };
+        Ok((encoder, EncodeOptions { task: None, max_length, ..*options }))
     }
 
     /// The embeddings of texts that run through a transformer in batches, `(texts, size)`.

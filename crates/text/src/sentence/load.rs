@@ -7,7 +7,7 @@ use candle_attention::checkpoint::AnySource;
 use candle_attention::{ComputeType, Error, Result};
 use candle_core::Device;
 
-use crate::folder::{ModelFolder, Module};
+use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
 use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
 use crate::model::text_model::TextModel;
@@ -115,6 +115,9 @@ impl<'a> Loader<'a> {
         let (model, adapters, batcher) = match self.transformers.get(path) {
             Some(loaded) => loaded.clone(),
             None => {
+                let settings = TransformerSettings::load(self.folder, path)?;
+                settings.check_task(FEATURES, FEATURES)?;
+                settings.check_no_expansion()?;
                 let (model, adapters) = self.model(path)?;
                 let batcher = TextBatcher::load(self.folder, path, &model)?;
                 let loaded = (model, adapters, batcher);
@@ -194,6 +197,12 @@ const POOLING_KEYS: [(&str, PoolingMode); 6] = [
 impl PoolingConfig {
     /// The modes, in the order in which their vectors are concatenated.
     fn modes(&self) -> Result<Vec<PoolingMode>> {
+        const SIZES: [&str; 2] = ["embedding_dimension", "word_embedding_dimension"];
+        let is_known =
+            |key: &&String| SIZES.contains(&key.as_str()) || POOLING_KEYS.iter().any(|(name, _)| name == key);
+        if let Some(key) = self.others.keys().find(|key| !is_known(key)) {
+            return Err(Error::value("a key of the pooling module", key, "one of a mode that this version knows"));
+        }
         let modes = match &self.pooling_mode {
             Some(OneOrMore::One(mode)) => vec![*mode],
             Some(OneOrMore::More(modes)) => modes.clone(),

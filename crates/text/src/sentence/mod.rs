@@ -176,7 +176,9 @@ impl SentenceEncoder {
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
         match &self.route_of(options)?.0.input {
-            Input::Transformer(of) => of.batcher.tokenizer_for(options.max_length, &of.model)?.windows(text, prompt),
+            Input::Transformer(of) => {
+                of.batcher.tokenizer_for(of.batcher.max_length_for(options), &of.model)?.windows(text, prompt)
+            }
             Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
         }
     }

@@ -1,13 +1,16 @@
 //! The modules of a sentence-transformers model that work on embeddings: dense layers, layer norms, normalization.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_attention::checkpoint::WeightSource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::{Error, NormKind, Result};
 use candle_core::{DType, Device, Module as _, Tensor};
+use serde::de::IgnoredAny;
 
 use crate::folder::{ModelFolder, Module};
+use crate::model::places::load_all;
 use crate::model::pooling::l2_normalize;
 use crate::sentence::dense::Dense;
 
@@ -39,6 +42,18 @@ enum Step {
 struct Keys {
     module_input_name: Option<String>,
     module_output_name: Option<String>,
+    #[serde(flatten)]
+    own: BTreeMap<String, IgnoredAny>,
+}
+
+/// The keys of a module's own.
+fn own_keys(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "Dense" => &["in_features", "out_features", "bias", "activation_function", "use_residual"],
+        "LayerNorm" => &["dimension"],
+        "Dropout" => &["dropout"],
+        _ => &[],
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -69,7 +84,7 @@ impl Modules {
                 loaded.steps.push(Step::Int8);
                 continue;
             }
-            check_keys(folder, &path, EMBEDDING, EMBEDDING)?;
+            check_keys(folder, &path, module.kind(), EMBEDDING, EMBEDDING)?;
             match module.kind() {
                 "Normalize" => loaded.steps.push(Step::Normalize),
                 "Dense" => {
@@ -106,10 +121,13 @@ impl Modules {
 }
 
 /// Refuses a module that works on something other than `what`: on embeddings, or on the vectors of tokens. One that
-/// states nothing works on `default`.
-pub(crate) fn check_keys(folder: ModelFolder, path: &Path, what: &str, default: &str) -> Result<()> {
+/// states nothing works on `default`. Refuses a key that modules of its kind do not have.
+pub(crate) fn check_keys(folder: ModelFolder, path: &Path, kind: &str, what: &str, default: &str) -> Result<()> {
     let file = path.join("config.json");
     let keys: Keys = folder.json_or_default(&file)?;
+    if let Some(key) = keys.own.keys().find(|key| !own_keys(kind).contains(&key.as_str())) {
+        return Err(Error::file(file, format!("`{key}` is not a key of a module `{kind}` that this version knows")));
+    }
     let input = keys.module_input_name.as_deref().unwrap_or(default);
     match [input, keys.module_output_name.as_deref().unwrap_or(input)].iter().find(|key| **key != what) {
         Some(key) => Err(Error::file(file, format!("the module works on `{key}`, expected `{what}`"))),
@@ -123,6 +141,6 @@ fn layer_norm(folder: ModelFolder, path: &Path, width: usize, device: &Device) -
     if dimension != width {
         return Err(Error::file(file, format!("dimension is {dimension}, expected {width}")));
     }
-    let source = folder.checkpoint(path)?.at("", DType::F32, device).child("norm");
-    Norm::load(NormKind::Layer, true, width, LAYER_NORM_EPS, &source)
+    let source = AnySource::new(&folder.checkpoint(path)?.at("", DType::F32, device));
+    load_all(&source, |source| Norm::load(NormKind::Layer, true, width, LAYER_NORM_EPS, &source.child("norm")))
 }

@@ -44,7 +44,8 @@ impl SentenceEncoder {
                 "1, to average spans in its place",
             ));
         }
-        let tokenizer = transformer.batcher.tokenizer_for(options.max_length, &transformer.model)?;
+        let tokenizer =
+            transformer.batcher.tokenizer_for(transformer.batcher.max_length_for(options), &transformer.model)?;
         let (tokens, bytes) = tokenizer.encode_with_bytes(text, encoder.prompt(options)?)?;
         if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {
             on_truncated(0);

@@ -10,7 +10,7 @@ use candle_attention::{ComputeType, Error, Result};
 use candle_core::{DType, Device};
 
 use crate::constructors::constructors;
-use crate::folder::{ModelFolder, Module};
+use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
 use crate::heads::kinds::MaskedLm;
 use crate::prompts::Prompts;
 use crate::router::{Routes, routes};
@@ -270,24 +270,11 @@ impl Splade {
     }
 }
 
-/// `sentence_bert_config.json`.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct TransformerConfig {
-    transformer_task: Option<String>,
-}
-
 /// Checks that a transformer computes logits. One for hidden states would be pooled by mistake.
 fn check_task(folder: ModelFolder, path: &Path, kind: &str) -> Result<()> {
-    let file = path.join("sentence_bert_config.json");
-    let config: TransformerConfig = folder.json_or_default(&file)?;
-    let stated = config.transformer_task.as_deref();
-    match stated {
-        Some("fill-mask") => Ok(()),
-        None if kind == "MLMTransformer" => Ok(()),
-        other => {
-            let found = other.unwrap_or("feature-extraction");
-            Err(Error::file(file, format!("transformer_task is `{found}`, expected `fill-mask` before SpladePooling")))
-        }
-    }
+    const LOGITS: &str = "fill-mask";
+    let default = if kind == "MLMTransformer" { LOGITS } else { FEATURES };
+    let settings = TransformerSettings::load(folder, path)?;
+    settings.check_task(LOGITS, default)?;
+    settings.check_no_expansion()
 }

@@ -4,18 +4,24 @@
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
+use serde::de::IgnoredAny;
 
 use crate::model::hidden_states::HiddenStates;
 
 /// How logits become weights: `log(1 + relu(x))`, pooled over the tokens of a text. Read from `config.json` of the
 /// module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Copy, Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct SpladePooling {
     #[serde(rename = "pooling_strategy")]
     strategy: Strategy,
     #[serde(rename = "activation_function")]
     activation: Activation,
+    /// The size of the vocabulary.
+    #[serde(alias = "word_embedding_dimension")]
+    embedding_dimension: IgnoredAny,
+    /// How many texts are pooled at a time.
+    chunk_size: IgnoredAny,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
@@ -131,7 +137,9 @@ mod tests {
             Ok(Tensor::from_iter(logits, &Device::Cpu)?.reshape((1, states.len(), vocabulary))?)
         };
         for (strategy, activation) in [(Strategy::Max, Activation::Log1pRelu), (Strategy::Sum, Activation::Relu)] {
-            let pooled = SpladePooling { strategy, activation }.pool(&hidden, vocabulary, decode).unwrap();
+            let pooled = SpladePooling { strategy, activation, ..SpladePooling::default() }
+                .pool(&hidden, vocabulary, decode)
+                .unwrap();
             let mut start = 0;
             for (pooled, length) in pooled.iter().zip(&lengths) {
                 let own = &states[start..start + length];

@@ -6,6 +6,7 @@ use std::path::Path;
 use candle_attention::checkpoint::WeightSource;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, TokenizerConfig};
@@ -22,10 +23,12 @@ pub(crate) struct StaticWeights {
 
 /// `config.json` of the module.
 #[derive(Default, serde::Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct Config {
     /// A file of weights by token; its name is all that counts.
     path: Option<String>,
+    /// Whether training leaves them as they are.
+    frozen: IgnoredAny,
 }
 
 /// The most tokens of a vocabulary, as the largest published ones have fewer than 2^20.

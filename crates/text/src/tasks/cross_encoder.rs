@@ -197,7 +197,7 @@ fn sigmoid(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) ->
     let Some(name) = value.as_str() else {
         return Err(Error::file(file, format!("the activation function is {value}, expected its name")));
     };
-    match name.rsplit('.').next() {
+    match name.strip_prefix("torch.").and_then(|name| name.rsplit('.').next()) {
         Some("Sigmoid") => Ok(Some(true)),
         Some("Identity") => Ok(Some(false)),
         _ => Err(Error::file(file, format!("the activation function `{name}` is not one this version knows"))),

@@ -1,7 +1,7 @@
 //! `TokenClassifier`: labels of the tokens of texts, grouped to entities.
 
 use candle_attention::checkpoint::AnySource;
-use candle_attention::{Error, Result, setters};
+use candle_attention::{Result, setters};
 use candle_core::D;
 use candle_nn::ops::softmax;
 
@@ -64,8 +64,7 @@ impl TokenClassifier {
         /// The model of a folder: `config.json`, `tokenizer.json`, `model.safetensors` (or shards).
         ///
         /// # Errors
-        /// A file that is missing or malformed; those of [`TokenClassificationHead::load`]; `do_lower_case` in
-        /// `sentence_bert_config.json`, which would change the places of tokens.
+        /// A file that is missing or malformed; those of [`TokenClassificationHead::load`].
         from_folder, from_files, from_hub, load, open;
     }
 
@@ -73,10 +72,6 @@ impl TokenClassifier {
         let (transformer, config) = only_transformer(folder, "token classifier")?;
         let head = TokenClassificationHead::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
-        if batcher.tokenizer.lower_cases() {
-            let expected = "false: it would change the places of tokens";
-            return Err(Error::config("do_lower_case", true, expected));
-        }
         let unknown = batcher.tokenizer.unknown(TokenizerConfig::load(folder, &transformer)?.unk_token());
         Ok(Self { head, batcher, unknown })
     }

@@ -26,6 +26,7 @@ pub(crate) struct TokenScorer {
 
 /// The settings of `LogitScore`.
 #[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Settings {
     true_token_id: u32,
     false_token_id: Option<u32>,

@@ -7,13 +7,13 @@ use candle_attention::ragged::Bucket;
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::{ModelFolder, TokenizerConfig, limits};
+use crate::folder::{ModelFolder, TokenizerConfig, TransformerSettings, max_seq_length};
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::pooling::Pooling;
 use crate::model::text_model::TextModel;
 use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
-use crate::text::options::{EncodeOptions, WINDOW};
+use crate::text::options::{EncodeOptions, Task, WINDOW};
 use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
 /// How many bytes of text are tokenized at a time: about a second, after which a call can be cancelled.
@@ -24,6 +24,9 @@ const WINDOW_BYTES: usize = 2 << 20;
 pub(crate) struct TextBatcher {
     pub tokenizer: Tokenizer,
     pub max_seq_length: usize,
+    /// The longest query and the longest document, where they differ from other texts.
+    query_length: Option<usize>,
+    document_length: Option<usize>,
     /// Whether the second text of a pair has another segment type than the first.
     pair_types: bool,
     pub dtype: DType,
@@ -37,18 +40,26 @@ impl TextBatcher {
     pub fn load(folder: ModelFolder, transformer: &Path, model: &TextModel) -> Result<Self> {
         let (config, dtype, device) = (model.config(), model.dtype(), model.device().clone());
         check_dtype(dtype)?;
-        let (max_seq_length, _) = limits(folder, transformer, config.max_tokens())?;
+        let settings = TransformerSettings::load(folder, transformer)?;
+        let max_seq_length = max_seq_length(folder, transformer, &settings, config.max_tokens())?;
         let tokenizer = Self::tokenizer(folder, transformer, config)?;
         let gives_types = TokenizerConfig::load(folder, transformer)?.gives_types();
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let in_flight = InFlight::for_device(&device);
-        Ok(Self { tokenizer, max_seq_length, pair_types, dtype, device, in_flight })
+        let TransformerSettings { query_length, document_length, .. } = settings;
+        Ok(Self { tokenizer, max_seq_length, query_length, document_length, pair_types, dtype, device, in_flight })
     }
 
     /// The tokenizer in the folder of the transformer itself, with the limits of the model.
     pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) -> Result<Tokenizer> {
-        let (max_seq_length, lower_case) = limits(folder, transformer, config.max_tokens())?;
-        Tokenizer::load(folder, &transformer.join("tokenizer.json"), max_seq_length, lower_case)
+        let settings = TransformerSettings::load(folder, transformer)?;
+        let max_seq_length = max_seq_length(folder, transformer, &settings, config.max_tokens())?;
+        let path = transformer.join("tokenizer.json");
+        let tokenizer = Tokenizer::load(folder, &path, max_seq_length, settings.lower_case)?;
+        if let Some(reason) = tokenizer.disagreement(&TokenizerConfig::load(folder, transformer)?) {
+            return Err(Error::file(transformer.join("tokenizer_config.json"), reason));
+        }
+        Ok(if settings.special_tokens { tokenizer } else { tokenizer.without_special_tokens() })
     }
 
     /// The batches of `texts`, each after `prompt`: tokenized a window at a time, texts of similar length together, for
@@ -63,7 +74,17 @@ impl TextBatcher {
         prompt: &'a str,
         options: &'a EncodeOptions,
     ) -> Result<Batches<'a>> {
-        self.batches_by(self.tokenizer_for(options.max_length, model)?, model, texts, prompt, options)
+        let max_length = self.max_length_for(options);
+        self.batches_by(self.tokenizer_for(max_length, model)?, model, texts, prompt, options)
+    }
+
+    /// The longest input that the options state, or that the model has for their task.
+    pub fn max_length_for(&self, options: &EncodeOptions) -> Option<usize> {
+        options.max_length.or(match options.task {
+            Some(Task::Query) => self.query_length,
+            Some(Task::Document) => self.document_length,
+            _ => None,
+        })
     }
 
     /// [`batches`](Self::batches) of the tokens of `tokenizer`.

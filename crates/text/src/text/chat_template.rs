@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_attention::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, TransformerSettings};
 
 /// The file of a model's template.
 pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
@@ -17,9 +17,6 @@ pub(super) const MAX_TEMPLATE_BYTES: u64 = 1 << 14;
 /// Keys of the tokenizer that a template may name.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"];
-
-/// Options of `chat_template` that are no variables of the template.
-const NO_VARIABLES: [&str; 6] = ["max_length", "padding", "restore_suffix", "return_tensors", "tokenize", "truncation"];
 
 /// A message: who says it, and what.
 pub(crate) type Message<'a> = (&'static str, &'a str);
@@ -41,14 +38,6 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-/// What `sentence_bert_config.json` says of the kinds of input.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct Inputs {
-    modality_config: Option<Map<String, Value>>,
-    processing_kwargs: Map<String, Value>,
-}
-
 impl ChatTemplate {
     /// The template through which the model of a folder reads every text, `None` if it reads texts as they are: as
     /// sentence-transformers does, that is stated in a folder that it wrote, and follows from a template in any other.
@@ -56,9 +45,8 @@ impl ChatTemplate {
     /// # Errors
     /// A template that is missing, too long, or not one that this version runs.
     pub fn load(folder: ModelFolder, transformer: &Path, has_modules: bool) -> Result<Option<Self>> {
-        let config = transformer.join("sentence_bert_config.json");
-        let inputs: Inputs = if has_modules { folder.json_or_default(&config)? } else { Inputs::default() };
-        let message = inputs.modality_config.as_ref().and_then(|kinds| kinds.get("message"));
+        let settings = TransformerSettings::load(folder, transformer)?;
+        let message = settings.message;
         if has_modules && message.is_none() {
             return Ok(None);
         }
@@ -73,7 +61,7 @@ impl ChatTemplate {
                 return Err(Error::file(transformer, format!("the chat template is {found}, expected one template")));
             }
         };
-        let format = message.and_then(|message| message.get("format")).and_then(Value::as_str);
+        let format = message.as_ref().and_then(|message| message.get("format")).and_then(Value::as_str);
         let structured = match format {
             Some("structured") => true,
             Some("flat") => false,
@@ -88,15 +76,7 @@ impl ChatTemplate {
             .filter_map(|key| Some((key.to_string(), content(tokenizer.get(*key)?))))
             .chain([("add_generation_prompt".to_string(), json!(false))])
             .collect();
-        for (key, value) in inputs.processing_kwargs {
-            let Value::Object(options) = value else { return Err(unsupported(&config, &key)) };
-            for (option, value) in options {
-                if key != "chat_template" || NO_VARIABLES.contains(&option.as_str()) {
-                    return Err(unsupported(&config, &format!("{key}.{option}")));
-                }
-                variables.insert(option, value);
-            }
-        }
+        variables.extend(settings.chat_template);
         #[cfg(feature = "tasks")]
         let compiled = super::jinja::compile(source).map_err(|e| Error::file(transformer, e))?;
         let template = Self {
@@ -109,8 +89,4 @@ impl ChatTemplate {
         template.check().map_err(|e| Error::file(transformer, e))?;
         Ok(Some(template))
     }
-}
-
-fn unsupported(path: &Path, key: &str) -> Error {
-    Error::file(path, format!("processing_kwargs states `{key}`, which this version does not read"))
 }

@@ -28,6 +28,7 @@ mod model_names;
 #[path = "../../../../tests/common/models.rs"]
 mod models;
 mod multi_vector;
+mod ordinary_files;
 mod own_encoders;
 mod published_quantized;
 mod quality;

@@ -102,8 +102,8 @@ fn options_of_the_template_reach_it() {
     };
     let thinking = state(json!({"chat_template": {"add_generation_prompt": true}})).unwrap();
     assert_ne!(scores(&thinking, &EncodeOptions::default()), want);
-    says(state(json!({"text": {"max_length": 8}})), &["processing_kwargs states `text.max_length`"]);
-    says(state(json!({"chat_template": {"truncation": false}})), &["states `chat_template.truncation`"]);
+    says(state(json!({"text": {"truncation": false}})), &["`processing_kwargs.text.truncation` is false"]);
+    says(state(json!({"chat_template": {"truncation": false}})), &["`processing_kwargs.chat_template.truncation`"]);
 }
 
 #[test]

@@ -153,7 +153,8 @@ fn foreign_and_damaged_files_are_errors_and_load_nothing() {
         says(index.load_cached(&path), &[&["index.safetensors"], parts].concat());
         assert!(index.is_empty());
     };
-    (0..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a valid safetensors file"]));
+    fails(&[], "tiny", &["the file is empty"]);
+    (1..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a valid safetensors file"]));
     fails(&[&good[..], b"more"].concat(), "tiny", &["not a valid safetensors file"]);
     fails(&[0xFF; 4096], "tiny", &["not a valid safetensors file"]);
     fails(&good, "large", &["made with another model"]);

@@ -126,6 +126,4 @@ fn heads_are_told_apart() {
     says(SequenceClassifier::load(&config, source), &["architectures = a head for token classification"]);
     says(open(&fixture("tiny-bert")), &["module `Pooling` after the transformer: this is not a token classifier"]);
     says(open(changed(json!({"id2label": {"0": "O"}})).path()), &["id2label = 1 labels", "6 of them"]);
-    std::fs::write(silent.path().join("sentence_bert_config.json"), r#"{"do_lower_case": true}"#).unwrap();
-    says(open(silent.path()), &["do_lower_case = true", "places of tokens"]);
 }

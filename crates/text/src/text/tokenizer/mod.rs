@@ -4,6 +4,7 @@
 //! keeps the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression
 //! without an error, and panics on some files.
 
+mod agreement;
 mod expression;
 mod file;
 mod growth;
@@ -19,6 +20,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
 use tokenizers::parallelism::MaybeParallelRefIterator;
 use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
 
@@ -27,6 +29,7 @@ pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
 use crate::text::tokenizer::windows::MAX_BYTES_PER_TOKEN;
+use candle_attention::io::foreign_content;
 use candle_attention::{Error, Result};
 
 /// The longest text, in bytes: 16 MiB. Normalizing a text and splitting it into words takes some hundred times its
@@ -42,7 +45,6 @@ const MIN_START_BYTES: usize = 1 << 16;
 pub(crate) struct Tokenizer {
     inner: Arc<Inner>,
     max_length: usize,
-    lower_case: bool,
     /// Whether special tokens are put around a text.
     special: bool,
     /// A token that is put into each text, and its place.
@@ -143,16 +145,21 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] if the content is malformed or beyond a limit, or if `max_length` leaves no room for a
     /// token of the text.
     pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
+        if let Some(what) = foreign_content(json) {
+            return Err(Error::Tokenizer(format!("the file is {what}")));
+        }
         let inner = guarded(|| {
             file::check(json)?;
             // `from_str` is compiled in the library, `from_bytes` would be compiled here.
-            let tokenizer = tokenizers::Tokenizer::from_str(std::str::from_utf8(json)?)?;
+            let mut tokenizer = tokenizers::Tokenizer::from_str(std::str::from_utf8(json)?)?;
+            if lower_case {
+                lower_case_first(&mut tokenizer)?;
+            }
             let normalizer = NormalizerSteps::new(tokenizer.get_normalizer())?;
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
-        let tokenizer =
-            Self { inner: Arc::new(inner), max_length, lower_case, special: true, inserted: None, places: false };
+        let tokenizer = Self { inner: Arc::new(inner), max_length, special: true, inserted: None, places: false };
         guarded(|| tokenizer.room(false))?;
         Ok(tokenizer)
     }
@@ -187,11 +194,6 @@ impl Tokenizer {
     pub(crate) fn with_inserted(&self, at: usize, id: u32) -> Result<Self> {
         let shorter = self.with_max_length(self.max_length.saturating_sub(1))?;
         Ok(Self { inserted: Some((at, id)), ..shorter })
-    }
-
-    /// Whether texts are lower-cased first.
-    pub(crate) fn lower_cases(&self) -> bool {
-        self.lower_case
     }
 
     /// The tokens of each text after `prompt`, none longer than the maximum: of a pair, the longer text is cut first.
@@ -239,13 +241,12 @@ impl Tokenizer {
 
     /// A text or a pair as the tokenizer reads it.
     fn read<'a>(&self, text: Text<'a>, prompt: &str) -> (Cow<'a, str>, Option<Cow<'a, str>>) {
-        let cased = |text: Cow<'a, str>| if self.lower_case { Cow::Owned(text.to_lowercase()) } else { text };
         let (first, second) = match text {
             Text::One(text) => (text, None),
             Text::Pair(first, second) => (first, Some(second)),
         };
         let first = if prompt.is_empty() { Cow::Borrowed(first) } else { Cow::Owned(format!("{prompt}{first}")) };
-        (cased(first), second.map(|text| cased(Cow::Borrowed(text))))
+        (first, second.map(Cow::Borrowed))
     }
 
     /// The tokens of a text or a pair, and what is kept of each text.
@@ -345,6 +346,20 @@ fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
             Err(Error::Tokenizer(format!("`tokenizer.json` is malformed: {text}")))
         }
     }
+}
+
+/// Puts a step that lower-cases each character in front of the normalizer, unless that holds one, as
+/// sentence-transformers does. Special tokens are found before it, in the text as it is.
+fn lower_case_first(tokenizer: &mut tokenizers::Tokenizer) -> tokenizers::Result<()> {
+    let mut steps = match tokenizer.get_normalizer() {
+        Some(NormalizerWrapper::Sequence(steps)) => steps.as_ref().to_vec(),
+        step => step.cloned().into_iter().collect(),
+    };
+    if !steps.iter().any(|step| matches!(step, NormalizerWrapper::Lowercase(_))) {
+        steps.insert(0, Lowercase.into());
+        tokenizer.with_normalizer(Some(NormalizerWrapper::from(Sequence::new(steps))))?;
+    }
+    Ok(())
 }
 
 /// Refuses a text of more than [`MAX_TEXT_BYTES`].

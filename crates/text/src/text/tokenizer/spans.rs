@@ -32,14 +32,8 @@ impl Tokenizer {
         let (read, _) = self.read(Text::One(text), prompt);
         let kept = self.encoding(&read, None, OffsetType::Byte)?;
         let (encoding, truncated) = (kept.encoding, kept.truncated);
-        let places = if self.lower_case { places_before_lowering(prompt, text) } else { Vec::new() };
         // A byte of what was read as one of `text`.
-        let place = |byte: usize| {
-            if self.lower_case {
-                return places.get(byte).copied().unwrap_or(text.len());
-            }
-            byte.saturating_sub(prompt.len()).min(text.len())
-        };
+        let place = |byte: usize| byte.saturating_sub(prompt.len()).min(text.len());
         let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
         let bytes = offsets.map(|(&(start, end), &special)| match special {
             1 => 0..0,
@@ -48,16 +42,6 @@ impl Tokenizer {
         let bytes = bytes.collect();
         Ok((Tokens::new(&encoding, truncated), bytes))
     }
-}
-
-/// For each byte of the lower-case form of `prompt` and `text` the place in `text` of the character that it came from.
-pub(super) fn places_before_lowering(prompt: &str, text: &str) -> Vec<usize> {
-    let lengths = |part: &str| part.to_lowercase().len();
-    let mut places = vec![0; lengths(prompt)];
-    for (at, c) in text.char_indices() {
-        places.extend(std::iter::repeat_n(at, c.to_lowercase().map(char::len_utf8).sum()));
-    }
-    places
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::ops::Range;
 use candle_attention::Result;
 use tokenizers::OffsetType;
 
-use crate::text::tokenizer::spans::places_before_lowering;
 use crate::text::tokenizer::{Tokenizer, guarded};
 
 /// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about
@@ -54,12 +53,8 @@ impl Tokenizer {
         let most = room.saturating_mul(MAX_BYTES_PER_TOKEN);
         let cut = loop {
             let seen = &text[..text.floor_char_boundary((*guess).min(most))];
-            let read = if self.lower_case { seen.to_lowercase() } else { seen.to_string() };
-            let offsets = guarded(|| Ok(self.sequence(&read, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
+            let offsets = guarded(|| Ok(self.sequence(seen, 0, OffsetType::Byte, None)?.get_offsets().to_vec()))?;
             match offsets.get(room) {
-                Some(&(start, _)) if self.lower_case => {
-                    break places_before_lowering("", seen).get(start).copied().unwrap_or(seen.len());
-                }
                 Some(&(start, _)) => break seen.floor_char_boundary(start),
                 None if seen.len() == text.len() => return Ok(None),
                 None if *guess >= most => break seen.len(),

@@ -1,0 +1,264 @@
+//! Where the parts of a whole model are in a checkpoint, and whether all of them were read.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use candle_attention::checkpoint::{AnySource, WeightSource, below};
+use candle_attention::weights::LowRankChange;
+use candle_attention::{Error, Quantization, Result};
+use candle_core::Tensor;
+
+use crate::families::model::Model;
+use crate::model::config::TextModelConfig;
+
+/// What trainers put in front of all names of a model: the attribute of their own module that holds it, and
+/// sentence-transformers' `0.auto_model`, in weights that were saved from the state of its own module.
+const TRAINERS: [&str; 5] = ["", "model", "auto_model", "0.auto_model", "0.model"];
+
+/// The last components of names of tensors that are no weights: numbers that the model's code makes again.
+const BUFFERS: [&str; 3] = ["position_ids", "token_type_ids", "inv_freq"];
+
+/// The places of a model in a checkpoint.
+pub(crate) struct Places<'a> {
+    /// Where its task heads are named from.
+    pub root: AnySource<'a>,
+    /// The model without its head: at the root, or under the prefix that it has in a checkpoint with a head, such as
+    /// `bert`.
+    pub body: AnySource<'a>,
+}
+
+impl<'a> Places<'a> {
+    /// Finds the model in `source`: at its root or under a prefix of its family, which may be below one of a trainer.
+    pub fn find(config: &TextModelConfig, source: &AnySource<'a>) -> Self {
+        let row = config.row();
+        let place = |trainer: &str, prefix: &str| {
+            let root = source.child(trainer);
+            Self { body: root.child(prefix), root }
+        };
+        let prefixes = || [""].into_iter().chain(row.prefixes.iter().copied());
+        let places = || TRAINERS.into_iter().flat_map(|trainer| prefixes().map(move |prefix| place(trainer, prefix)));
+        // A checkpoint without a table of words may have it under the name of a head.
+        let has_blocks = |place: &Self| place.body.names_below(row.layers).is_some_and(|names| !names.is_empty());
+        let found = places().find(|place| place.body.contains(&row.words_in(&place.body)));
+        found.or_else(|| places().find(has_blocks)).unwrap_or_else(|| place("", ""))
+    }
+
+    /// The source and the name of the table of word embeddings. Where only a head that shares it is stored, these are
+    /// the source and the name of its weight, which is `tied`, named from the root.
+    pub fn word_embeddings(&self, config: &TextModelConfig, tied: Option<&str>) -> Result<(AnySource<'a>, String)> {
+        let row = config.row();
+        let words = row.words_in(&self.body);
+        let is_stored = |name: &&str| self.root.contains(name);
+        if self.body.contains(&words) {
+            return Ok((self.body.clone(), words));
+        }
+        if let Some(tied) = tied.filter(is_stored) {
+            return Ok((self.root.clone(), tied.to_string()));
+        }
+        let decoder = row.masked_lm.map(|head| format!("{}.weight", head.decoder)).unwrap_or_default();
+        let others = [decoder.as_str(), "lm_head.weight", "decoder.embed_tokens.weight"];
+        let stored: Vec<String> =
+            others.into_iter().filter(is_stored).map(|name| format!("`{}`", self.root.full_name(name))).collect();
+        if stored.is_empty() {
+            return Ok((self.body.clone(), words));
+        }
+        let why = format!(
+            "the checkpoint has {}, the same table only for a model with that part whose `tie_word_embeddings` is true",
+            stored.join(" and ")
+        );
+        Err(Error::MissingTensor { name: self.body.full_name(&words), why })
+    }
+
+    /// Checks that the stored tensors of each part of the model were read, except for those that the family ignores:
+    /// what is stored and not read is without effect, and would give other numbers than the model has. A part is the
+    /// body, or all that has the first component of a head's name. Heads that are not run are no part of the model.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] with the first tensor that was not read.
+    pub fn check_read(&self, config: &TextModelConfig, read: &ReadNames) -> Result<()> {
+        let Some(names) = self.root.names() else { return Ok(()) };
+        let [root, body] = [&self.root, &self.body].map(|source| source.full_name(""));
+        let body = below(&root, &body).unwrap_or_default();
+        let read = read.0.borrow();
+        let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
+        let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
+        // Adapters for tasks are read when a task is asked for.
+        let has_tasks = config.tasks()?.is_some();
+        let is_left = |name: &&String| {
+            let is_read = read.contains(name.as_str()) || !parts.contains(part(name, body));
+            let is_of_task = has_tasks && name.contains(".parametrizations.");
+            !is_read && !is_of_task && !config.row().ignores(below(body, name).unwrap_or(name))
+        };
+        match names.iter().find(is_left) {
+            Some(name) => Err(not_read(self.root.full_name(name), &format!("a model of `{}`", config.model_type))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What `load` makes of a source, all of whose tensors it has to read: those of a module's file.
+///
+/// # Errors
+/// Those of `load`; [`Error::Tensor`] with the first tensor that was not read.
+pub(crate) fn load_all<T>(source: &AnySource, load: impl FnOnce(&AnySource) -> Result<T>) -> Result<T> {
+    let (root, (watched, read)) = (source.full_name(""), watch(source));
+    let loaded = load(&watched)?;
+    let names = source.names().unwrap_or_default();
+    let read = read.0.borrow();
+    let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
+    let parts: BTreeSet<&str> = read.iter().map(|name| part(name, "")).collect();
+    // A GGUF file holds several modules.
+    let is_left = |name: &&String| parts.contains(part(name, "")) && !read.contains(name.as_str());
+    match names.iter().find(is_left) {
+        Some(name) => Err(not_read(source.full_name(name), "the module")),
+        None => Ok(loaded),
+    }
+}
+
+/// The error of a stored tensor that `reader` does not read.
+fn not_read(name: String, reader: &str) -> Error {
+    let expected = format!("only tensors that {reader} reads: it would be without effect");
+    Error::Tensor { name, found: "is stored".to_string(), expected }
+}
+
+/// The part of a model that a tensor belongs to: the prefix of the body, or the name up to the first component in which
+/// it differs from that.
+fn part<'n>(name: &'n str, body: &str) -> &'n str {
+    if !body.is_empty() && below(body, name).is_some() {
+        return &name[..body.len()];
+    }
+    let mut end = 0;
+    for component in name.split('.') {
+        end += component.len();
+        if !body.strip_prefix(&name[..end]).is_some_and(|rest| rest.starts_with('.')) {
+            break;
+        }
+        end += 1;
+    }
+    &name[..end.min(name.len())]
+}
+
+impl Model {
+    /// The name of the table of word embeddings in the body of a checkpoint.
+    fn words_in(&self, body: &AnySource) -> String {
+        let own = self.own_word_embeddings.map(|own| format!("{own}.weight"));
+        own.filter(|own| body.contains(own)).unwrap_or_else(|| format!("{}.weight", self.word_embeddings))
+    }
+
+    /// Whether a tensor of the model's checkpoints has no effect on what this crate runs. `name` is that in the body,
+    /// or the whole name of one beside it.
+    fn ignores(&self, name: &str) -> bool {
+        // The bias of the language head has two names, of which one is read.
+        let is_bias = self.masked_lm.is_some_and(|head| head.bias == name);
+        let is_buffer = name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last));
+        let is_ignored = |ignored: &&str| name == *ignored || below(ignored, name).is_some();
+        is_bias || is_buffer || self.ignored_tensors.iter().any(is_ignored)
+    }
+}
+
+/// The full names of the tensors that were read from a [`WatchedSource`].
+#[derive(Clone, Default)]
+pub(crate) struct ReadNames(Rc<RefCell<BTreeSet<String>>>);
+
+/// A source that keeps the names of the tensors that are read from it.
+#[derive(Clone)]
+struct WatchedSource<'a> {
+    source: AnySource<'a>,
+    read: ReadNames,
+}
+
+/// `source`, and the names of what is read from it.
+pub(crate) fn watch<'a>(source: &AnySource<'a>) -> (AnySource<'a>, ReadNames) {
+    let read = ReadNames::default();
+    (AnySource::new(&WatchedSource { source: source.clone(), read: read.clone() }), read)
+}
+
+impl WatchedSource<'_> {
+    fn keep(&self, name: &str) {
+        self.read.0.borrow_mut().insert(self.full_name(name));
+    }
+}
+
+impl WeightSource for WatchedSource<'_> {
+    fn root(&self) -> Self {
+        Self { source: self.source.root(), read: self.read.clone() }
+    }
+
+    fn child(&self, name: &str) -> Self {
+        Self { source: self.source.child(name), read: self.read.clone() }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        self.source.full_name(name)
+    }
+
+    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
+        self.source.names_below(prefix)
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.source.contains(name)
+    }
+
+    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        self.source.shape(name)
+    }
+
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.keep(name);
+        self.source.get(name, shape)
+    }
+
+    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        self.keep(name);
+        self.source.get_rows(name, shape, see)
+    }
+
+    fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.keep(name);
+        self.source.get_base(name, shape)
+    }
+
+    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
+        self.keep(name);
+        self.source.get_reshaped(name, stored, shape)
+    }
+
+    fn low_rank(&self, name: &str) -> Result<Vec<LowRankChange>> {
+        self.source.low_rank(name)
+    }
+
+    fn has_low_rank(&self) -> bool {
+        self.source.has_low_rank()
+    }
+
+    fn gives_own_tensors(&self) -> bool {
+        self.source.gives_own_tensors()
+    }
+
+    fn quantization(&self, name: &str) -> Option<Quantization> {
+        self.source.quantization(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn parts_of_a_model_are_its_body_and_the_heads_beside_it() {
+        for (name, body, expected) in [
+            ("bert.encoder.layer.0.weight", "bert", "bert"),
+            ("cls.predictions.bias", "bert", "cls"),
+            ("encoder.layer.0.weight", "", "encoder"),
+            ("classifier", "bert", "classifier"),
+            ("bertish.weight", "bert", "bertish"),
+            ("model.vision.weight", "model.language_model", "model.vision"),
+            ("model.language_model.norm.weight", "model.language_model", "model.language_model"),
+            ("model", "model.language_model", "model"),
+        ] {
+            assert_eq!(part(name, body), expected, "{name}");
+        }
+    }
+}
