@@ -279,8 +279,8 @@ impl Checkpoint {
     /// of its own.
     ///
     /// # Errors
-    /// If the architecture is not known, a key is missing or has another type, or one says something that is not
-    /// applied here. The error holds the path.
+    /// If the architecture is not known, a key is missing or has another type, one says something that is not applied
+    /// here, or a tensor is not one of the architecture's. The error holds the path.
     pub fn config(&self) -> Result<Option<serde_json::Value>> {
         const FREQUENCIES: &str = "rope_freqs.weight";
         /// Rotary positions have half as many frequencies as a head has numbers.
@@ -300,7 +300,15 @@ impl Checkpoint {
                 }
                 false => None,
             };
-            config_of(&gguf.metadata, &|name| gguf.rows.get(name).copied(), frequencies)
+            let config = config_of(&gguf.metadata, &|name| gguf.rows.get(name).copied(), frequencies)?;
+            match &gguf.unlisted {
+                None => Ok(config),
+                Some(name) => Err(Error::Tensor {
+                    name: cut(name),
+                    found: "is one that nothing here reads".to_string(),
+                    expected: "those that its architecture is known to have".to_string(),
+                }),
+            }
         };
         config().map(Some).map_err(|e| Error::file(&self.inner.path, e))
     }

@@ -19,6 +19,7 @@ const USED_BY: &[(&str, &[&str])] = &[
     ("token_classifier", &["token_classifier"]),
     ("sentence-modules", &["sentence_modules"]),
     ("gguf", &["gguf", "gguf_models"]),
+    ("gguf_heads", &["gguf_heads"]),
     (
         "",
         &[
@@ -29,6 +30,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "explicit_positions",
             "families",
             "gguf",
+            "gguf_heads",
             "jina",
             "layouts",
             "lora",

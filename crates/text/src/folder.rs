@@ -60,6 +60,12 @@ impl<'a> ModelFolder<'a> {
         self.memory.is_some()
     }
 
+    /// The GGUF file that a folder in memory stands for; `None` for another folder.
+    pub fn gguf(self) -> Option<Checkpoint> {
+        let weights = self.memory.and_then(|files| files.checkpoint(Path::new("")).ok());
+        weights.filter(|file| file.gguf().is_some())
+    }
+
     /// Whether a file of the folder is there: something has its name, or it is known to be there.
     pub fn holds(self, path: &Path) -> Result<bool> {
         match self.memory {
@@ -255,12 +261,12 @@ pub(crate) fn max_seq_length(
 
 /// The transformer of a model without further modules, and its configuration. `kind` names such a model in the error.
 pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathBuf, TextModelConfig)> {
+    if let Some(file) = folder.gguf() {
+        gguf::check_classifier(&file, kind)?;
+        return Ok((folder.path.to_path_buf(), folder.transformer_config(folder.path)?));
+    }
     let modules = modules(folder)?;
     if let Some([_, other, ..]) = modules.as_deref() {
-        if let Some(file) = folder.checkpoint(folder.path).ok().filter(|file| file.gguf().is_some()) {
-            let reason = format!("heads of GGUF files are not read: this is not a {kind}");
-            return Err(Error::file(file.path().unwrap_or(folder.path), reason));
-        }
         let reason = format!("module `{}` after the transformer: this is not a {kind}", other.kind());
         return Err(Error::file(folder.path.join("modules.json"), reason));
     }

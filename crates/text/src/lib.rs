@@ -101,6 +101,7 @@ pub mod train;
 pub mod visualize;
 
 pub use default_dtype::default_dtype;
+pub use gguf::gguf_notes;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};

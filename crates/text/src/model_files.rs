@@ -80,18 +80,16 @@ impl ModelFiles {
     }
 
     fn with_gguf(mut self, checkpoint: Checkpoint) -> Result<Self> {
-        let files = gguf::files_of(&checkpoint)?;
         let no_gguf = || Error::file(checkpoint.path().unwrap_or(Path::new("<bytes>")), "is not a GGUF file");
-        for (name, bytes) in files.ok_or_else(no_gguf)? {
-            self.small.insert(name, bytes.into());
-        }
+        let gguf::Folder { small, weights } = gguf::folder_of(&checkpoint)?.ok_or_else(no_gguf)?;
+        self.small.extend(small.into_iter().map(|(name, bytes)| (name, bytes.into())));
         for (tensor, folder) in gguf::DENSE {
-            if checkpoint.contains(tensor) {
+            if weights.contains(tensor) {
                 let rename = |name: &str| if name == tensor { "linear.weight".to_string() } else { name.to_string() };
-                self.weights.insert(format!("{folder}/{WEIGHTS}"), checkpoint.rename(rename)?);
+                self.weights.insert(format!("{folder}/{WEIGHTS}"), weights.rename(rename)?);
             }
         }
-        self.weights.insert(WEIGHTS.to_string(), checkpoint);
+        self.weights.insert(WEIGHTS.to_string(), weights);
         Ok(self)
     }
 

@@ -43,6 +43,8 @@ pub(crate) struct Gguf {
     pub metadata: GgufMetadata,
     /// The rows of tensors by llama.cpp's names: of those outside of blocks, and in the first one.
     pub rows: BTreeMap<String, usize>,
+    /// A tensor that its architecture does not have here.
+    pub unlisted: Option<String>,
 }
 
 /// Reads the header of a file of `length` bytes that starts with [`MAGIC`].
@@ -95,8 +97,8 @@ pub(crate) fn read(shard: &Shard, length: u64) -> Result<GgufHeader> {
     let texts = metadata.iter().filter_map(|(key, value)| Some((key.to_string(), scalar(value)?))).collect();
     let rows = listed.iter().filter(|(name, _)| !name.starts_with("blk.") || name.starts_with("blk.0."));
     let rows = rows.map(|(name, entry)| (name.clone(), entry.shape.first().copied().unwrap_or(1))).collect();
-    let tensors = rename(listed, &metadata).map_err(|e| Error::file(shard.path(), e))?;
-    Ok(GgufHeader { tensors, texts, gguf: Gguf { metadata, rows }, start })
+    let (tensors, unlisted) = rename(listed, &metadata).map_err(|e| Error::file(shard.path(), e))?;
+    Ok(GgufHeader { tensors, texts, gguf: Gguf { metadata, rows, unlisted }, start })
 }
 
 /// Checks that each tensor ends in the file, and starts after the one before it.

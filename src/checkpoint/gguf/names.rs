@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::checkpoint::gguf::blocks::Change;
-use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Changed, Files};
+use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Changed, Files, UNNAMED};
 use crate::checkpoint::gguf::value::{GgufMetadata, absent};
 use crate::checkpoint::header::Entry;
 use crate::error::{Error, Result, cut};
@@ -25,16 +25,22 @@ pub(super) fn architecture_of(
     Ok(ARCHITECTURES.iter().find(fits))
 }
 
-/// The same tensors with the names of Hugging Face. A name that the architecture does not list stays as it is, and so
-/// do all of an architecture that is not in the table.
-pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) -> Result<BTreeMap<String, Entry>> {
-    let Some(row) = architecture_of(metadata, |name| tensors.contains_key(name))? else { return Ok(tensors) };
+/// The same tensors with the names of Hugging Face, and the first whose name the architecture does not list. Such a
+/// name stays as it is, and so do all of an architecture that is not in the table.
+pub(super) fn rename(
+    tensors: BTreeMap<String, Entry>,
+    metadata: &GgufMetadata,
+) -> Result<(BTreeMap<String, Entry>, Option<String>)> {
+    let Some(row) = architecture_of(metadata, |name| tensors.contains_key(name))? else { return Ok((tensors, None)) };
     let key = format!("{}.block_count", row.name);
     let blocks = metadata.count(&key)?.ok_or_else(|| absent(&key))?;
-    let mut renamed = BTreeMap::new();
+    let (mut renamed, mut unlisted) = (BTreeMap::new(), None);
     for (name, mut entry) in tensors {
         let new = match new_name(row, &name) {
-            None => name.clone(),
+            None => {
+                unlisted = unlisted.or_else(|| Some(name.clone()).filter(|name| !UNNAMED.contains(&name.as_str())));
+                name.clone()
+            }
             Some((new, block, changed)) => {
                 if block.is_some_and(|block| block >= blocks) {
                     let expected = format!("one of {blocks} blocks, as `{key}` states");
@@ -51,7 +57,7 @@ pub(super) fn rename(tensors: BTreeMap<String, Entry>, metadata: &GgufMetadata) 
             return Err(Error::value(what, format!("`{}`", cut(&new)), "one that no other tensor has"));
         }
     }
-    Ok(renamed)
+    Ok((renamed, unlisted))
 }
 
 /// The name at Hugging Face of a tensor, its block, and what the converter did to it.

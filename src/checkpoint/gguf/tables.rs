@@ -81,6 +81,9 @@ pub(super) const IGNORED: &[&str] = &[
     "tensor_data_layout",
 ];
 
+/// Tensors of all architectures that have no name at Hugging Face, or one in a file of its own.
+pub(super) const UNNAMED: &[&str] = &["rope_freqs.weight", "dense_2.weight", "dense_3.weight"];
+
 /// Values of the `config.json` of all architectures.
 pub(super) const SIZES: &[(&str, Origin)] = &[
     ("vocab_size", Rows("token_embd.weight")),
@@ -141,6 +144,9 @@ const OF_DECODERS: &[Name] = &[
     ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
 ];
 
+/// The head of BERT, whose first layer is called its pooler: RoBERTa's head computes the same.
+const BERT_HEAD: &[Name] = &[("cls", "pooler.dense", No), ("cls.output", "classifier", No)];
+
 /// What those without other norms share.
 const OF_LLAMA: &[Name] = &[
     ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
@@ -157,6 +163,7 @@ const BERT: Architecture = Architecture {
     tensors: &[
         BERT_EMBEDDINGS,
         BERT_ATTENTION,
+        BERT_HEAD,
         &[
             ("blk.{}.ffn_up", "encoder.layer.{}.intermediate.dense", No),
             ("blk.{}.ffn_down", "encoder.layer.{}.output.dense", No),
@@ -188,6 +195,8 @@ const DISTILBERT: Architecture = Architecture {
             ("blk.{}.ffn_up", "transformer.layer.{}.ffn.lin1", No),
             ("blk.{}.ffn_down", "transformer.layer.{}.ffn.lin2", No),
             ("blk.{}.layer_output_norm", "transformer.layer.{}.output_layer_norm", No),
+            ("cls", "pre_classifier", No),
+            ("cls.output", "classifier", No),
         ],
     ],
     config: &[
@@ -241,6 +250,9 @@ const MODERN_BERT: Architecture = Architecture {
         ("blk.{}.ffn_up", "layers.{}.mlp.Wi", No),
         ("blk.{}.ffn_down", "layers.{}.mlp.Wo", No),
         ("output_norm", "final_norm", No),
+        ("cls", "head.dense", No),
+        ("cls.norm", "head.norm", No),
+        ("cls.output", "classifier", No),
     ]],
     config: &[
         ("model_type", Text("modernbert")),
@@ -269,6 +281,7 @@ const JINA_BERT_V2: Architecture = Architecture {
             ("blk.{}.ffn_up", "encoder.layer.{}.mlp.gated_layers", No),
             ("blk.{}.ffn_down", "encoder.layer.{}.mlp.wo", No),
             ("blk.{}.layer_output_norm", "encoder.layer.{}.mlp.layernorm", No),
+            ("cls", "classifier", No),
         ],
     ],
     config: &[
@@ -296,6 +309,7 @@ const JINA_BERT_V2_CODE: Architecture = Architecture {
             ("blk.{}.ffn_up", "encoder.layer.{}.mlp.up_gated_layer", No),
             ("blk.{}.ffn_down", "encoder.layer.{}.mlp.down_layer", No),
             ("blk.{}.layer_output_norm", "encoder.layer.{}.layer_norm_2", No),
+            ("cls", "classifier", No),
         ],
     ],
     ..JINA_BERT_V2
@@ -317,6 +331,7 @@ const GEMMA_EMBEDDING: Architecture = Architecture {
             ("blk.{}.ffn_norm", "layers.{}.pre_feedforward_layernorm", PlusOne),
             ("blk.{}.post_ffw_norm", "layers.{}.post_feedforward_layernorm", PlusOne),
             ("output_norm", "norm", PlusOne),
+            ("output", "lm_head", No),
         ],
     ],
     config: &[
@@ -354,6 +369,8 @@ const QWEN3: Architecture = Architecture {
             ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
             ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", No),
             ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", No),
+            // Rows of the language head, or those of a classifier: the labels tell them apart.
+            ("cls.output", "cls.output", No),
         ],
     ],
     config: &[

@@ -15,7 +15,7 @@ pub struct HeadModel {
     #[arg(
         long,
         value_name = FOLDER_OR_ID,
-        help = or_hub_id("A model folder", ". It is required: the model in this program has no head")
+        help = or_hub_id("A model folder, a .gguf file", ". It is required: the model in this program has no head")
     )]
     model: String,
     /// The branch, tag or commit of a hub model [default: main]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{ComputeType, Error};
-use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, locate_model};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, gguf_notes, locate_model};
 use candle_core::Device;
 use clap::builder::NonEmptyStringValueParser;
 
@@ -131,21 +131,10 @@ pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
 pub fn check_weights(folder: &Path) -> Result<()> {
     // Some models have their weights in a folder of their own; what is computed with them is checked.
     let Ok(opened) = Checkpoint::open(folder) else { return Ok(()) };
-    note_missing_layers(folder, &opened);
-    checkpoint::check_finite(folder, &opened, "")
-}
-
-/// Says that a GGUF file of EmbeddingGemma has no dense layers, if it has none: few files do, and without them its
-/// embeddings are others.
-fn note_missing_layers(folder: &Path, opened: &Checkpoint) {
-    let is_embedding_gemma =
-        opened.gguf().is_some_and(|gguf| gguf.architecture().is_ok_and(|name| name == "gemma-embedding"));
-    if is_embedding_gemma && !opened.contains("dense_2.weight") && !folder.join("modules.json").is_file() {
-        print::note(format_args!(
-            "{} lacks the two dense layers of EmbeddingGemma, so that its embeddings are not those of the model",
-            folder.display()
-        ));
+    if !folder.join("config.json").is_file() {
+        gguf_notes(&opened)?.iter().for_each(|note| print::note(format_args!("{} {note}", folder.display())));
     }
+    checkpoint::check_finite(folder, &opened, "")
 }
 
 /// The bytes of all weights of a model: of its transformer and of its other modules.

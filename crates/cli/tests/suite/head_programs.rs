@@ -55,6 +55,28 @@ fn rerank_takes_an_instruction() {
     fails(&mut run("rerank", &model, &["a", "b", "--prompt", "c", "--prompt-name", "web"]), "cannot be used with");
 }
 
+/// Rerankers and classifiers in GGUF files; a head does not disturb the embeddings of a file that has them.
+#[test]
+fn heads_of_gguf_files() {
+    let file = |name: &str| fixture(&format!("{name}.gguf"));
+    let scores = |name: &str, more: &[&str]| {
+        let arguments = [&["Who sleeps?", "The cat sat on the mat.", "--json"], more].concat();
+        lines(&succeeds(&mut run("rerank", &file(name), &arguments)))[0]["score"].as_f64().unwrap()
+    };
+    let near = |got: f64, want: f64| assert!((got - want).abs() < 1e-4, "{got}, want {want}");
+    near(scores("gguf_heads/roberta", &[]), 0.492);
+    near(scores("gguf_heads/reranker", &[]), 0.7456);
+    near(scores("gguf_heads/reranker", &["--prompt", "Find the animal"]), 0.7591);
+    let labels = lines(&succeeds(&mut run("classify", &file("gguf_heads/xlm-roberta"), &["hello world", "--json"])));
+    assert_eq!(labels[0]["labels"].as_array().unwrap().len(), 3);
+    fails(&mut run("rerank", &file("gguf_heads/bert"), &["a", "b"]), "3 labels");
+    fails(&mut run("classify", &file("gguf_heads/reranker"), &["a"]), "answers `yes` and `no`");
+    fails(&mut run("encode", &file("gguf_heads/reranker"), &["a"]), "has no embeddings");
+    succeeds(&mut run("encode", &file("gguf_heads/roberta"), &["a"]));
+    assert!(notes(&mut run("encode", &file("gguf/llama"), &["a"])).contains("does not state `add_eos_token`"));
+    assert!(!notes(&mut run("encode", &file("gguf/qwen3"), &["a"])).contains("add_eos_token"));
+}
+
 #[test]
 fn rerank_sorts_documents() {
     let model = folder(1, json!({"id2label": {"0": "LABEL_0"}}));

@@ -3,16 +3,22 @@
 //! Everything above this room reads a `config.json`, a `tokenizer.json` and `modules.json`; so a GGUF file becomes a
 //! folder in memory that holds these.
 
+pub(crate) mod head;
 mod merges;
 mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, GgufMetadata};
 use candle_attention::io::is_present;
 use candle_attention::{Error, Result};
 use serde_json::{Value, json};
+
+use crate::gguf::head::{Head, SCORE, classifier_pooling};
+use crate::gguf::tokenizer::Usage;
+
+pub(crate) use head::{check_classifier, check_embeds};
 
 /// The end of the names of GGUF files.
 pub(crate) const EXTENSION: &str = "gguf";
@@ -45,55 +51,145 @@ pub(crate) fn refuse(path: &Path, what: &str) -> Result<()> {
     }
 }
 
-/// The small files of the model folder that a GGUF file stands for, by their names; `None` for another checkpoint.
+/// The files of a model folder.
+pub(crate) struct Folder {
+    /// The small files, by their names.
+    pub small: BTreeMap<String, Vec<u8>>,
+    pub weights: Checkpoint,
+}
+
+/// The model folder that a GGUF file stands for; `None` for another checkpoint.
 ///
 /// # Errors
 /// If the architecture, the tokenizer or the pooling is not known, or a key of the metadata is missing or has another
 /// type. The error holds the path.
-pub(crate) fn files_of(checkpoint: &Checkpoint) -> Result<Option<BTreeMap<String, Vec<u8>>>> {
+pub(crate) fn folder_of(checkpoint: &Checkpoint) -> Result<Option<Folder>> {
     let (Some(metadata), Some(config)) = (checkpoint.gguf(), checkpoint.config()?) else { return Ok(None) };
     let path = || checkpoint.path().unwrap_or(Path::new("<bytes>")).to_path_buf();
-    let files = || {
-        let architecture = metadata.architecture()?;
-        let tokenizer = tokenizer::of(metadata, config["vocab_size"].as_u64().unwrap_or(0) as usize)?;
-        let length = metadata.count(&format!("{architecture}.context_length"))?;
-        let is_causal = ["qwen3", "llama"].contains(&architecture)
-            && metadata.flag(&format!("{architecture}.attention.causal"))?.unwrap_or(true);
-        let pooling = pooling(metadata.count(&format!("{architecture}.pooling_type"))?, is_causal)?;
-        let mut files = vec![
-            ("config.json".to_string(), config),
-            ("tokenizer.json".to_string(), tokenizer.json),
-            ("tokenizer_config.json".to_string(), with_length(tokenizer.config, length)),
-            ("1_Pooling/config.json".to_string(), json!({"pooling_mode": pooling})),
-        ];
-        let mut modules = vec![("Transformer", ""), ("Pooling", "1_Pooling")];
-        for (tensor, folder) in DENSE {
-            if checkpoint.contains(tensor) {
-                let shape = checkpoint.tensor_info(tensor)?.1;
-                let &[outputs, inputs] = shape else {
-                    let found = format!("has shape {shape:?}");
-                    return Err(Error::Tensor { name: tensor.to_string(), found, expected: "a matrix".to_string() });
-                };
-                let dense = json!({
-                    "in_features": inputs,
-                    "out_features": outputs,
-                    "bias": false,
-                    "activation_function": "torch.nn.modules.linear.Identity",
-                });
-                files.push((format!("{folder}/config.json"), dense));
-                modules.push(("Dense", folder));
-            }
-        }
-        modules.push(("Normalize", "4_Normalize"));
-        let modules = modules.iter().enumerate().map(
-            |(i, (kind, path))| json!({"idx": i, "name": i.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")}),
-        );
-        files.push(("modules.json".to_string(), modules.collect()));
-        Ok(files)
-    };
-    let files = files().map_err(|e: Error| Error::file(path(), e))?;
+    read_folder(checkpoint, metadata, config).map(Some).map_err(|e| Error::file(path(), e))
+}
+
+fn read_folder(checkpoint: &Checkpoint, metadata: &GgufMetadata, mut config: Value) -> Result<Folder> {
+    let rows = config["vocab_size"].as_u64().unwrap_or(0) as usize;
+    let tokenizer = tokenizer::of(metadata, rows, usage(metadata)?)?;
+    let length = metadata.count(&format!("{}.context_length", metadata.architecture()?))?;
+    let head = Head::read(checkpoint, metadata)?;
+    let mut files = vec![
+        ("tokenizer.json".to_string(), tokenizer.json),
+        ("tokenizer_config.json".to_string(), with_length(tokenizer.config, length)),
+    ];
+    if let Some(head) = &head {
+        head.configure(&mut config, metadata)?;
+    }
+    files.push(("config.json".to_string(), config));
+    let pooling = pooling(pooling_type(metadata)?, is_causal(metadata)?)?;
+    if !is_reranker(checkpoint, metadata)? {
+        files.extend(modules(checkpoint, pooling)?);
+    }
     let text = |(name, json): (String, Value)| (name, json.to_string().into_bytes());
-    Ok(Some(files.into_iter().map(text).collect()))
+    let mut small: BTreeMap<_, _> = files.into_iter().map(text).collect();
+    let weights = match head {
+        Some(Head::Answers(template)) => {
+            small.insert("chat_template.jinja".to_string(), template.into_bytes());
+            checkpoint.clone()
+        }
+        _ => checkpoint.rename(|name| if name == head::ANSWERS { SCORE } else { name }.to_string())?,
+    };
+    Ok(Folder { small, weights })
+}
+
+/// `modules.json`, and the files of the modules behind the transformer.
+fn modules(checkpoint: &Checkpoint, pooling: &str) -> Result<Vec<(String, Value)>> {
+    let mut files = vec![("1_Pooling/config.json".to_string(), json!({"pooling_mode": pooling}))];
+    let mut modules = vec![("Transformer", ""), ("Pooling", "1_Pooling")];
+    for (tensor, folder) in DENSE {
+        if checkpoint.contains(tensor) {
+            let shape = checkpoint.tensor_info(tensor)?.1;
+            let &[outputs, inputs] = shape else {
+                let found = format!("has shape {shape:?}");
+                return Err(Error::Tensor { name: tensor.to_string(), found, expected: "a matrix".to_string() });
+            };
+            let dense = json!({
+                "in_features": inputs,
+                "out_features": outputs,
+                "bias": false,
+                "activation_function": "torch.nn.modules.linear.Identity",
+            });
+            files.push((format!("{folder}/config.json"), dense));
+            modules.push(("Dense", folder));
+        }
+    }
+    modules.push(("Normalize", "4_Normalize"));
+    let modules = modules.iter().enumerate().map(
+        |(i, (kind, path))| json!({"idx": i, "name": i.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")}),
+    );
+    files.push(("modules.json".to_string(), modules.collect()));
+    Ok(files)
+}
+
+/// What a user should know of a model in a GGUF file, because the file lacks something that its numbers depend on; none
+/// for other checkpoints.
+///
+/// # Errors
+/// A key of the metadata has another type.
+pub fn gguf_notes(checkpoint: &Checkpoint) -> Result<Vec<String>> {
+    let Some(metadata) = checkpoint.gguf() else { return Ok(Vec::new()) };
+    let (usage, head) = (usage(metadata)?, Head::read(checkpoint, metadata)?);
+    let reads_last = match pooling_type(metadata)? {
+        None => is_causal(metadata)?,
+        Some(RANK) => !usage.is_encoder && matches!(head, Some(Head::Classifier)),
+        Some(_) => usage.pools_last,
+    };
+    let ends = metadata.get("tokenizer.ggml.add_eos_token").is_some() || usage.adds_end(metadata)?;
+    let mut notes = Vec::new();
+    match metadata.architecture()? {
+        "gemma-embedding" if !checkpoint.contains(DENSE[0].0) => notes.push(
+            "lacks the two dense layers of EmbeddingGemma, so that its embeddings are not those of the model"
+                .to_string(),
+        ),
+        "modern-bert" if matches!(head, Some(Head::Classifier)) && classifier_pooling(metadata)?.is_none() => notes
+            .push(
+                "does not state `classifier.pooling_type`: its head reads the mean of all tokens, as in llama.cpp"
+                    .to_string(),
+            ),
+        _ if reads_last && !ends => notes.push(
+            "does not state `add_eos_token`: the last token of a text is read, and no end token is added".to_string(),
+        ),
+        _ => {}
+    }
+    Ok(notes)
+}
+
+/// llama.cpp's number for the pooling of rerankers.
+const RANK: usize = 4;
+
+/// The number of the pooling, if the file states it.
+fn pooling_type(metadata: &GgufMetadata) -> Result<Option<usize>> {
+    metadata.count(&format!("{}.pooling_type", metadata.architecture()?))
+}
+
+/// Whether a file scores pairs and has no embeddings.
+fn is_reranker(checkpoint: &Checkpoint, metadata: &GgufMetadata) -> Result<bool> {
+    let answers = || Ok(matches!(Head::read(checkpoint, metadata)?, Some(Head::Answers(_))));
+    if pooling_type(metadata)? == Some(RANK) { Ok(true) } else { answers() }
+}
+
+/// The architectures that are decoders.
+const DECODERS: [&str; 2] = ["qwen3", "llama"];
+
+fn is_causal(metadata: &GgufMetadata) -> Result<bool> {
+    let architecture = metadata.architecture()?;
+    let stated = metadata.flag(&format!("{architecture}.attention.causal"))?;
+    Ok(DECODERS.contains(&architecture) && stated.unwrap_or(true))
+}
+
+fn usage(metadata: &GgufMetadata) -> Result<Usage> {
+    let architecture = metadata.architecture()?;
+    Ok(Usage {
+        is_encoder: !DECODERS.contains(&architecture),
+        pools_last: pooling_type(metadata)? == Some(3),
+        has_one_separator: architecture == "modern-bert",
+    })
 }
 
 fn with_length(mut config: Value, length: Option<usize>) -> Value {
@@ -111,7 +207,8 @@ fn pooling(number: Option<usize>, is_causal: bool) -> Result<&'static str> {
         None | Some(1) => Ok("mean"),
         Some(2) => Ok("cls"),
         Some(3) => Ok("lasttoken"),
-        Some(4) => Err(Error::value(what, "4 (rank: a reranker)", "1 (mean), 2 (first token) or 3 (last token)")),
-        Some(other) => Err(Error::value(what, other, "1 (mean), 2 (first token) or 3 (last token)")),
+        // Of a reranker, which has none.
+        Some(RANK) => Ok("mean"),
+        Some(other) => Err(Error::value(what, other, "1 (mean), 2 (first token), 3 (last token) or 4 (rank)")),
     }
 }

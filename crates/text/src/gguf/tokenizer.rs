@@ -33,7 +33,13 @@ struct Split {
 }
 
 static SPLITS: &[Split] = &[
-    Split { names: &["gpt-2", "roberta-bpe"], nfc: false, words: None, ignores_merges: false, starts: false },
+    Split {
+        names: &["gpt-2", "roberta-bpe", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es"],
+        nfc: false,
+        words: None,
+        ignores_merges: false,
+        starts: false,
+    },
     Split { names: &["modern-bert"], nfc: true, words: None, ignores_merges: false, starts: false },
     Split {
         names: &["qwen2"],
@@ -57,6 +63,26 @@ static SPLITS: &[Split] = &[
     },
 ];
 
+/// What a model does with its tokens. It decides on the special tokens that the metadata says nothing of.
+#[derive(Clone, Copy)]
+pub(super) struct Usage {
+    /// Encoders are trained on texts with a start and an end, whatever llama.cpp takes for granted.
+    pub is_encoder: bool,
+    /// Whether the file states that the last token is pooled.
+    pub pools_last: bool,
+    /// Whether one token separates the texts of a pair, as in ModernBERT. Its files state two.
+    pub has_one_separator: bool,
+}
+
+impl Usage {
+    /// Whether texts end with a special token where the metadata does not say it. A decoder that is pooled at its last
+    /// token is trained with one; but where the converter states the start alone, it saw a template without an end.
+    pub fn adds_end(self, metadata: &GgufMetadata) -> Result<bool> {
+        let starts = metadata.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
+        Ok(self.is_encoder || self.pools_last && !starts)
+    }
+}
+
 /// The files of a tokenizer.
 pub(super) struct TokenizerFiles {
     pub json: Value,
@@ -65,9 +91,10 @@ pub(super) struct TokenizerFiles {
 }
 
 /// The tokenizer of a file whose model has `rows` words.
-pub(super) fn of(metadata: &GgufMetadata, rows: usize) -> Result<TokenizerFiles> {
-    let reader = Reader::new(metadata, rows)?;
+pub(super) fn of(metadata: &GgufMetadata, rows: usize, usage: Usage) -> Result<TokenizerFiles> {
+    let reader = Reader::new(metadata, rows, usage)?;
     let kind = metadata.text("tokenizer.ggml.model")?.ok_or_else(|| absent("tokenizer.ggml.model"))?;
+    reader.check_normalizer(kind)?;
     let parts = match kind {
         "bert" => reader.word_piece()?,
         "gpt2" => reader.byte_level()?,
@@ -100,8 +127,12 @@ pub(super) fn of(metadata: &GgufMetadata, rows: usize) -> Result<TokenizerFiles>
 
 /// The keys of special tokens; some have an older or a misspelled name too.
 const START: &[&str] = &["bos_token_id", "cls_token_id"];
-const END: &[&str] = &["eos_token_id"];
-const SEPARATOR: &[&str] = &["seperator_token_id", "separator_token_id", "sep_token_id", "eos_token_id"];
+const END: &[&str] = &["eos_token_id", "eot_token_id"];
+/// The end of texts in encoders.
+const ENCODER_END: &[&str] =
+    &["eos_token_id", "seperator_token_id", "separator_token_id", "sep_token_id", "eot_token_id"];
+const SEPARATOR: &[&str] =
+    &["seperator_token_id", "separator_token_id", "sep_token_id", "eos_token_id", "eot_token_id"];
 const UNKNOWN: &[&str] = &["unknown_token_id", "unk_token_id"];
 const MASK: &[&str] = &["mask_token_id"];
 
@@ -113,21 +144,32 @@ struct Parts {
     around: Around,
 }
 
-/// The special tokens around a text, and whether a second text gets a segment type of its own.
+/// The special tokens around a text.
 struct Around {
     start: Option<usize>,
     end: Option<usize>,
-    types: bool,
+    second: Second,
+}
+
+/// How the second text of a pair follows the first.
+enum Second {
+    /// With a segment type of its own, and without a start.
+    Typed,
+    /// Behind another separator, if there is one, and without a start.
+    Separated(Option<usize>),
+    /// As the first.
+    Alike,
 }
 
 struct Reader<'a> {
     metadata: &'a GgufMetadata,
+    usage: Usage,
     tokens: &'a [String],
     kinds: Vec<i64>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(metadata: &'a GgufMetadata, rows: usize) -> Result<Self> {
+    fn new(metadata: &'a GgufMetadata, rows: usize, usage: Usage) -> Result<Self> {
         const TOKENS: &str = "tokenizer.ggml.tokens";
         const KINDS: &str = "tokenizer.ggml.token_type";
         let tokens = metadata.texts(TOKENS)?.ok_or_else(|| absent(TOKENS))?;
@@ -140,7 +182,7 @@ impl<'a> Reader<'a> {
             Some(GgufValue::Integers(kinds)) if kinds.len() == tokens.len() => kinds.clone(),
             Some(_) => return Err(wrong_list(KINDS, tokens.len())),
         };
-        Ok(Self { metadata, tokens, kinds })
+        Ok(Self { metadata, usage, tokens, kinds })
     }
 
     /// The id of a special token, by the first of these keys that is there.
@@ -167,15 +209,47 @@ impl<'a> Reader<'a> {
         Ok(self.metadata.flag(&format!("tokenizer.ggml.{name}"))?.unwrap_or(default))
     }
 
-    /// The special tokens around a text, by the flags, or else as `defaults` say.
+    /// The special tokens around a text, by the flags, or else as `defaults` or the usage of the model have them.
     fn around(&self, defaults: [bool; 2]) -> Result<Around> {
-        let start = self.flag("add_bos_token", defaults[0])?;
-        let end = self.flag("add_eos_token", defaults[1])?;
+        let Usage { is_encoder, has_one_separator, .. } = self.usage;
+        let start = self.flag("add_bos_token", defaults[0] || is_encoder)?;
+        let end = self.flag("add_eos_token", defaults[1] || self.usage.adds_end(self.metadata)?)?;
+        let ends = if is_encoder { ENCODER_END } else { END };
         Ok(Around {
             start: if start { Some(self.needed(START)?) } else { None },
-            end: if end { Some(self.needed(END)?) } else { None },
-            types: false,
+            end: if end { Some(self.needed(ends)?) } else { None },
+            second: match is_encoder {
+                // RoBERTa has two tokens between the texts of a pair.
+                true if !has_one_separator && self.flag("add_sep_token", true)? => {
+                    Second::Separated(Some(self.needed(SEPARATOR)?))
+                }
+                true => Second::Separated(None),
+                false => Second::Alike,
+            },
         })
+    }
+
+    /// Refuses what the metadata states of the normalizer and is not applied to this kind of tokenizer.
+    fn check_normalizer(&self, kind: &str) -> Result<()> {
+        for (name, kinds) in [("lowercase", &["bert", "gpt2"][..]), ("strip_accents", &["bert"])] {
+            if !kinds.contains(&kind) && self.flag(&format!("normalizer.{name}"), false)? {
+                let expected = format!("false in a tokenizer of the kind `{kind}`");
+                return Err(Error::value(format!("metadata `tokenizer.ggml.normalizer.{name}`"), "true", expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the vocabulary of BERT is one of lower-cased texts: no word of it, beside special tokens, has a letter
+    /// that lower-casing changes.
+    fn is_lower_cased(&self) -> bool {
+        let is_special = |token: &str| {
+            let inside = |open, close| token.starts_with(open) && token.ends_with(close);
+            inside('[', ']') || inside('<', '>')
+        };
+        let words = self.tokens.iter().zip(&self.kinds).filter(|(_, kind)| **kind == NORMAL);
+        let mut words = words.map(|(token, _)| token.strip_prefix(SPACE).unwrap_or(token));
+        !words.any(|word| !is_special(word) && word.chars().any(|c| !c.to_lowercase().eq([c])))
     }
 
     /// The ids by token, of which none may be there twice.
@@ -215,21 +289,25 @@ impl<'a> Reader<'a> {
 
     /// The template of special tokens around a text and a pair.
     fn template(&self, around: &Around) -> Result<Value> {
-        let piece = |id: &usize, second: usize| json!({"SpecialToken": {"id": self.tokens[*id], "type_id": second}});
-        let sequence = |name: &str, second: usize| json!({"Sequence": {"id": name, "type_id": second}});
-        let second = usize::from(around.types);
-        let text = |name: &str, second: usize, start: bool| {
-            let start = around.start.iter().filter(|_| start).map(|id| piece(id, second));
-            let end = around.end.iter().map(|id| piece(id, second));
-            start.chain([sequence(name, second)]).chain(end).collect::<Vec<_>>()
+        let piece = |id: &usize, kind: usize| json!({"SpecialToken": {"id": self.tokens[*id], "type_id": kind}});
+        let text = |name: &str, kind: usize, start: &Option<usize>| {
+            let text = [json!({"Sequence": {"id": name, "type_id": kind}})];
+            let (start, end) = (start.iter().map(|id| piece(id, kind)), around.end.iter().map(|id| piece(id, kind)));
+            start.chain(text).chain(end).collect::<Vec<_>>()
         };
-        let pair: Vec<Value> = text("A", 0, true).into_iter().chain(text("B", second, !around.types)).collect();
+        let single = text("A", 0, &around.start);
+        let second = match &around.second {
+            Second::Typed => text("B", 1, &None),
+            Second::Separated(separator) => text("B", 0, separator),
+            Second::Alike => text("B", 0, &around.start),
+        };
+        let pair: Vec<&Value> = single.iter().chain(&second).collect();
+        let separator = if let Second::Separated(separator) = &around.second { separator } else { &None };
         let mut special = Map::new();
-        for id in around.start.iter().chain(&around.end) {
+        for id in around.start.iter().chain(&around.end).chain(separator) {
             let token = &self.tokens[*id];
             special.insert(token.clone(), json!({"id": token, "ids": [id], "tokens": [token]}));
         }
-        let single = text("A", 0, true);
         Ok(json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}))
     }
 
@@ -242,14 +320,15 @@ impl<'a> Reader<'a> {
         });
         let vocabulary = self.vocabulary(tokens)?;
         let accents = self.metadata.flag("tokenizer.ggml.normalizer.strip_accents")?;
-        let around = Around { start: Some(self.needed(START)?), end: Some(self.needed(SEPARATOR)?), types: true };
+        let around =
+            Around { start: Some(self.needed(START)?), end: Some(self.needed(SEPARATOR)?), second: Second::Typed };
         Ok(Parts {
             normalizer: json!({
                 "type": "BertNormalizer",
                 "clean_text": true,
                 "handle_chinese_chars": true,
                 "strip_accents": accents,
-                "lowercase": self.flag("normalizer.lowercase", true)?,
+                "lowercase": self.flag("normalizer.lowercase", self.is_lower_cased())?,
             }),
             pre_tokenizer: json!({"type": "BertPreTokenizer"}),
             model: json!({
@@ -293,7 +372,12 @@ impl<'a> Reader<'a> {
             }
         };
         Ok(Parts {
-            normalizer: if split.nfc { json!({"type": "NFC"}) } else { Value::Null },
+            normalizer: match (split.nfc, self.flag("normalizer.lowercase", false)?) {
+                (false, false) => Value::Null,
+                (true, false) => json!({"type": "NFC"}),
+                (false, true) => json!({"type": "Lowercase"}),
+                (true, true) => json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}),
+            },
             pre_tokenizer,
             model: json!({
                 "type": "BPE",
@@ -355,7 +439,7 @@ impl<'a> Reader<'a> {
                 "vocab": self.vocabulary(tokens.iter().map(Into::into))?,
                 "merges": merges.ok_or_else(too_many)?,
             }),
-            around: self.around([true, false])?,
+            around: Around { second: Second::Alike, ..self.around([true, false])? },
         })
     }
 

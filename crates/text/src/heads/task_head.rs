@@ -7,7 +7,7 @@ use candle_attention::{Error, Result};
 use serde_json::Value;
 
 use crate::folder::{ModelFolder, modules, transformer_of};
-use crate::gguf::refuse;
+use crate::gguf::{check_classifier, is_alone};
 use crate::model::config::TextModelConfig;
 use crate::model::places::Places;
 
@@ -31,7 +31,10 @@ impl TaskHead {
     /// A file that is missing or malformed; a checkpoint without such a head.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        refuse(folder, "heads of GGUF files are not read")?;
+        if is_alone(folder)? {
+            // Its heads are those of texts.
+            return check_classifier(&Checkpoint::open(folder)?, "classifier").map(|()| Self::SequenceClassification);
+        }
         let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
         let config = TextModelConfig::from_file(transformer.join("config.json"))?;
         if let Some(stated) = Self::stated(&config) {

@@ -7,9 +7,11 @@ use candle_attention::weights::LinearWeights;
 use candle_attention::{Error, Result};
 use candle_core::Tensor;
 
+use crate::gguf::head::ANSWERS;
 use crate::model::config::TextModelConfig;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::{HiddenStates, rows};
+use crate::model::mlp::read_linear;
 use crate::model::places::{Places, watch};
 use crate::model::text_model::TextModel;
 
@@ -22,18 +24,24 @@ pub(crate) struct TokenScore {
 }
 
 impl TokenScore {
-    /// Loads the model from the root of a checkpoint. The score is the logit of the token `yes`, less that of `no` if
-    /// there is one.
+    /// Loads the model from the root of a checkpoint. The score is the logit of the first token, less that of the
+    /// second if there is one. `None`: a GGUF file that holds the rows of both ([`holds_rows`](Self::holds_rows)).
     ///
     /// # Errors
     /// The errors of [`TextModel::load`]; a family without such a head; a token that the model does not have.
-    pub fn load(config: &TextModelConfig, source: &AnySource, yes: u32, no: Option<u32>) -> Result<Self> {
+    pub fn load(config: &TextModelConfig, source: &AnySource, tokens: Option<(u32, Option<u32>)>) -> Result<Self> {
         if !config.row().classifier.is_some_and(|head| head.last_token) {
             return Err(Error::config("model_type", &config.model_type, "a decoder"));
         }
         if let Some(cap) = config.key("final_logit_softcapping") {
             return Err(Error::config("final_logit_softcapping", cap, "absent: this version caps no logits"));
         }
+        let hidden = config.hidden_size;
+        let Some((yes, no)) = tokens else {
+            let weights = read_linear(&source.child(ANSWERS.trim_end_matches(".weight")), 2, hidden, false)?;
+            let tokens = Linear::new(ANSWERS, weights, 2, hidden)?;
+            return Ok(Self { tokens, model: TextModel::load_from(config, source)? });
+        };
         let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
         check_ids("the tokens that are scored", &ids, config.vocab_size)?;
         const HEAD: &str = "lm_head.weight";
@@ -44,7 +52,7 @@ impl TokenScore {
         // or equal.
         let tied = config.key_flag("tie_word_embeddings")?;
         let shared = (tied == Some(true)).then_some(HEAD);
-        let (count, hidden) = (ids.len(), config.hidden_size);
+        let count = ids.len();
         let head = match root.contains(HEAD) || tied == Some(false) {
             true => Some(root.get(HEAD, &[config.vocab_size, hidden])?),
             false => None,
@@ -55,6 +63,11 @@ impl TokenScore {
         let weight =
             head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;
         Ok(Self { tokens: Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?, model })
+    }
+
+    /// Whether a checkpoint holds the rows of the tokens that are scored, as GGUF files do.
+    pub fn holds_rows(source: &AnySource) -> bool {
+        source.contains(ANSWERS)
     }
 
     /// The score of each text.

@@ -8,6 +8,7 @@ use candle_attention::{ComputeType, Error, Result};
 use candle_core::Device;
 
 use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
+use crate::gguf::check_embeds;
 use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
 use crate::model::text_model::TextModel;
@@ -71,6 +72,7 @@ impl<'a> Loader<'a> {
 
     /// The routes of the folder, and the index of the default one, if there is one.
     pub fn load(mut self) -> Result<(Vec<Route>, Option<usize>)> {
+        self.folder.gguf().map_or(Ok(()), |file| check_embeds(&file))?;
         let Some(Routes { all, default, .. }) = routes(self.folder)? else {
             let alone = match model2vec(self.folder)? {
                 Some(normalize) => self.bare_table(normalize)?,

@@ -60,11 +60,12 @@ impl TokenScorer {
                 || Error::file(transformer, format!("the tokenizer has no token `{token}`, which gives the score"));
             tokenizer.id(token).ok_or_else(missing)
         };
-        let (yes, no) = match stated {
-            Some(settings) => (settings.true_token_id, settings.false_token_id),
-            None => (id("yes")?, Some(id("no")?)),
+        let tokens = match stated {
+            Some(settings) => Some((settings.true_token_id, settings.false_token_id)),
+            None if TokenScore::holds_rows(source) => None,
+            None => Some((id("yes")?, Some(id("no")?))),
         };
-        let head = TokenScore::load(config, source, yes, no)?;
+        let head = TokenScore::load(config, source, tokens)?;
         let mut batcher = TextBatcher::load(folder, transformer, &head.model)?;
         if template.is_some() {
             batcher.tokenizer = batcher.tokenizer.without_special_tokens();

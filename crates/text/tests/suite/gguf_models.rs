@@ -5,7 +5,7 @@ use candle_attention::weights::QkvWeights;
 use candle_attention::{AttentionMask, ComputeType, Quantization};
 use candle_attention_text::{
     CrossEncoder, EncodeOptions, EncoderKind, ModelFiles, SentenceEncoder, TaskHead, TextClassifier, TextModel,
-    TextModelConfig, TokenClassifier, fingerprint, int8_groups, int8_weights, load_int8, locate_model,
+    TextModelConfig, TokenClassifier, fingerprint, gguf_notes, int8_groups, int8_weights, load_int8, locate_model,
 };
 use candle_core::{DType, Device, Tensor};
 
@@ -170,7 +170,6 @@ fn metadata_that_lies() {
         changed[at..at + to.len()].copy_from_slice(to);
         says(ModelFiles::new().with("model.gguf", changed), parts);
     };
-    changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x04", &["pooling_type", "reranker"]);
     changed(b"pooling_type\x04\0\0\0\x01", b"pooling_type\x04\0\0\0\x00", &["pooling_type", "0", "mean"]);
     let lies: [&str; 3] = ["blk.1.", "another block", "1 blocks, as `bert.block_count` states"];
     changed(b"block_count\x04\0\0\0\x02", b"block_count\x04\0\0\0\x01", &lies);
@@ -178,6 +177,11 @@ fn metadata_that_lies() {
     changed(&named(b"bert"), &named(b"rwkv"), &["tokenizer.ggml.model", "rwkv", "gpt2"]);
     changed(b"ggml.tokens", b"ggml.tockens"[..11].as_ref(), &["tokenizer.ggml.tokens", "absent"]);
     changed(b"unknown_token_id\x04\0\0\0\x01\0", b"unknown_token_id\x04\0\0\0\x01\xff", &["unknown_token_id", "65281"]);
+    let mut reranker = bytes.clone();
+    let at = reranker.windows(12).position(|window| window == b"pooling_type").unwrap();
+    reranker[at + 16] = 4;
+    let files = ModelFiles::new().with("model.gguf", reranker).unwrap();
+    says(SentenceEncoder::from_files(&files, DType::F32, &CPU), &["pooling_type", "a reranker scores pairs"]);
     let mut qwen = std::fs::read(fixture("gguf/qwen3.gguf")).unwrap();
     let at = qwen.windows(5).position(|window| window == b"qwen2").unwrap();
     qwen[at..at + 5].copy_from_slice(b"qwenX");
@@ -186,11 +190,11 @@ fn metadata_that_lies() {
     says(ModelFiles::new().with("model.gguf", b"GGU".to_vec()), &["model.gguf"]);
 }
 
-/// What only folders have: heads, and weights to write in int8.
+/// What only folders have: weights to write in int8, and heads for tokens; and a file without any head.
 #[test]
 fn what_is_not_done_with_a_file_says_so() {
     let path = fixture("gguf/bert.gguf");
-    let head = ["bert.gguf", "heads of GGUF files are not read"];
+    let head = ["bert.gguf", "has no head"];
     says(TaskHead::of_folder(&path), &head);
     says(TextClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
     says(TokenClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
@@ -199,4 +203,77 @@ fn what_is_not_done_with_a_file_says_so() {
     says(int8_weights(&path), &int8);
     says(int8_groups(&path), &int8);
     says(load_int8(&path, |_| true, |_| false).map(drop), &int8);
+}
+
+/// The bytes of a model's file with texts and keys replaced; the sum of the lengths stays.
+fn renamed(name: &str, names: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = std::fs::read(fixture(&format!("gguf/{name}.gguf"))).unwrap();
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    for (from, to) in names {
+        let (from, to) = (text(from), text(to));
+        let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+        bytes.splice(at..at + from.len(), to);
+    }
+    bytes
+}
+
+/// Checks that a file gives the vectors of a model, and the number of its notes.
+#[track_caller]
+fn gives(name: &str, bytes: Vec<u8>, notes: usize) {
+    assert_eq!(gguf_notes(&Checkpoint::from_bytes(bytes.clone()).unwrap()).unwrap().len(), notes, "{name}");
+    let files = ModelFiles::new().with("model.gguf", bytes).unwrap();
+    let got = encode(&SentenceEncoder::from_files(&files, DType::F32, &CPU).unwrap());
+    assert_close(name, &got, &Golden::open("gguf/models.safetensors").get(name), 1e-5);
+}
+
+const STARTS: (&str, &str) = ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_bxs_token");
+const ENDS: (&str, &str) = ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_exs_token");
+
+/// Files of earlier converters: encoders have both special tokens, a decoder that is pooled at its last token an end.
+#[test]
+fn special_tokens_that_the_metadata_does_not_state() {
+    const END_OF_TURN: (&str, &str) = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id");
+    for name in ["roberta", "xlm-roberta", "modern-bert", "gemma-embedding"] {
+        gives(name, renamed(name, &[STARTS]), 0);
+        gives(name, renamed(name, &[ENDS]), 0);
+        gives(name, renamed(name, &[STARTS, ENDS, END_OF_TURN]), 0);
+    }
+    gives("qwen3", renamed("qwen3", &[ENDS]), 0);
+    gives("qwen3", renamed("qwen3", &[END_OF_TURN]), 0);
+    gives("qwen3", renamed("qwen3", &[ENDS, END_OF_TURN]), 0);
+    // Its template has a start alone, of which the converter says nothing.
+    gives("llama", renamed("llama", &[]), 1);
+}
+
+/// What is stated goes before what is usual.
+#[test]
+fn special_tokens_that_the_metadata_states() {
+    let start = b"add_bos_token\x07\0\0\0";
+    let stated = |flag: u8| {
+        let mut bytes = renamed("roberta", &[]);
+        let at = bytes.windows(start.len()).position(|window| window == start).unwrap() + start.len();
+        bytes[at] = flag;
+        let files = ModelFiles::new().with("model.gguf", bytes).unwrap();
+        encode(&SentenceEncoder::from_files(&files, DType::F32, &CPU).unwrap())
+    };
+    assert!(max_diff(&stated(0), &stated(1)) > 1e-3);
+}
+
+/// Files of earlier converters: the vocabulary shows whether texts are lower-cased.
+#[test]
+fn normalizer_that_the_metadata_does_not_state() {
+    let lower_case = ("tokenizer.ggml.normalizer.lowercase", "tokenizer.ggml.normalizer.lowerkase");
+    for name in ["bert", "distilbert", "nomic-bert"] {
+        gives(name, renamed(name, &[lower_case]), 0);
+    }
+}
+
+/// Jina's byte-level tokenizers split texts as GPT-2's.
+#[test]
+fn splits_of_jina() {
+    for (split, name) in
+        [("jina-v2-code", "general.typ"), ("jina-v2-de", "general.type_"), ("jina-v2-es", "general.type_")]
+    {
+        gives("roberta", renamed("roberta", &[("roberta-bpe", split), ("general.type", name)]), 0);
+    }
 }

@@ -13,6 +13,7 @@ mod embedded;
 mod encoder;
 mod encoders;
 mod frozen;
+mod gguf_heads;
 mod gguf_models;
 mod heads;
 mod hostile_folders;
