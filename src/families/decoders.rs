@@ -463,6 +463,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["imagegpt"], layouts: GPT2, causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],
+        states: &["attention_layers"],
         layouts: BART,
         causal: Causal::Fixed,
         window: Window { layers: WindowLayers::ListedLocal, key: "window_size", sides: Sides::Each },

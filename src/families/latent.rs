@@ -8,6 +8,7 @@ use crate::families::family::{
     BASE, Causal, Family, GateRow, LatentRow, LayerPositions, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
 };
 use crate::families::layer::Layer;
+use crate::families::rotary::rope_type;
 
 /// A gate of each head, or of each element.
 const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
@@ -109,15 +110,15 @@ impl Layer<'_> {
                 ));
             }
         }
-        let required = || self.float("rms_norm_eps").ok_or_else(|| Error::config("rms_norm_eps", "none", "a number"));
-        latent.eps = row.eps.map_or_else(required, Ok)?;
+        let stated = || self.float("rms_norm_eps")?.ok_or_else(|| Error::config("rms_norm_eps", "none", "a number"));
+        latent.eps = row.eps.map_or_else(stated, Ok)?;
         if row.scaled {
             let scale = |rank: usize| (config.hidden_size as f64 / rank as f64).sqrt();
             for (key, factor, rank) in [
                 ("mla_scale_q_lora", &mut latent.q_lora_scale, latent.q_lora_rank),
                 ("mla_scale_kv_lora", &mut latent.kv_lora_scale, Some(latent.kv_lora_rank)),
             ] {
-                if self.flag(key) == Some(false) {
+                if self.flag(key)? == Some(false) {
                     return Err(Error::config(key, false, "true or absent: the family scales its latents"));
                 }
                 *factor = rank.map_or(1.0, scale);
@@ -129,7 +130,7 @@ impl Layer<'_> {
             latent.index_topk = Some(self.number(KEY)?.ok_or_else(none)?);
             // GLM-5.3-Flash chooses whole blocks of keys, and the last keys beside them.
             const TAIL: &str = "index_kpool_always_select_tail";
-            if self.flag(TAIL) == Some(false) {
+            if self.flag(TAIL)? == Some(false) {
                 return Err(Error::config(
                     TAIL,
                     false,
@@ -144,11 +145,11 @@ impl Layer<'_> {
     pub(super) fn mscale(&self) -> Result<Option<f64>> {
         let LayerPositions::Rotary(row) = self.family.positions else { return Ok(None) };
         let (Some(stated), _) = self.stated_rotation(&row)? else { return Ok(None) };
-        let kind = stated.get("rope_type").or(stated.get("type")).and_then(Value::as_str).unwrap_or("default");
-        let float = |key: &str| stated.get(key).and_then(Value::as_f64);
-        let Some(all) = float("mscale_all_dim").filter(|all| *all != 0.0 && kind != "default") else { return Ok(None) };
+        let is_scaled = rope_type(stated)? != "default";
+        let float = |key: &str| Layer { section: stated, ..*self }.stated(key, "a number", Value::as_f64);
+        let Some(all) = float("mscale_all_dim")?.filter(|all| *all != 0.0 && is_scaled) else { return Ok(None) };
         let factor =
-            float("factor").ok_or_else(|| Error::config("factor", "none", "a number, beside mscale_all_dim"))?;
+            float("factor")?.ok_or_else(|| Error::config("factor", "none", "a number, beside mscale_all_dim"))?;
         Ok(Some(if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 }))
     }
 

@@ -105,31 +105,43 @@ impl<'a> Layer<'a> {
         let index = numbered_component(prefix).map_or(0, |(_, number)| number as usize);
         let cross = CROSS.iter().any(|part| prefix.contains(part));
         let layer = Self { section, model_type, family, prefix, index, cross };
-        layer.check_layer_types()?;
+        layer.check_lists()?;
         Ok(layer)
     }
 
     /// The value of a numeric key, or its default in the family's config class. A key that is `null` has none.
-    pub(super) fn float(&self, key: &str) -> Option<f64> {
+    pub(super) fn float(&self, key: &str) -> Result<Option<f64>> {
         match self.section.get(key) {
-            Some(stated) => stated.as_f64(),
-            None => self.family.default(key),
+            Some(_) => self.stated(key, "a number", Value::as_f64),
+            None => Ok(self.family.default(key)),
         }
     }
 
-    pub(super) fn flag(&self, key: &str) -> Option<bool> {
-        self.section.get(key).and_then(Value::as_bool)
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.stated(key, "true or false", Value::as_bool)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&'a str> {
-        self.section.get(key).and_then(Value::as_str)
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+        self.stated(key, "a text", Value::as_str)
+    }
+
+    /// What `read` gives of a key that is neither absent nor null. A value of another kind is an error: a default in
+    /// its place would be another model.
+    pub(super) fn stated<T>(&self, key: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        match self.section.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match read(value) {
+                None => Err(Error::value(format!("config key `{key}`"), value, kind)),
+                read => Ok(read),
+            },
+        }
     }
 
     /// The same for a key that counts something.
     pub(super) fn number(&self, key: &str) -> Result<Option<usize>> {
         match self.section.get(key) {
             Some(_) => number(self.section, key),
-            None => Ok(self.float(key).map(|default| default as usize)),
+            None => Ok(self.family.default(key).map(|default| default as usize)),
         }
     }
 
@@ -187,8 +199,8 @@ impl<'a> Layer<'a> {
     /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending
     /// order.
     pub fn pruned_heads(&self, heads: usize) -> Result<Vec<usize>> {
-        let Some(listed) = self.section.get("pruned_heads").and_then(|layers| layers.get(self.index.to_string()))
-        else {
+        let layers = self.stated("pruned_heads", "a list of heads for each layer", Value::as_object)?;
+        let Some(listed) = layers.and_then(|layers| layers.get(&self.index.to_string())) else {
             return Ok(Vec::new());
         };
         let wrong = |expected: String| Error::value("config key `pruned_heads`", listed, expected);
@@ -212,18 +224,18 @@ impl<'a> Layer<'a> {
         }
         config.scale = self.scale(d)?;
         if self.family.softcap {
-            config.softcap = self.float("attn_logit_softcapping");
+            config.softcap = self.float("attn_logit_softcapping")?;
         }
         if self.family.clip_qkv {
-            let clip = self.section.pointer("/attn_config/clip_qkv").or(self.section.get("clip_qkv"));
-            config.clip_qkv = clip.and_then(Value::as_f64);
+            let nested = self.nested_float("clip_qkv")?;
+            config.clip_qkv = nested.map_or_else(|| self.float("clip_qkv"), Ok)?;
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }
-        config.requires = self.required_inputs();
+        config.requires = self.required_inputs()?;
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         if !self.cross {
             config.position = self.position(config.sizes().head_dim, contents)?;
@@ -240,34 +252,51 @@ impl<'a> Layer<'a> {
     }
 
     /// What each call has to give.
-    fn required_inputs(&self) -> Vec<CallInput> {
+    fn required_inputs(&self) -> Result<Vec<CallInput>> {
         let prefix = format!(".{}.", self.prefix);
-        let applies = |required: &&Required| {
-            let below = required.below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
-            let below = below && self.index >= required.from_layer;
-            below && (required.keys.is_empty() || required.keys.iter().any(|key| self.flag(key) != Some(false)))
-        };
-        self.family.requires.iter().filter(applies).map(|required| required.input).collect()
+        let mut inputs = Vec::new();
+        for Required { input, below, from_layer, keys } in self.family.requires {
+            let below = below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            let flags = keys.iter().map(|key| self.flag(key)).collect::<Result<Vec<_>>>()?;
+            let is_on = flags.is_empty() || flags.iter().any(|flag| *flag != Some(false));
+            if below && is_on && self.index >= *from_layer {
+                inputs.push(*input);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// The number at a key of the nested `attn_config` (MPT, DBRX), if it is stated there, perhaps as null.
+    fn nested_float(&self, key: &str) -> Result<Option<Option<f64>>> {
+        let Some(keys) = self.stated("attn_config", "a set of parameters", Value::as_object)? else { return Ok(None) };
+        match keys.get(key) {
+            None => Ok(None),
+            Some(Value::Null) => Ok(Some(None)),
+            Some(value) => {
+                let wrong = || Error::value(format!("config key `attn_config.{key}`"), value, "a number");
+                value.as_f64().map(|number| Some(Some(number))).ok_or_else(wrong)
+            }
+        }
     }
 
     /// The factor on the scores; `None`: the usual one.
     fn scale(&self, d: usize) -> Result<Option<f64>> {
         let usual = (d as f64).powf(-0.5);
         let required = |key: &'static str| {
-            self.float(key).ok_or_else(|| Error::config(key, "none", "a number: the family scales its scores by it"))
+            self.float(key)?.ok_or_else(|| Error::config(key, "none", "a number: the family scales its scores by it"))
         };
         Ok(match self.family.scale {
             Scale::HeadDim => None,
             Scale::One => Some(1.0),
             Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
-            Scale::AttentionMultiplier => self.float("attention_multiplier"),
+            Scale::AttentionMultiplier => self.float("attention_multiplier")?,
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
-            Scale::Mpt => self.section.pointer("/attn_config/softmax_scale").and_then(Value::as_f64),
+            Scale::Mpt => self.nested_float("softmax_scale")?.flatten(),
             Scale::Disentangled => Some(self.disentangled_scale(d)?),
             Scale::Mscale => self.mscale()?.map(|mscale| usual * mscale * mscale),
             Scale::Gpt2 => {
-                let scale = if self.flag("scale_attn_weights") == Some(false) { 1.0 } else { usual };
-                let by_layer = self.flag("scale_attn_by_inverse_layer_idx") == Some(true);
+                let scale = if self.flag("scale_attn_weights")? == Some(false) { 1.0 } else { usual };
+                let by_layer = self.flag("scale_attn_by_inverse_layer_idx")? == Some(true);
                 Some(if by_layer { scale / ((self.index + 1) as f64) } else { scale })
             }
         })
@@ -278,24 +307,34 @@ impl<'a> Layer<'a> {
             let expected = format!("absent: `{}` has none", self.model_type);
             return Err(Error::value("norms of queries and keys", "in the checkpoint", expected));
         };
-        Ok(HeadNorm::new(kind, over, self.norm_eps()))
+        Ok(HeadNorm::new(kind, over, self.norm_eps()?))
     }
 
     /// What norms of queries, keys and values add to the variance.
-    pub(super) fn norm_eps(&self) -> f64 {
+    pub(super) fn norm_eps(&self) -> Result<f64> {
+        if let Some(eps) = self.family.qk_norm_eps {
+            return Ok(eps);
+        }
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
-        let stated = || keys.iter().find_map(|key| self.float(key)).unwrap_or(1e-6);
-        self.family.qk_norm_eps.unwrap_or_else(stated)
+        for key in keys {
+            if let Some(eps) = self.float(key)? {
+                return Ok(eps);
+            }
+        }
+        match keys.into_iter().find(|key| self.section.get(key).is_some()) {
+            Some(key) => Err(Error::config(key, "null", "a number")),
+            None => Ok(1e-6),
+        }
     }
 
     pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
-        let stated = self.text("position_embedding_type");
+        let stated = self.text("position_embedding_type")?;
         let positions = self.family.positions;
         Ok(match positions {
             LayerPositions::Alibi => Position::Alibi(Alibi::default()),
             LayerPositions::MptAlibi => self.mpt_alibi()?,
             LayerPositions::Rotary(row)
-                if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi") == Some(true) =>
+                if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi")? == Some(true) =>
             {
                 Position::Alibi(Alibi::default().with_formula(AlibiFormula::Falcon))
             }
@@ -378,7 +417,7 @@ impl Layer<'_> {
     /// `rows`: those of the tables that the checkpoint holds.
     fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
         for key in ["use_rel_pos", "use_relative_position_embeddings"] {
-            if let Some(stated) = self.flag(key).filter(|stated| *stated != rows.is_some()) {
+            if let Some(stated) = self.flag(key)?.filter(|stated| *stated != rows.is_some()) {
                 let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
                 return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
             }
@@ -416,7 +455,12 @@ impl Layer<'_> {
     fn terms(&self) -> Result<[bool; 2]> {
         let terms = match self.section.get("pos_att_type") {
             Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
-            Some(Value::Array(terms)) => terms.iter().filter_map(Value::as_str).collect(),
+            Some(Value::Array(terms)) if terms.iter().all(Value::is_string) => {
+                terms.iter().filter_map(Value::as_str).collect()
+            }
+            Some(other) if !other.is_null() => {
+                return Err(Error::value("config key `pos_att_type`", other, "c2p and p2c"));
+            }
             None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
                 vec!["p2c", "c2p"]
             }
@@ -430,14 +474,17 @@ impl Layer<'_> {
 
     pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
         // A key that is `null` is stated.
-        let is_set = |key: &str| self.section.get(key).map_or(silent, |stated| stated.as_bool() == Some(true));
-        if !is_set("relative_attention") {
+        let is_set = |key: &str| match self.section.get(key) {
+            None => Ok(silent),
+            Some(_) => Ok::<_, Error>(self.flag(key)? == Some(true)),
+        };
+        if !is_set("relative_attention")? {
             return Ok(Position::None);
         }
         let [c2p, p2c] = self.terms()?;
         // Negative or 0 means none.
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
-            None => Ok(self.float(key).map(|default| default as usize)),
+            None => Ok(self.family.default(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
             Some(None) if !self.section[key].is_null() => {
                 Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
@@ -449,11 +496,11 @@ impl Layer<'_> {
             Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
         if v2 {
             disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = is_set("share_att_key");
+            disentangled.share_att_key = is_set("share_att_key")?;
             let unstated = if silent { "layer_norm" } else { "none" };
-            let norm = self.section.get("norm_rel_ebd").map_or(Some(unstated), Value::as_str).unwrap_or("none");
+            let norm = self.text("norm_rel_ebd")?.unwrap_or(unstated);
             if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
-                disentangled.norm_eps = Some(self.float("layer_norm_eps").unwrap_or(1e-7));
+                disentangled.norm_eps = Some(self.float("layer_norm_eps")?.unwrap_or(1e-7));
             }
         }
         Ok(Position::Disentangled(disentangled))

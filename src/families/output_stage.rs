@@ -2,17 +2,21 @@
 
 use crate::config::{AttentionConfig, GateOver, HeadNorm, OutputGate};
 use crate::error::{Error, Result};
-use crate::families::family::{ContextNormRow, MaxKeys};
+use crate::families::family::{ContextNormRow, GateRow, MaxKeys};
 use crate::families::layer::Layer;
 
 impl Layer<'_> {
     /// The gate of the layer, whose projection has so many `rows` in the checkpoint, if it is there.
     pub(super) fn output_gate(&self, config: &AttentionConfig, rows: Option<usize>) -> Result<Option<OutputGate>> {
-        let gate = self.family.gate.filter(|gate| {
-            gate.switch.is_none_or(|(key, default)| {
-                self.section.get(key).map_or(default, |stated| !stated.is_null() && stated.as_bool() != Some(false))
-            })
-        });
+        let gate = match self.family.gate {
+            // A key that is null is false.
+            Some(GateRow { switch: Some((key, default)), .. })
+                if !self.flag(key)?.unwrap_or(default && self.section.get(key).is_none()) =>
+            {
+                None
+            }
+            gate => gate,
+        };
         let what = "a gate of the output";
         let (gate, rows) = match (gate, rows) {
             (None, None) => return Ok(None),
@@ -67,9 +71,10 @@ impl Layer<'_> {
                 let (found, expected) = (words[usize::from(held)], words[usize::from(weighted)]);
                 Err(Error::value(what, found, format!("{expected}, as `{}` has it", self.model_type)))
             }
-            row => Ok(row.map(|ContextNormRow { kind, over, weighted }| {
-                HeadNorm::new(kind, over, self.norm_eps()).with_weighted(weighted)
-            })),
+            Some(ContextNormRow { kind, over, weighted }) => {
+                Ok(Some(HeadNorm::new(kind, over, self.norm_eps()?).with_weighted(weighted)))
+            }
+            None => Ok(None),
         }
     }
 }

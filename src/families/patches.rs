@@ -5,15 +5,16 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::families::family::{PatchRotaryRow, PatchWindows};
 use crate::families::layer::Layer;
+use crate::families::rotary::{first_number, rope_type};
 use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, Rotary3d, RotaryStyle};
 
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
     pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
-        if self.flag("use_rot_pos_emb") == Some(true) {
+        if self.flag("use_rot_pos_emb")? == Some(true) {
             return self.eva_rotary();
         }
-        let shared = self.flag("use_shared_relative_position_bias") == Some(true);
+        let shared = self.flag("use_shared_relative_position_bias")? == Some(true);
         if rows.is_some() || shared {
             return self.bias_table(rows);
         }
@@ -28,7 +29,7 @@ impl Layer<'_> {
         {
             registers = registers.saturating_add(self.number("num_queries")?.unwrap_or(0));
         }
-        let rotary = Rotary2d::new(self.float("rope_theta").unwrap_or(100.0));
+        let rotary = Rotary2d::new(self.float("rope_theta")?.unwrap_or(100.0));
         let rotary = rotary.with_coordinates(GridCoordinates::Centered).with_prefix_tokens(registers.saturating_add(1));
         Ok(Position::Rotary2d(rotary))
     }
@@ -41,11 +42,11 @@ impl Layer<'_> {
 
     pub(super) fn patch_rotary(&self, row: &PatchRotaryRow) -> Result<Position> {
         let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
-        let kind = stated.and_then(|stated| stated.get("rope_type")).and_then(Value::as_str);
-        if let Some(kind) = kind.filter(|kind| !["axial", "default"].contains(kind)) {
+        let kind = stated.map_or(Ok("default"), rope_type)?;
+        if !["axial", "default"].contains(&kind) {
             return Err(Error::config("rope_type", kind, "axial"));
         }
-        let theta = stated.unwrap_or(self.section).get("rope_theta").and_then(Value::as_f64);
+        let theta = first_number(&["rope_theta"], [stated.unwrap_or(self.section), &Value::Null])?;
         let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
             .with_prefix_tokens(row.prefix_tokens)
             .with_frequencies(row.frequencies);
@@ -66,8 +67,10 @@ impl Layer<'_> {
         };
         let listed = |key: &'static str| {
             let list = self.section.get(key).and_then(Value::as_array);
-            let list = list.ok_or_else(|| Error::config(key, "absent", "the list of layers without windows"))?;
-            Ok::<_, Error>(list.iter().any(|index| index.as_u64() == Some(self.index as u64)))
+            let list = list.and_then(|list| list.iter().map(Value::as_u64).collect::<Option<Vec<_>>>());
+            let found = || self.section.get(key).map_or("absent".to_string(), Value::to_string);
+            let list = list.ok_or_else(|| Error::config(key, found(), "the list of layers without windows"))?;
+            Ok::<_, Error>(list.contains(&(self.index as u64)))
         };
         Ok(match windows {
             PatchWindows::None => rotary,
@@ -120,15 +123,15 @@ impl Layer<'_> {
 
     /// Rotary positions of timm's EVA, whose keys are the arguments of its constructor.
     fn eva_rotary(&self) -> Result<Position> {
-        if self.flag("rope_mixed_mode") == Some(true) {
+        if self.flag("rope_mixed_mode")? == Some(true) {
             return Err(Error::value("config key `rope_mixed_mode`", true, "false"));
         }
         let registers = self.number("num_reg_tokens")?.unwrap_or(0);
-        let class = usize::from(self.flag("class_token") != Some(false));
-        let mut rotary = Rotary2d::new(self.float("rope_temperature").unwrap_or(10_000.0));
+        let class = usize::from(self.flag("class_token")? != Some(false));
+        let mut rotary = Rotary2d::new(self.float("rope_temperature")?.unwrap_or(10_000.0));
         rotary.prefix_tokens = registers.saturating_add(class);
         rotary.grid = self.grid()?;
-        if self.flag("rope_rotate_half") != Some(true) {
+        if self.flag("rope_rotate_half")? != Some(true) {
             rotary.style = RotaryStyle::Interleaved;
         }
         if let Some([rows, columns]) = self.pair("ref_feat_shape")? {

@@ -13,36 +13,37 @@ impl Layer<'_> {
         let (stated, per_kind) = self.stated_rotation(row)?;
         // Earlier spellings have a key of its own for the base of layers with a window.
         let windowed = self.has_window()? && !per_kind;
-        let of =
-            |key: &str| stated.and_then(|stated| stated.get(key)).or(self.section.get(key)).and_then(Value::as_f64);
+        let of = |keys: &[&'static str]| first_number(keys, [stated.unwrap_or(&Value::Null), self.section]);
         let theta = match row.window_theta.filter(|_| windowed) {
-            Some(default) => of("rope_local_base_freq").or(of("local_rope_theta")).unwrap_or(default),
-            None => {
-                let own = self.listed("layer_rope_theta").filter(|_| row.layers == RotaryLayers::OwnTheta);
-                let stated = own.and_then(Value::as_f64).or(of("rope_theta")).or(of("global_rope_theta"));
-                stated.or(of("rotary_emb_base")).unwrap_or(row.theta)
+            Some(default) => of(&["rope_local_base_freq", "local_rope_theta"])?.unwrap_or(default),
+            None => match self.listed("layer_rope_theta").filter(|_| row.layers == RotaryLayers::OwnTheta) {
+                Some(own) => own.as_f64(),
+                None => of(&["rope_theta", "global_rope_theta", "rotary_emb_base"])?,
             }
+            .unwrap_or(row.theta),
         };
         // GPT-NeoX reads its own spellings there, `rotary_emb_base` and `rotary_pct`.
         if self.family.reads.contains(&"rotary_pct")
-            && let Some(beside) = self.float("rope_theta")
+            && let Some(beside) = self.float("rope_theta")?
             && stated.is_none_or(|set| set.get("rope_theta").is_none())
-            && self.float("rotary_emb_base").unwrap_or(row.theta) != beside
+            && self.float("rotary_emb_base")?.unwrap_or(row.theta) != beside
         {
             let allowed = "a key of `rope_parameters`, or absent: this family reads `rotary_emb_base` beside them";
             return Err(Error::config("rope_theta", beside, allowed));
         }
         if (per_kind || self.family.reads.contains(&"rotary_pct"))
-            && let Some(beside) = self.float("partial_rotary_factor")
+            && let Some(beside) = self.float("partial_rotary_factor")?
             && stated.is_none_or(|set| set.get("partial_rotary_factor").is_none())
         {
             let allowed = "a key of each set of `rope_parameters`: families differ in whether they read it beside them";
             return Err(Error::config("partial_rotary_factor", beside, allowed));
         }
-        let share = of("partial_rotary_factor").or(of("rotary_pct")).or(of("rotary_emb_fraction"));
+        let kind = stated.map_or(Ok("default"), rope_type)?;
+        let proportional = kind == "proportional";
+        let share = of(&["partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"]);
+        // A family that rotates whole heads does not read one that is null.
+        let share = if row.share.is_some() || proportional { share? } else { share.ok().flatten() };
         let share = share.filter(|share| !self.is_share_of_latent(*share, d));
-        let proportional = stated.and_then(|stated| stated.get("rope_type").or(stated.get("type")));
-        let proportional = proportional.and_then(Value::as_str) == Some("proportional");
         if proportional && !self.family.reads.contains(&"proportional") {
             let known = "default, linear, dynamic, yarn, longrope or llama3";
             return Err(Error::value("config key `rope_type`", "proportional", known));
@@ -56,11 +57,12 @@ impl Layer<'_> {
         let share = row.share.map(|default| share.unwrap_or(default));
         let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
         let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
-        let interleaved = self.flag("rope_interleave").unwrap_or(row.interleaved);
-        let interleaved = interleaved || self.flag("rotary_emb_interleaved") == Some(true);
+        let interleaved = self.flag("rope_interleave")?.unwrap_or(row.interleaved);
+        let interleaved = interleaved || self.flag("rotary_emb_interleaved")? == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
         // HunYuan's factor on the base, whatever the length.
-        let alpha = of("alpha").filter(|alpha| *alpha != 0.0 && self.family.reads.contains(&"alpha"));
+        let alpha = stated.and_then(|stated| stated.get("alpha")).and_then(Value::as_f64);
+        let alpha = alpha.filter(|alpha| *alpha != 0.0 && self.family.reads.contains(&"alpha"));
         let theta = alpha.map_or(theta, |alpha| theta * alpha.powf(dim as f64 / (dim as f64 - 2.0)));
         let rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
         let mut rotary = rotary.with_reversed(row.reversed);
@@ -72,15 +74,14 @@ impl Layer<'_> {
             }
         }
         if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
-            let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str);
             if proportional {
                 let pairs = (pairs.unwrap_or(1.0) * dim as f64 / 2.0) as usize;
-                let factor = scaling.get("factor").and_then(Value::as_f64).unwrap_or(1.0);
+                let factor = first_number(&["factor"], [scaling, &Value::Null])?.unwrap_or(1.0);
                 rotary = rotary.with_scaling(RotaryScaling::Proportional { pairs, factor });
-            } else if alpha.is_none() || !matches!(kind, Some("dynamic" | "xdrope")) {
+            } else if alpha.is_none() || !["dynamic", "xdrope"].contains(&kind) {
                 rotary = rotary.with_scaling(self.rotary_scaling(scaling, per_kind)?);
             }
-        } else if let Some(factor) = self.float("rotary_scaling_factor") {
+        } else if let Some(factor) = self.float("rotary_scaling_factor")? {
             // NomicBERT's own key.
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
@@ -132,14 +133,13 @@ impl Layer<'_> {
     }
 
     fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {
-        let kind = scaling.get("rope_type").or(scaling.get("type")).and_then(Value::as_str).unwrap_or("default");
         if scaling.get("llama_4_scaling_beta").is_some_and(|beta| !beta.is_null() && beta.as_f64() != Some(0.0))
             && self.family.steps.query_factor != QueryFactor::RopeBeta
         {
             let allowed = "absent: this family has no factor on its queries";
             return Err(Error::config("llama_4_scaling_beta", &scaling["llama_4_scaling_beta"], allowed));
         }
-        let float = |key: &str| scaling.get(key).and_then(Value::as_f64);
+        let float = |key: &str| Layer { section: scaling, ..*self }.stated(key, "a number", Value::as_f64);
         let longest = || {
             let stated = self.number("max_position_embeddings")?;
             stated.ok_or_else(|| Error::config("max_position_embeddings", "none", "a length, from which to scale"))
@@ -147,6 +147,10 @@ impl Layer<'_> {
         // The model's own key comes first, unless there is a set per kind of layer.
         let original = || -> Result<usize> {
             const KEY: &str = "original_max_position_embeddings";
+            let own = if per_kind { None } else { self.section.get(KEY) };
+            if own.or(scaling.get(KEY)).is_some_and(Value::is_null) {
+                return Err(Error::config(KEY, "null", "a length, or absent"));
+            }
             let own = if per_kind { None } else { self.number(KEY)? };
             match own.or(number(scaling, KEY)?) {
                 Some(original) => Ok(original),
@@ -154,46 +158,51 @@ impl Layer<'_> {
             }
         };
         let factor = || -> Result<f64> {
-            Ok(match float("factor") {
+            Ok(match float("factor")? {
                 Some(factor) => factor,
                 None => longest()? as f64 / original()? as f64,
             })
         };
-        let stated_factor = || {
-            float("factor").ok_or_else(|| Error::config("factor", "none", "the number by which the rotation is scaled"))
+        let found = |key: &str| scaling.get(key).map_or("absent".to_string(), Value::to_string);
+        let required = |key: &'static str| {
+            float(key)?.ok_or_else(|| Error::config(key, found(key), "a number, by which the rotation is scaled"))
         };
-        let list = |key: &str| -> Vec<f64> {
+        let list = |key: &'static str| {
             let list = scaling.get(key).and_then(Value::as_array);
-            list.into_iter().flatten().filter_map(Value::as_f64).collect()
+            let list = list.and_then(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+            list.ok_or_else(|| Error::config(key, found(key), "a list of numbers"))
         };
-        Ok(match kind {
+        Ok(match rope_type(scaling)? {
             // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
             "default" | "mrope" => RotaryScaling::None,
-            "linear" => RotaryScaling::Linear { factor: stated_factor()? },
+            "linear" => RotaryScaling::Linear { factor: required("factor")? },
             // Here the original length is `max_position_embeddings` itself.
             "dynamic" => {
-                RotaryScaling::Dynamic { factor: stated_factor()?, original_max_position_embeddings: longest()? }
+                RotaryScaling::Dynamic { factor: required("factor")?, original_max_position_embeddings: longest()? }
             }
             "ntk" if self.family.reads.contains(&"mixed_b") => {
-                RotaryScaling::Ntk { factor: stated_factor()?, mixed_b: float("mixed_b") }
+                RotaryScaling::Ntk { factor: required("factor")?, mixed_b: float("mixed_b")? }
             }
             // Early files of Phi-3 call it so.
             "yarn" if scaling.get("short_factor").is_none() => {
                 let by = |mscale: f64, factor: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
-                let factor = factor()?;
-                let mscale = match (float("mscale"), float("mscale_all_dim")) {
+                // Null is the ratio of both lengths.
+                let factor = if scaling.get("factor").is_some() { factor()? } else { required("factor")? };
+                let mscale = match (float("mscale")?, float("mscale_all_dim")?) {
                     (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => {
                         Some(by(mscale, factor) / by(all, factor))
                     }
                     _ => None,
                 };
+                // Also beside the sets of kinds of layers, not in them.
+                let truncate = if per_kind { self.section.get("rope_parameters") } else { Some(scaling) };
                 RotaryScaling::Yarn {
                     factor,
                     original_max_position_embeddings: original()?,
-                    beta_fast: float("beta_fast").filter(|beta| *beta != 0.0).unwrap_or(32.0),
-                    beta_slow: float("beta_slow").filter(|beta| *beta != 0.0).unwrap_or(1.0),
-                    attention_factor: float("attention_factor").or(mscale),
-                    truncate: scaling.get("truncate").and_then(Value::as_bool).unwrap_or(true),
+                    beta_fast: float("beta_fast")?.filter(|beta| *beta != 0.0).unwrap_or(32.0),
+                    beta_slow: float("beta_slow")?.filter(|beta| *beta != 0.0).unwrap_or(1.0),
+                    attention_factor: float("attention_factor")?.or(mscale),
+                    truncate: truncate.and_then(|set| set.get("truncate")).is_none_or(is_true),
                 }
             }
             "longrope" | "su" | "yarn" => {
@@ -208,8 +217,8 @@ impl Layer<'_> {
                 };
                 // PhiMoE has a factor for short texts and one for long ones, which are equal in published models. Its
                 // model in transformers 5.23 rotates long texts by `short_factor` too.
-                let (long, attention_factor) = match (float("short_mscale"), float("long_mscale")) {
-                    (None, None) => match float("attention_factor") {
+                let (long, attention_factor) = match (float("short_mscale")?, float("long_mscale")?) {
+                    (None, None) => match float("attention_factor")? {
                         Some(stated) => ("long_factor", stated),
                         None => ("long_factor", usual()?),
                     },
@@ -219,23 +228,59 @@ impl Layer<'_> {
                     }
                 };
                 RotaryScaling::LongRope {
-                    short_factor: list("short_factor"),
-                    long_factor: list(long),
+                    short_factor: list("short_factor")?,
+                    long_factor: list(long)?,
                     original_max_position_embeddings: original,
                     attention_factor,
                 }
             }
             "llama3" => RotaryScaling::Llama3 {
-                factor: stated_factor()?,
+                factor: required("factor")?,
                 original_max_position_embeddings: original()?,
-                low_freq_factor: float("low_freq_factor").unwrap_or(1.0),
-                high_freq_factor: float("high_freq_factor").unwrap_or(4.0),
+                low_freq_factor: required("low_freq_factor")?,
+                high_freq_factor: required("high_freq_factor")?,
             },
             other => {
                 let known = "default, linear, dynamic, yarn, longrope or llama3";
                 return Err(Error::value("config key `rope_type`", other, known));
             }
         })
+    }
+}
+
+/// The kind of rotation that a set of rotary parameters states: by `type`, if there is no `rope_type`.
+pub(super) fn rope_type(set: &Value) -> Result<&str> {
+    let key = if set.get("rope_type").is_some() { "rope_type" } else { "type" };
+    match set.get(key) {
+        None => Ok("default"),
+        Some(Value::String(kind)) => Ok(kind),
+        Some(other) => Err(Error::config(key, other, "a text, such as default or yarn")),
+    }
+}
+
+/// The number at the first of `keys` that has one in a set of rotary parameters or, where the set lacks the key, in the
+/// configuration. Null is no number, and not absent.
+pub(super) fn first_number(keys: &[&'static str], [set, section]: [&Value; 2]) -> Result<Option<f64>> {
+    let mut other = None;
+    for key in keys {
+        let Some(stated) = set.get(key).or(section.get(key)) else { continue };
+        match stated.as_f64() {
+            Some(number) => return Ok(Some(number)),
+            None => other = other.or(Some((*key, stated))),
+        }
+    }
+    other.map_or(Ok(None), |(key, stated)| Err(Error::config(key, stated, "a number")))
+}
+
+/// Whether Python takes a value as true.
+fn is_true(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(value) => *value,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(keys) => !keys.is_empty(),
     }
 }
 

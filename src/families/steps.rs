@@ -13,7 +13,6 @@ impl Layer<'_> {
     /// The steps of the layer; `norms`: whether its checkpoint holds norms of queries and keys.
     pub(super) fn steps(&self, norms: bool, source: KeyValueSource, d: usize) -> Result<Steps> {
         let row = self.family.steps;
-        let eps = self.norm_eps();
         let mut sides = [vec![Step::Rotate], vec![Step::Rotate], Vec::new()];
         let mut with_norms = |norm: HeadNorm, after: bool| {
             for side in &mut sides[..2] {
@@ -27,21 +26,22 @@ impl Layer<'_> {
             WeightlessNorm::None => false,
             WeightlessNorm::Always => true,
             WeightlessNorm::IfRotated => {
-                self.flag("use_qk_norm").unwrap_or(true) && !self.position(d, &Default::default())?.is_none()
+                self.flag("use_qk_norm")?.unwrap_or(true) && !self.position(d, &Default::default())?.is_none()
             }
         };
-        let of_values = HeadNorm::new(NormKind::Rms, NormOver::Head, eps).with_weighted(false);
+        let without_weight =
+            || Ok::<_, Error>(HeadNorm::new(NormKind::Rms, NormOver::Head, self.norm_eps()?).with_weighted(false));
         if weightless {
-            with_norms(of_values, row.norm_after_rotation);
+            with_norms(without_weight()?, row.norm_after_rotation);
         }
         if let Some(factor) = self.query_factor(d)? {
             sides[0].push(Step::Factor(factor));
         }
         if row.value_norm {
-            sides[2].push(Step::Norm(of_values));
+            sides[2].push(Step::Norm(without_weight()?));
         }
         // Null is no factor.
-        if let Some(factor) = row.value_factor.and_then(|key| self.float(key)) {
+        if let Some(factor) = row.value_factor.map(|key| self.float(key)).transpose()?.flatten() {
             sides[2].push(Step::Factor(Factor::Constant(factor)));
         }
         if let KeyValueSource::Shared { .. } = source {
@@ -61,7 +61,7 @@ impl Layer<'_> {
         };
         Ok(match self.family.steps.query_factor {
             QueryFactor::None => None,
-            QueryFactor::Key(key) => Some(Factor::Constant(required(key, self.float(key))?)),
+            QueryFactor::Key(key) => Some(Factor::Constant(required(key, self.float(key)?)?)),
             QueryFactor::Beam if self.position(d, &Default::default())?.is_none() => {
                 Some(Factor::PowerPosition { exponent: 0.1, length: 2048 })
             }
@@ -79,12 +79,17 @@ impl Layer<'_> {
             }
             QueryFactor::Llama4 => {
                 // Files state a number for true, too.
-                let tuned = self.section.get("attn_temperature_tuning");
-                let off = tuned.is_some_and(|tuned| tuned.as_bool() == Some(false) || tuned.as_f64() == Some(0.0));
+                const KEY: &str = "attn_temperature_tuning";
+                let off = match self.section.get(KEY) {
+                    None => false,
+                    Some(Value::Bool(tuned)) => !tuned,
+                    Some(Value::Number(tuned)) => tuned.as_f64() == Some(0.0),
+                    Some(other) => return Err(Error::config(KEY, other, "true or false")),
+                };
                 if off || !self.position(d, &Default::default())?.is_none() {
                     return Ok(None);
                 }
-                let beta = required("attn_scale", self.float("attn_scale"))?;
+                let beta = required("attn_scale", self.float("attn_scale")?)?;
                 let length = counted("floor_scale", self.number("floor_scale")?)?;
                 Some(Factor::LogPosition { beta, length, offset: 1 })
             }
@@ -103,10 +108,12 @@ impl Layer<'_> {
             Err(Error::value(what, found, expected))
         };
         let shared = if self.family.shares_keys { self.number("num_kv_shared_layers")?.unwrap_or(0) } else { 0 };
-        let layers = self.float("num_hidden_layers").map_or(usize::MAX, |layers| layers as usize);
-        if shared > 0 && self.index >= layers.saturating_sub(shared) {
+        let first = match shared {
+            0 => usize::MAX,
+            _ => self.number("num_hidden_layers")?.unwrap_or(usize::MAX).saturating_sub(shared),
+        };
+        if self.index >= first {
             // Published files hold keys and values of these layers, too, which their model does not read.
-            let first = layers.saturating_sub(shared);
             let windowed = self.has_window()?;
             let kind = |index: usize| Layer { index, ..*self }.has_window();
             for index in (0..first).rev() {
@@ -119,7 +126,7 @@ impl Layer<'_> {
         }
         let as_values = match self.family.keys_as_values {
             None => false,
-            Some(key) => (key.is_empty() || self.flag(key) == Some(true)) && !self.has_window()?,
+            Some(key) => (key.is_empty() || self.flag(key)? == Some(true)) && !self.has_window()?,
         };
         match (as_values, found) {
             (true, KeyValueSource::KeysAsValues) | (false, KeyValueSource::Projections) => Ok(found),
@@ -144,7 +151,7 @@ impl Layer<'_> {
             HeadSizes::Global { .. } if self.section.get("per_layer_config").is_some() || self.has_window()? => usual,
             HeadSizes::Global { switch } => match key {
                 "head_dim" => self.number("global_head_dim")?.or(usual),
-                _ if switch.is_some_and(|switch| self.flag(switch) != Some(true)) => usual,
+                _ if switch.map(|switch| self.flag(switch)).transpose()?.is_some_and(|on| on != Some(true)) => usual,
                 _ => self.number("num_global_key_value_heads")?.or(usual),
             },
         })

@@ -20,8 +20,37 @@ impl<'a> Layer<'a> {
         self.section.get(key).and_then(|layers| layers.get(self.index))
     }
 
+    /// Checks that keys with an entry per layer are lists of the right kind, with one for this layer.
+    pub(super) fn check_lists(&self) -> Result<()> {
+        const TEXTS: (&str, fn(&Value) -> bool) = ("a text for each layer", Value::is_string);
+        let marks = |mark: &Value| mark.is_u64() || mark.is_boolean();
+        let lists = [
+            ("layer_types", TEXTS, true),
+            ("attention_layers", TEXTS, self.family.window.layers == WindowLayers::ListedLocal),
+            ("layer_rope_theta", ("a number for each layer", Value::is_number as _), self.reads("layer_rope_theta")),
+            ("no_rope_layers", ("0 or 1 for each layer", marks as _), self.reads("no_rope_layers")),
+        ];
+        for (key, (kind, fits), _) in lists.into_iter().filter(|(.., is_read)| *is_read) {
+            let Some(stated) = self.section.get(key).filter(|stated| !stated.is_null()) else { continue };
+            let wrong = |found: String| Error::value(format!("config key `{key}`"), found, kind);
+            let list = stated.as_array().ok_or_else(|| wrong(stated.to_string()))?;
+            if let Some(other) = list.iter().find(|entry| !fits(entry)) {
+                return Err(wrong(format!("a list with {other}")));
+            }
+            // Llama 4 files have an empty list for none.
+            if !list.is_empty() && list.len() <= self.index {
+                return Err(wrong(format!("a list of {}, without one for layer {}", list.len(), self.index)));
+            }
+        }
+        self.check_layer_types()
+    }
+
+    fn reads(&self, key: &str) -> bool {
+        self.family.reads_key(key)
+    }
+
     /// Checks that `layer_types` has an entry for each layer; transformers refuses another list, too.
-    pub(super) fn check_layer_types(&self) -> Result<()> {
+    fn check_layer_types(&self) -> Result<()> {
         const KEY: &str = "num_hidden_layers";
         let Some(layers) = self.section.get("layer_types").and_then(Value::as_array).map(Vec::len) else {
             return Ok(());
@@ -54,38 +83,54 @@ impl<'a> Layer<'a> {
 
     /// Whether the layer has a sliding window.
     pub(super) fn has_window(&self) -> Result<bool> {
-        let last = self.float("num_hidden_layers") == Some((self.index + 1) as f64);
-        if last && self.family.window.layers == WindowLayers::AllButLastOf6AndLast {
+        if self.family.window.layers == WindowLayers::AllButLastOf6AndLast
+            && self.number("num_hidden_layers")? == Some(self.index + 1)
+        {
             return Ok(false);
         }
         if let Some(kind) = self.kind()? {
             return Ok(kind == "sliding_attention");
         }
-        let group = |key: Option<&str>, default: usize| -> Result<usize> {
-            let stated = key.map(|key| self.number(key)).transpose()?.flatten();
-            Ok(stated.filter(|size| *size > 0).unwrap_or(default))
+        let group = |key: Option<&'static str>, default: usize| -> Result<usize> {
+            key.map_or(Ok(None), |key| self.group_size(key)).map(|stated| stated.unwrap_or(default))
         };
-        let switched = || self.flag("use_sliding_window") == Some(true);
-        let first = || self.number("max_window_layers").map(|first| first.unwrap_or(usize::MAX));
+        let switched = || Ok::<_, Error>(self.flag("use_sliding_window")? == Some(true));
+        let first = || match self.number("max_window_layers")? {
+            None if self.section.get("max_window_layers").is_some() => {
+                Err(Error::config("max_window_layers", "null", "the number of a layer, or absent"))
+            }
+            first => Ok(first.unwrap_or(usize::MAX)),
+        };
         Ok(match self.family.window.layers {
             WindowLayers::None | WindowLayers::Listed => false,
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
-            WindowLayers::All { switch } => (!switch || switched()) && self.number(self.family.window.key)?.is_some(),
+            WindowLayers::All { switch } => (!switch || switched()?) && self.number(self.family.window.key)?.is_some(),
             WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
             WindowLayers::AllButLastOf6AndLast => !(self.index + 1).is_multiple_of(6),
             WindowLayers::AllButFirstAndLastOf6 => self.index > 0 && !(self.index + 1).is_multiple_of(6),
             WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
             WindowLayers::FromLayerNumber { switch } => {
-                let on = if switch { switched() } else { self.number(self.family.window.key)?.is_some() };
+                let on = if switch { switched()? } else { self.number(self.family.window.key)?.is_some() };
                 on && self.index >= first()?
             }
-            WindowLayers::SecondBelowLayerNumber => switched() && self.index.is_multiple_of(2) && self.index < first()?,
+            WindowLayers::SecondBelowLayerNumber => {
+                switched()? && self.index.is_multiple_of(2) && self.index < first()?
+            }
             WindowLayers::NotRotated => {
-                switched()
+                switched()?
                     && self.number(self.family.window.key)?.is_some()
                     && !self.is_rotated(RotaryLayers::NoRopeLayers)?
             }
         })
+    }
+
+    /// The number of layers of a group, if it is stated.
+    fn group_size(&self, key: &'static str) -> Result<Option<usize>> {
+        match (self.section.get(key), self.number(key)?) {
+            (None, _) => Ok(None),
+            (_, Some(size)) if size > 0 => Ok(Some(size)),
+            (Some(other), _) => Err(Error::config(key, other, "a number of layers from 1, or absent")),
+        }
     }
 
     /// Whether this layer applies rotary embedding, given the family's rule `layers`.
@@ -97,14 +142,14 @@ impl<'a> Layer<'a> {
             RotaryLayers::NoRopeLayers => match self.listed("no_rope_layers") {
                 Some(mark) => mark.as_u64() != Some(0) && mark.as_bool() != Some(false),
                 None => {
-                    let interval = self.number("no_rope_layer_interval")?.filter(|size| *size > 0);
+                    let interval = self.group_size("no_rope_layer_interval")?;
                     interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
                 }
             },
             RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta => {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
-            RotaryLayers::IfStated(value) => self.text("position_embedding_type") == Some(value),
+            RotaryLayers::IfStated(value) => self.text("position_embedding_type")? == Some(value),
             RotaryLayers::IfKindStated => {
                 let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];
                 self.section.get("rope_parameters").and_then(|sets| sets.get(kind)).is_some_and(Value::is_object)
@@ -142,14 +187,16 @@ impl<'a> Layer<'a> {
         let decoder = match self.family.causal {
             Causal::Never => false,
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
-            Causal::IfDecoder => self.flag("is_decoder") == Some(true),
+            Causal::IfDecoder => self.flag("is_decoder")? == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
             Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
         };
         // transformers: `create_causal_mask` falls back to a mask for both directions.
         let fixed = matches!(self.family.causal, Causal::Fixed | Causal::FixedDecoder);
-        let switched_off = !fixed && self.flag("is_causal") == Some(false);
+        // There null is false.
+        let is_causal = self.flag("is_causal")?.unwrap_or(self.section.get("is_causal").is_none());
+        let switched_off = !fixed && !is_causal;
         let bidirectional = self.is_bidirectional()?;
         if switched_off && bidirectional && width.is_some() {
             let allowed = "absent beside `use_bidirectional_attention`";

@@ -113,7 +113,8 @@ impl AttentionMask {
     /// dimension may be 1 and is then shared, as for [`keep`](Self::keep). Gradients flow into it.
     ///
     /// An element that is `-inf` or the lowest finite value of the mask's dtype (Hugging Face's `finfo.min`) hides the
-    /// key, so that a query with no other elements gets zeros like any fully masked query.
+    /// key, so that a query with no other elements gets zeros like any fully masked query. Any other element is added,
+    /// whatever dtype the layer computes in: a row of f32's lowest value in an f64 mask gives the mean of the values.
     ///
     /// # Errors
     /// If the tensor is not of a floating dtype or does not have 4 dimensions.

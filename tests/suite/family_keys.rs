@@ -64,7 +64,8 @@ fn window_has_the_width_that_the_model_has() {
 fn both_ways_as_the_configuration_states() {
     assert_eq!(mask("llama", json!({"is_causal": false})).unwrap(), "none");
     assert_eq!(mask("mistral", json!({"is_causal": false, "sliding_window": 4})).unwrap(), window(4, 4));
-    assert_eq!(mask("gpt_neo", json!({"is_causal": false})).unwrap(), "causal");
+    let own = json!({"is_causal": false, "attention_layers": ["global"]});
+    assert_eq!(mask("gpt_neo", own).unwrap(), "causal");
     let both = |value: Value| json!({"use_bidirectional_attention": value, "sliding_window": 4});
     assert_eq!(mask("gemma3_text", both(json!(true))).unwrap(), window(2, 2));
     assert_eq!(mask("gemma3_text", both(json!(false))).unwrap(), window(3, 0));

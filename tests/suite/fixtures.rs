@@ -24,6 +24,7 @@ const USED_BY: &[(&str, &[&str])] = &[
         "",
         &[
             "compose",
+            "config_kinds",
             "embedded",
             "encoder",
             "encoders",
@@ -34,6 +35,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "jina",
             "layouts",
             "lora",
+            "masks_in_dtypes",
             "masks_or",
             "minilm",
             "model_types",

@@ -15,6 +15,7 @@ mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod compose;
+mod config_kinds;
 mod cross_cache;
 mod distances;
 mod empty;
@@ -43,6 +44,7 @@ mod locks;
 mod lora_names;
 mod manifest;
 mod masks;
+mod masks_in_dtypes;
 mod masks_or;
 mod messages;
 mod model_types;

@@ -79,7 +79,8 @@ impl MaskTerm for RelativeBias {
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
-        if !lowered.reads_distances {
+        // What hides in f64 is no number of f32.
+        if !lowered.reads_distances || self.table.dtype() == DType::F64 {
             return self.additive(call)?.lower(lowered, call, device);
         }
         let (distances, h) = self.table.dims2()?;
@@ -111,7 +112,7 @@ impl MaskTerm for RelativeBias {
     }
 
     fn biases_by_distance(&self) -> Option<&Tensor> {
-        Some(&self.table).filter(|_| self.factors.is_none())
+        Some(&self.table).filter(|table| self.factors.is_none() && table.dtype() != DType::F64)
     }
 
     fn tracks_gradient(&self) -> bool {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::dense::{DenseMask, lowest_finite};
@@ -120,7 +120,11 @@ impl MaskTerm for Additive {
         let mask = &self.0.compact()?;
         // Which keys are hidden has no derivative. Not `gt`, which would hide a NaN.
         let keep = mask.detach().le(lowest_finite(mask.dtype()))?.eq(0f64)?;
-        let bias = keep.where_cond(mask, &mask.zeros_like()?)?.to_dtype(dtype)?;
+        let numbers = match (mask.dtype(), dtype) {
+            (DType::F64, DType::F32) => in_range_of_f32(mask, &keep)?,
+            _ => mask.clone(),
+        };
+        let bias = keep.where_cond(&numbers, &mask.zeros_like()?)?.to_dtype(dtype)?;
         Ok(DenseMask { keep: Some(keep.to_device(device)?), bias: Some(bias.to_device(device)?) })
     }
 
@@ -130,15 +134,17 @@ impl MaskTerm for Additive {
 
     /// One tensor instead of two: kernels hide the keys whose bias is at or below the lowest finite f32.
     fn lower(&self, lowered: &mut LoweredMask, _: &MaskCall, device: &Device) -> Result<()> {
-        let mask = self.0.compact()?.to_device(device)?;
-        lowered.bias.push(match mask.dtype() {
+        let mask = self.0.compact()?;
+        let bias = match mask.dtype() {
             DType::F32 => mask,
             dtype => {
-                let hidden = mask.le(lowest_finite(dtype))?;
-                let mask = mask.to_dtype(DType::F32)?;
-                hidden.where_cond(&Tensor::full(f32::MIN, mask.shape(), device)?, &mask)?
+                let keep = mask.le(lowest_finite(dtype))?.eq(0f64)?;
+                let mask = if dtype == DType::F64 { in_range_of_f32(&mask, &keep)? } else { mask };
+                let hidden = Tensor::full(f32::MIN, mask.shape(), mask.device())?;
+                keep.where_cond(&mask.to_dtype(DType::F32)?, &hidden)?
             }
-        });
+        };
+        lowered.bias.push(bias.to_device(device)?);
         Ok(())
     }
 
@@ -153,6 +159,23 @@ impl MaskTerm for Additive {
     fn tracks_gradient(&self) -> bool {
         self.0.tensor.track_op()
     }
+}
+
+/// Numbers in f64 that give the same softmax in f32, where their own may be infinite, or hide a key.
+///
+/// A constant of a row changes no softmax. So the largest visible number of each row is brought into ±1e30, and what
+/// is lower than -1e38 then, whose weight is 0 beside it, becomes -1e38: sums of three such masks are finite.
+fn in_range_of_f32(mask: &Tensor, keep: &Tensor) -> Result<Tensor> {
+    const MAX: f64 = 1e30;
+    const LOWEST: f64 = -1e38;
+    let numbers = mask.detach();
+    let finite = (keep * numbers.abs()?.le(f64::MAX)?)?;
+    let none = Tensor::full(f64::NEG_INFINITY, mask.shape(), mask.device())?;
+    let largest = finite.where_cond(&numbers, &none)?.max_keepdim(D::Minus1)?;
+    let mask = mask.broadcast_sub(&largest)?.broadcast_add(&largest.clamp(-MAX, MAX)?)?;
+    // Not `maximum`, which would replace a NaN.
+    let lower = mask.detach().le(LOWEST)?;
+    Ok(lower.where_cond(&Tensor::full(LOWEST, mask.shape(), mask.device())?, &mask)?)
 }
 
 impl fmt::Display for Additive {

@@ -36,7 +36,10 @@ use super::shared::{Result, about, device, print};
 ///   lengths            (b) or (b, s_q): only the first keys are visible
 ///   additive           (b, h, s_q, s_kv), added to the scores
 ///
-/// A dimension b, h, s_q or s_kv of attn_mask and additive may be 1. All masks apply together. In Python:
+/// A dimension b, h, s_q or s_kv of attn_mask and additive may be 1. All masks apply together. In floats, -inf and the
+/// lowest number of the mask's own dtype hide the key; any other number is added, in an f64 mask also f32's lowest. A
+/// query whose keys are all hidden gets zeros (torch gives the mean of the values for a row of lowest numbers).
+/// In Python:
 ///
 ///   import torch
 ///   from safetensors.torch import save_file
