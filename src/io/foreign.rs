@@ -1,15 +1,13 @@
 //! What a file holds that is not what its name says: for errors.
 
+use crate::io::text::wide_encoding;
+
 /// What `bytes`, the start of a file, are instead of JSON, safetensors or UTF-8: a phrase, with what to do where that
 /// is known. `None` if they
 /// are nothing that is often found in the place of another file.
 pub fn foreign_content(bytes: &[u8]) -> Option<&'static str> {
-    const STARTS: [(&[u8], &str); 7] = [
+    const STARTS: [(&[u8], &str); 3] = [
         (b"version https://git-lfs", "a Git LFS pointer, not the file itself: `git lfs pull` downloads it"),
-        (b"\xff\xfe\0\0", "text in UTF-32, expected UTF-8"),
-        (b"\0\0\xfe\xff", "text in UTF-32, expected UTF-8"),
-        (b"\xff\xfe", "text in UTF-16, expected UTF-8"),
-        (b"\xfe\xff", "text in UTF-16, expected UTF-8"),
         (b"\xef\xbb\xbf", "text with a byte order mark, expected UTF-8 without one"),
         (b"PK\x03\x04", "a zip archive, as PyTorch writes `.bin` and `.pt` files"),
     ];
@@ -25,12 +23,10 @@ pub fn foreign_content(bytes: &[u8]) -> Option<&'static str> {
     if [&b"<!doctype"[..], b"<html", b"<?xml", b"<head"].into_iter().any(is_tag) {
         return Some("a web page, as a failed download leaves it");
     }
-    // In UTF-16 every second byte of an ASCII character is zero.
-    match bytes.get(..4) {
-        Some([a, 0, b, 0] | [0, a, 0, b]) if a.is_ascii() && b.is_ascii() && *a >= b'\t' && *b >= b'\t' => {
-            Some("text in UTF-16, expected UTF-8")
-        }
-        _ => None,
+    match wide_encoding(bytes) {
+        Some("UTF-16") => Some("text in UTF-16, expected UTF-8"),
+        Some(_) => Some("text in UTF-32, expected UTF-8"),
+        None => None,
     }
 }
 
@@ -56,7 +52,7 @@ mod tests {
         ] {
             assert!(foreign_content(&bytes).is_some_and(|found| found.contains(what)), "{what}");
         }
-        for bytes in [&b"{}"[..], b"\x80\0\0\0\0\0\0\0{}", b"a\0", b"<s>"] {
+        for bytes in [&b"{}"[..], b"\x80\0\0\0\0\0\0\0{}", b"<s>"] {
             assert_eq!(foreign_content(bytes), None);
         }
     }

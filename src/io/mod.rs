@@ -20,6 +20,7 @@ mod json;
 mod read;
 mod stored_file;
 mod tensors;
+mod text;
 mod write;
 
 pub use foreign::foreign_content;
@@ -28,4 +29,5 @@ pub use json::{parse_json, read_json};
 pub use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;
 pub use tensors::{WrittenTensor, write_tensors};
+pub use text::utf8_text;
 pub use write::{create_folder, write_atomic, write_file, write_new_folder};

@@ -11,6 +11,7 @@ use crate::lora::adapter::LoraAdapter;
 use crate::lora::adapter::LowRank;
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Place, Shift, without_weight};
+use crate::lora::tokens::{TokenRows, copies};
 use crate::ops::Quantization;
 use crate::weights::LowRankChange;
 
@@ -36,6 +37,7 @@ enum Beside {
 struct Merged {
     changes: BTreeMap<String, Vec<Change>>,
     whole: BTreeMap<String, Tensor>,
+    tokens: BTreeMap<String, TokenRows>,
     tracks_gradient: bool,
     device: Option<Device>,
 }
@@ -137,8 +139,17 @@ impl LoraAdapter {
             };
             whole.insert(name, tensor);
         }
+        let mut tokens = BTreeMap::new();
+        for (module, rows) in &self.tokens {
+            let place = shift.place(module, root).filter(|place| place.third.is_none());
+            let name = format!("{}.weight", place.ok_or_else(|| without_weight(&format!("{module}.weight")))?.module);
+            for name in copies(&name, root)?.into_iter().chain([name]) {
+                root.shape(&name)?.map_or(Ok(()), |shape| rows.check(&name, &shape))?;
+                tokens.insert(name, rows.clone());
+            }
+        }
         let tracks_gradient = self.changes.values().any(LowRank::tracks_gradient);
-        Ok(Merged { changes, whole, tracks_gradient, device })
+        Ok(Merged { changes, whole, tokens, tracks_gradient, device })
     }
 }
 
@@ -213,13 +224,17 @@ impl<S: WeightSource> AdaptedSource<S> {
         are_beside && self.changes(name).iter().all(|change| change.low_rank.magnitude.is_none())
     }
 
-    /// The weight of the base model, or what the adapter has in its place.
+    /// The weight of the base model, or what the adapter has in its place, or in that of its rows.
     fn without_changes(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.full_name(name);
-        match self.merged.whole.get(&full_name) {
-            Some(whole) if whole.dims() != shape => Err(wrong_shape(full_name, whole.dims(), shape)),
-            Some(whole) => Ok(whole.clone()),
-            None => self.base.get(name, shape),
+        match (self.merged.whole.get(&full_name), self.merged.tokens.get(&full_name)) {
+            (Some(whole), _) if whole.dims() != shape => Err(wrong_shape(full_name, whole.dims(), shape)),
+            (Some(whole), _) => Ok(whole.clone()),
+            (None, Some(rows)) => {
+                rows.check(&full_name, shape)?;
+                rows.merge(&self.base.get(name, shape)?)
+            }
+            (None, None) => self.base.get(name, shape),
         }
     }
 }
@@ -281,7 +296,9 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
-        match self.changes(name).is_empty() && !self.merged.whole.contains_key(&self.full_name(name)) {
+        let full_name = self.full_name(name);
+        let is_other = self.merged.whole.contains_key(&full_name) || self.merged.tokens.contains_key(&full_name);
+        match self.changes(name).is_empty() && !is_other {
             true => self.base.get_rows(name, shape, see),
             false => see(self.get(name, &shape)?),
         }

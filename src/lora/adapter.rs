@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::io::{is_present, write_file, write_new_folder, write_tensors};
 use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
 use crate::lora::patterns::Patterns;
-use crate::lora::places::{Named, PREFIX, Part, name_of};
+use crate::lora::places::{Named, PREFIX, Part, TOKENS, name_of};
+use crate::lora::tokens::TokenRows;
 use crate::tensor::{check_allocation, element_count};
 
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -33,6 +34,8 @@ pub struct LoraAdapter {
     pub(super) embeddings: BTreeSet<String>,
     /// By the names of the tensors whose place they take.
     pub(super) whole: BTreeMap<String, Tensor>,
+    /// By the names of the tables in the base model.
+    pub(super) tokens: BTreeMap<String, TokenRows>,
 }
 
 /// The parts of the change of a module.
@@ -64,7 +67,7 @@ impl LoraAdapter {
     pub fn new(config: LoraConfig, checkpoint: &Checkpoint) -> Result<Self> {
         let source = checkpoint.at("", DType::F32, &Device::Cpu);
         let (mut modules, mut whole) = (BTreeMap::<String, Parts>::new(), BTreeMap::new());
-        let mut unclear = Vec::new();
+        let (mut unclear, mut tokens) = (Vec::new(), BTreeMap::new());
         for name in checkpoint.names() {
             source.check_dtype(name)?;
             let tensor = || checkpoint.tensor(name, &Device::Cpu);
@@ -82,6 +85,10 @@ impl LoraAdapter {
                     }
                     unclear.push((name, to));
                 }
+                Named::Tokens(module) => {
+                    let rows = TokenRows::new(&config, &module, name, tensor()?)?;
+                    tokens.insert(module, rows);
+                }
                 Named::Unknown => return Err(unknown(name, "is not a tensor that this version applies")),
             }
             if modules.len() > MAX_MODULES {
@@ -92,6 +99,11 @@ impl LoraAdapter {
                     format!("at most {MAX_MODULES}"),
                 ));
             }
+        }
+        if tokens.len() < config.trainable_token_indices.len() {
+            let found = format!("rows of {} tables", tokens.len());
+            let expected = format!("of {}, by `trainable_token_indices`", config.trainable_token_indices.len());
+            return Err(Error::value("the adapter", found, expected));
         }
         if modules.is_empty() {
             return Err(Error::value("the number of low-rank changes of the adapter", 0, "at least 1"));
@@ -115,7 +127,7 @@ impl LoraAdapter {
             Ok((module.clone(), low_rank(&module, &parts, &config, &patterns)?))
         };
         let changes = modules.into_iter().map(change).collect::<Result<_>>()?;
-        Ok(Self { changes, embeddings, whole, config: config.clone() })
+        Ok(Self { changes, embeddings, whole, tokens, config: config.clone() })
     }
 
     /// The configuration.
@@ -251,6 +263,9 @@ impl LoraAdapter {
         };
         let whole = self.whole.iter().map(|(name, tensor)| (name_of_whole(name), tensor.clone()));
         let mut tensors: BTreeMap<String, Tensor> = whole.collect();
+        for (module, rows) in &self.tokens {
+            tensors.insert(format!("{PREFIX}{module}{TOKENS}"), rows.values.clone());
+        }
         for (module, change) in &self.changes {
             // Tables of embeddings have their width as the outputs, under names of their own.
             let [a, b] = match self.embeddings.contains(module) {
@@ -305,6 +320,11 @@ impl LoraConfig {
             "alpha_pattern": self.alpha_pattern,
             "layers_to_transform": list(json!(self.layers_to_transform)),
             "layers_pattern": list(json!(self.layers_pattern)),
+            "trainable_token_indices": match self.trainable_token_indices.get("") {
+                Some(rows) => json!(rows),
+                None if self.trainable_token_indices.is_empty() => Value::Null,
+                None => json!(self.trainable_token_indices),
+            },
         })
     }
 }

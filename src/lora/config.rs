@@ -102,6 +102,9 @@ pub struct LoraConfig {
     pub layers_to_transform: Vec<usize>,
     /// The names before these indices, such as `layer`; empty for any.
     pub layers_pattern: Vec<String>,
+    /// Rows of tables of embeddings, which the adapter holds: by the end of the table's name, or of the table of words
+    /// alone, whose name is empty then.
+    pub trainable_token_indices: BTreeMap<String, Vec<usize>>,
     /// What the adapted model is for, such as `FEATURE_EXTRACTION`. Without effect.
     pub task_type: Option<String>,
     /// The folder or the hub id of the base model.
@@ -125,6 +128,7 @@ impl LoraConfig {
             alpha_pattern: BTreeMap::new(),
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
+            trainable_token_indices: BTreeMap::new(),
             task_type: None,
             base_model_name_or_path: None,
         }
@@ -185,6 +189,7 @@ impl LoraConfig {
         config.alpha_pattern = keys.take("alpha_pattern", "numbers by names")?.unwrap_or_default();
         config.layers_to_transform = keys.take_one_or_more("layers_to_transform", "an index or a list of them")?;
         config.layers_pattern = keys.take_one_or_more("layers_pattern", "a name or a list of them")?;
+        config.trainable_token_indices = keys.take_tokens("trainable_token_indices")?;
         config.task_type = keys.take("task_type", "a name")?;
         config.base_model_name_or_path = keys.take("base_model_name_or_path", "a folder or a hub id")?;
         keys.check_others()?;
@@ -215,6 +220,7 @@ impl LoraConfig {
             ("alpha_pattern", self.alpha_pattern.len()),
             ("layers_to_transform", self.layers_to_transform.len()),
             ("layers_pattern", self.layers_pattern.len()),
+            ("trainable_token_indices", self.trainable_token_indices.len()),
         ];
         match counts.into_iter().find(|(_, count)| *count > MAX_NAMES) {
             Some((key, count)) => Err(Error::config(key, format!("{count} entries"), format!("at most {MAX_NAMES}"))),
@@ -252,6 +258,16 @@ impl Keys {
         match self.0.get(key) {
             Some(Value::String(_)) => Ok(self.take(key, "a regular expression")?.map(TargetModules::Pattern)),
             _ => Ok(self.take(key, "a list of names or a regular expression")?.map(TargetModules::Names)),
+        }
+    }
+
+    fn take_tokens(&mut self, key: &str) -> Result<BTreeMap<String, Vec<usize>>> {
+        const EXPECTED: &str = "indices of tokens, or such lists by the names of tables";
+        match self.0.get(key) {
+            Some(Value::Array(_)) => {
+                Ok(self.take(key, EXPECTED)?.map(|rows| (String::new(), rows)).into_iter().collect())
+            }
+            _ => Ok(self.take(key, EXPECTED)?.unwrap_or_default()),
         }
     }
 

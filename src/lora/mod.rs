@@ -28,6 +28,7 @@ mod patterns;
 mod places;
 mod task_source;
 mod tasks;
+mod tokens;
 mod training;
 
 pub use adapted_source::AdaptedSource;

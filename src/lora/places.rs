@@ -129,6 +129,9 @@ const ENDS: [(&str, Part); 6] = [
     (".lora_magnitude_vector.weight", Part::Magnitude),
 ];
 
+/// How the name of rows of a table ends.
+pub(super) const TOKENS: &str = ".token_adapter.trainable_tokens_delta";
+
 /// A tensor of an adapter.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Named {
@@ -136,6 +139,8 @@ pub(super) enum Named {
     Change(String, Part),
     /// A tensor that takes the place of the base model's of this name.
     Whole(String),
+    /// Rows of the table of embeddings that is this module: `trainable_token_indices`.
+    Tokens(String),
     /// One that this version does not know.
     Unknown,
 }
@@ -147,7 +152,10 @@ impl Named {
         if let Some((module, part)) = ENDS.iter().find_map(|(end, part)| Some((name.strip_suffix(end)?, *part))) {
             return Self::Change(module.to_string(), part);
         }
-        if name.contains("lora_") {
+        if let Some(module) = name.strip_suffix(TOKENS) {
+            return Self::Tokens(module.to_string());
+        }
+        if name.contains("lora_") || name.contains(".token_adapter.") {
             return Self::Unknown;
         }
         // What PEFT wraps has its tensors one level deeper.

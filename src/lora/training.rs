@@ -123,6 +123,10 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAda
     if let Some(module) = config.modules_to_save.first() {
         return Err(Error::config("modules_to_save", module, "none: only low-rank changes are trained"));
     }
+    if let Some(table) = config.trainable_token_indices.keys().next() {
+        let expected = "none: only low-rank changes are trained";
+        return Err(Error::config("trainable_token_indices", format!("rows of `{table}`"), expected));
+    }
     let Some(names) = root.names() else {
         let expected = "one that lists its names, such as a checkpoint or a `VarMapSource`";
         return Err(Error::value("the source of the base model", "one that does not list its names", expected));
@@ -147,7 +151,8 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAda
         let found = format!("{:?}", config.target_modules);
         return Err(Error::config("target_modules", found, "the names of linear layers of the base model"));
     }
-    Ok(LoraAdapter { config: config.clone(), changes, embeddings: BTreeSet::new(), whole: BTreeMap::new() })
+    let (embeddings, whole, tokens) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
+    Ok(LoraAdapter { config: config.clone(), changes, embeddings, whole, tokens })
 }
 
 /// Makes variables of the tensors of an adapter.

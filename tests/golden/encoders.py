@@ -178,6 +178,7 @@ MODELS = {
         num_key_value_heads=1, head_dim=4, pad_token_id=5, num_labels=3), None, []),
     "gemma3_text_classifier": ("Gemma3TextForSequenceClassification", TINY | SPECIAL | dict(
         num_key_value_heads=1, head_dim=4, pad_token_id=0, num_labels=1, sliding_window=4), None, []),
+    "gte_mlm": ("GteForMaskedLM", TINY | SPECIAL, "zeros", []),
     "gte_classifier": ("GteForSequenceClassification", TINY | dict(num_labels=3), "zeros", []),
 }
 

@@ -8,10 +8,11 @@ Reads ../fixtures/tiny-bert and ../fixtures/tiny_sentences.json (`tiny_models.py
     static/           StaticEmbedding whose tokenizer cuts texts at 9 tokens, Normalize
     model2vec/        StaticModel, normalized, max_length 6
     model2vec_shared/ StaticModel whose tokens share vectors and have weights, not normalized, no max_length
+    model2vec_int8/, model2vec_int8_shared/   both with int8 vectors; the latter with a mapping in u64, weights in f64
 and ../fixtures/sentence_modules.safetensors with
     chain, static     f32 (8, size): `encode`
     router, router.query, router.document, router_late.query, router_late.document    `encode`, `encode_query`, `encode_document`
-    model2vec, model2vec_shared   `encode` of model2vec; `<name>.st` of sentence-transformers
+    model2vec, model2vec_…   `encode` of model2vec; `<name>.st` of sentence-transformers
     activation.weight, activation.bias   a Dense 24 -> 12 after mean pooling of tiny-bert
     activation.<class>                   and its embeddings with each activation of torch.nn that needs no argument
 
@@ -27,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from model2vec import StaticModel
+from model2vec.model import quantize_model
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling, StaticEmbedding
@@ -121,6 +123,10 @@ def main():
             tokenizer, rng, rows=30, token_mapping=rng.integers(0, 30, size),
             weights=rng.random(size).astype(np.float32)),
     }
+    models["model2vec_int8"] = quantize_model(models["model2vec"], quantize_to="int8")
+    shared = quantize_model(models["model2vec_shared"], quantize_to="int8")
+    shared.token_mapping, shared.weights = shared.token_mapping.astype(np.uint64), shared.weights.astype(np.float64)
+    models["model2vec_int8_shared"] = shared
     for name, model in models.items():
         folder = OUT / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -128,7 +134,8 @@ def main():
         (folder / "README.md").unlink()
         model = StaticModel.from_pretrained(folder)
         out[name] = torch.from_numpy(model.encode(texts))
-        out[f"{name}.st"] = encode(SentenceTransformer(str(folder), device="cpu").encode)
+        if name != "model2vec_int8":  # torch has no means of int8
+            out[f"{name}.st"] = encode(SentenceTransformer(str(folder), device="cpu").encode)
 
     layer = random(nn.Linear(WIDTH, 12))
     layer.weight.data *= 6

@@ -8,6 +8,7 @@ Writes below ../fixtures/sparse
 with the names
     splade          BERT, max pooling, relu, prompts, at most 40 active dimensions
     splade_sum      DistilBERT, sum pooling, log1p_relu
+    gte             the same with GTE for documents, in the files of GTE's own code
     inference_free  a router: DistilBERT for documents, a weight per token for queries
     plain           BERT as transformers saves it, without modules
 and bge_m3/, bge_m3.safetensors: XLM-R with the three heads of BGE-M3. FlagEmbedding's own code was not at hand: they
@@ -23,7 +24,7 @@ import shutil
 
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding, SpladePooling, Transformer
 
@@ -132,7 +133,33 @@ def main():
     shutil.rmtree(folder)
     model.save_pretrained(str(folder), create_model_card=False)
     write("inference_free", SparseEncoder(str(folder), device="cpu"))
+    gte(weight)
     bge_m3()
+
+
+def gte(weight):
+    """As opensearch-neural-sparse-encoding-doc-v3-gte; its files are those of GTE's own code."""
+    torch.manual_seed(7)
+    config = tf.GteConfig(vocab_size=len(tokenizer()), pad_token_id=0, type_vocab_size=1, **SIZES, **BERT)
+    folder = transformer_folder("gte", randomise(tf.GteForMaskedLM(config), "lm_head.decoder.bias"))
+    router = Router.for_query_document(
+        query_modules=[SparseStaticEmbedding(tokenizer(10), weight=weight, frozen=True)],
+        document_modules=[Transformer(str(folder), transformer_task="fill-mask"),
+                          SpladePooling("max", activation_function="log1p_relu")])
+    model = SparseEncoder(modules=[router], similarity_fn_name="dot", device="cpu")
+    shutil.rmtree(folder)
+    model.save_pretrained(str(folder), create_model_card=False)
+    write("gte", SparseEncoder(str(folder), device="cpu"))
+
+    inside = next(folder.glob("document_0_*"))
+    path = inside / "model.safetensors"
+    own = {("new." + k.removeprefix("gte.") if k.startswith("gte.") else k): v for k, v in load_file(path).items()}
+    save_file(own, path, {"format": "pt"})
+    keys = json.loads((inside / "config.json").read_text())
+    theta = keys.pop("rope_parameters")["rope_theta"]
+    keys |= {"model_type": "new", "architectures": ["NewForMaskedLM"], "position_embedding_type": "rope",
+             "rope_theta": theta, "rope_scaling": None, "layer_norm_type": "layer_norm", "pack_qkv": True}
+    (inside / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
 
 
 def bge_m3():

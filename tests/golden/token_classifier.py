@@ -2,7 +2,8 @@
 
 Writes below ../fixtures/token_classifier
     <name>/         a folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json
-    <name>.json     {"texts": [...], "<strategy>": [[entity, ...], ...]}: what the pipeline says of each text
+    <name>.json     {"texts": [...], "<strategy>": [[entity, ...], ...]}: what the pipeline says of each text;
+                    "<strategy>, <length>, <stride>" of "long" texts in windows of so many tokens
 with the names
     bert            WordPiece, whose tokens within words begin with ##
     roberta         byte-level BPE, whose tokens mark the space before a word
@@ -34,6 +35,15 @@ TEXTS = [
     "a",
     "",
 ]
+# Longer than a window, of words that windows split; one that fits, one that just fits into 12 tokens with [CLS] and [SEP].
+LONG = [
+    "Zoë Müller lives in Zürich. Anna met François in São Paulo; they flew to 東京都 together.",
+    "The Łódź office of Ørsted moved, near København! the cat's mat (in München) is a mat-like cat: 12.5%",
+    "a",
+    "a a a a a a a a a a",
+]
+# Lengths and strides of windows.
+WINDOWS = [(12, 0), (12, 4), (20, 17)]
 SIZES = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20,
              max_position_embeddings=64, id2label=dict(enumerate(LABELS)))
 
@@ -69,6 +79,12 @@ def make(name, model_class, tokenizer, sizes):
         print(name, strategy, sum(map(len, found)), found[0][:2])
     said["simple, all but LOC"] = [
         plain(pipeline(text, aggregation_strategy="simple", ignore_labels=["LOC"])) for text in TEXTS]
+    said["long"] = LONG
+    for length, stride in WINDOWS:
+        fast.model_max_length = length
+        for strategy in STRATEGIES[1:]:
+            found = [pipeline(text, aggregation_strategy=strategy, stride=stride) for text in LONG]
+            said[f"{strategy}, {length}, {stride}"] = [plain(entities) for entities in found]
     (OUT / f"{name}.json").write_text(json.dumps(said, ensure_ascii=False, indent=None) + "\n")
 
 

@@ -51,6 +51,10 @@ pub struct Classify {
     /// [default: simple]
     #[arg(long, value_name = "STRATEGY", value_parser = strategies())]
     aggregation: Option<Aggregation>,
+    /// Read a text that is longer than the model takes in windows that share this many tokens, and print the entities
+    /// of all of it, as transformers [default: the text is cut]
+    #[arg(long, value_name = "TOKENS")]
+    stride: Option<usize>,
     /// Print one {"text": …, "labels": [{"label": …, "score": …}]} per line, in input order; of entities {"text": …,
     /// "entities": [{"entity_group": …, "score": …, "word": …, "start": …, "end": …}]}, where start and end count
     /// characters, and with --aggregation none `entity` and `index` instead of `entity_group` [default: a table]
@@ -131,9 +135,13 @@ const TOP: u32 = 5;
 impl Command for Classify {
     fn run(self) -> Result<()> {
         let texts = read::texts_given(&self.texts, self.file.as_slice(), "text")?;
-        let opened = self.model.open(Classifier::open)?;
+        let mut opened = self.model.open(Classifier::open)?;
         self.check(&opened.model)?;
-        let how = EntityOptions::default().with_aggregation(self.aggregation.unwrap_or_default());
+        if let Classifier::Tokens(_) = opened.model {
+            opened.if_cut = "--max-length; --stride reads all of a text";
+        }
+        let mut how = EntityOptions::default().with_aggregation(self.aggregation.unwrap_or_default());
+        how.stride = self.stride;
         match &opened.model {
             Classifier::Texts(model) => {
                 let pair = |text| self.pair.as_deref().map_or(Text::One(text), |pair| Text::Pair(text, pair));
@@ -154,7 +162,10 @@ impl Classify {
     /// Refuses options that are not for the head of the model.
     fn check(&self, model: &Classifier) -> Result<()> {
         let (options, head): (&[(&str, bool)], _) = match model {
-            Classifier::Texts(_) => (&[("--aggregation", self.aggregation.is_some())], "texts, not tokens"),
+            Classifier::Texts(_) => (
+                &[("--aggregation", self.aggregation.is_some()), ("--stride", self.stride.is_some())],
+                "texts, not tokens",
+            ),
             Classifier::Tokens(_) => {
                 (&[("--pair", self.pair.is_some()), ("--top-k", self.top_k.is_some())], "tokens, not texts")
             }

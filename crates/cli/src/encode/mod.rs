@@ -82,8 +82,7 @@ impl Command for Encode {
             write::check(output, self.outputs.precision)?;
         }
         if let Some(path) = &self.pairs {
-            let text = read::text(path)?;
-            return table::pairs(&self.embedder()?, &pairs(path, &text)?);
+            return table::pairs(&self.embedder()?, &pairs(path)?);
         }
         let files = read::files_given(&self.texts, &self.file, "text")?;
         if self.json && !files.is_empty() {
@@ -167,16 +166,19 @@ fn note_files(texts: &[String]) {
 }
 
 /// The two texts of each line.
-fn pairs<'a>(path: &Path, text: &'a str) -> Result<Vec<(&'a str, &'a str)>> {
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
-    let pair = |(number, line): (usize, &'a str)| match line.split('\t').collect::<Vec<_>>()[..] {
-        [first, second] => Ok((first.trim(), second.trim())),
-        ref parts => {
-            let found = print::count(parts.len() - 1, "tab");
-            Err(about(path, &format!("line {number} has {found}, expected two texts with one tab between them")).into())
+fn pairs(path: &Path) -> Result<Vec<(String, String)>> {
+    let (mut lines, mut pairs) = (Lines::open(path)?, Vec::new());
+    while let Some(line) = lines.next().transpose()? {
+        match line.split('\t').collect::<Vec<_>>()[..] {
+            [first, second] => pairs.push((first.to_string(), second.to_string())),
+            ref parts => {
+                let found = print::count(parts.len() - 1, "tab");
+                let number = lines.number;
+                let reason = format!("line {number} has {found}, expected two texts with one tab between them");
+                return Err(about(path, &reason).into());
+            }
         }
-    };
-    let pairs = lines.map(pair).collect::<Result<Vec<_>>>()?;
+    }
     if pairs.is_empty() { Err(about(path, &"no pair of texts").into()) } else { Ok(pairs) }
 }
 

@@ -67,8 +67,8 @@ pub fn nearest_of(embedder: &Embedder, texts: &[&str], others: &[&str]) -> Resul
 }
 
 /// Prints the similarity of the two texts of each pair.
-pub fn pairs(embedder: &Embedder, pairs: &[(&str, &str)]) -> Result<()> {
-    let texts: Vec<&str> = pairs.iter().flat_map(|(first, second)| [*first, *second]).collect();
+pub fn pairs(embedder: &Embedder, pairs: &[(String, String)]) -> Result<()> {
+    let texts: Vec<&str> = pairs.iter().flat_map(|(first, second)| [first.as_str(), second]).collect();
     let embeddings = embedder.embed(&texts)?.reshape((pairs.len(), 2, ()))?;
     let [first, second] = [embeddings.get_on_dim(1, 0)?, embeddings.get_on_dim(1, 1)?];
     let similarities = Cosine.similarity_pairwise(&first, &second)?.to_vec1::<f32>()?;

@@ -216,7 +216,7 @@ impl Search {
             };
             prompt("query> ");
             for query in queries {
-                answer(query?.trim())?;
+                answer(&query?)?;
                 prompt("query> ");
             }
             prompt("\n");

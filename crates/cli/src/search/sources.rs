@@ -1,8 +1,6 @@
 //! What is searched: files, the text files of folders, or standard input.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use candle_attention_text::search::Index;
@@ -61,29 +59,27 @@ impl Walk {
                 if !known.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
                     continue;
                 }
-                // The rest of a file that is not text need not be read; a pipe can be read only once.
-                let text = if is_binary(&path) { None } else { String::from_utf8(read::bytes(&path)?).ok() };
-                match text.filter(|text| !text.contains('\0')) {
-                    Some(text) => {
+                match read::text_or_reason(&path)? {
+                    Ok(text) => {
                         let of = source.documents.len();
                         source.passages.extend(passages(of, &path, &text, self.by));
                         source.documents.push(Document { path, text });
                     }
-                    None if is_index(&path) => {}
-                    None => skipped.push(path),
+                    Err(_) if is_index(&path) => {}
+                    Err(reason) => skipped.push((path, reason)),
                 }
             }
             sources.push(source);
         }
-        let files = match &skipped[..] {
+        let (files, reason) = match &skipped[..] {
             [] => return Ok(sources),
-            [one] => one.display().to_string(),
-            more => print::count(more.len(), "file"),
+            [(path, reason)] => (path.display().to_string(), reason.as_str()),
+            more => (print::count(more.len(), "file"), "not text in UTF-8"),
         };
         if sources.iter().all(|source| source.documents.is_empty()) {
-            return Err(format!("{files}: not text in UTF-8, and there is nothing else to search").into());
+            return Err(format!("{files}: {reason}, and there is nothing else to search").into());
         }
-        print::note(format_args!("skipped {files}: not text in UTF-8"));
+        print::note(format_args!("skipped {files}: {reason}"));
         Ok(sources)
     }
 
@@ -112,15 +108,6 @@ impl Walk {
         }
         Ok(files)
     }
-}
-
-/// The bytes at the start of a file in which a zero says that it is not a text.
-const START: u64 = 8192;
-
-fn is_binary(path: &Path) -> bool {
-    let mut start = Vec::new();
-    let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
-    is_file && File::open(path).is_ok_and(|file| file.take(START).read_to_end(&mut start).is_ok()) && start.contains(&0)
 }
 
 /// Whether a file that is not text is one of saved embeddings, which earlier versions kept beside what they searched.

@@ -7,7 +7,7 @@ use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, default_dtype};
 use candle_core::Device;
 
-use super::model::{Batches, FOLDER_OR_ID, check_weights, locate, note_truncated, or_hub_id};
+use super::model::{Batches, FOLDER_OR_ID, MAX_LENGTH, check_weights, locate, note_cut, or_hub_id};
 use super::{Result, bar, count_cut, device};
 
 #[derive(clap::Args)]
@@ -32,6 +32,8 @@ pub struct HeadModel {
 /// A model and how it is run.
 pub struct Opened<'a, M> {
     pub model: M,
+    /// The options that change at which length a text is cut.
+    pub if_cut: &'static str,
     batches: &'a Batches,
 }
 
@@ -48,7 +50,7 @@ impl HeadModel {
             message => format!("{}: {message}", self.model),
         })?;
         check_weights(&folder)?;
-        Ok(Opened { model, batches: &self.batches })
+        Ok(Opened { model, if_cut: MAX_LENGTH, batches: &self.batches })
     }
 }
 
@@ -68,7 +70,7 @@ impl<M> Opened<'_, M> {
         let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
         let made = run(&self.model, &options)?;
         bar.finish_and_clear();
-        note_truncated(cut.load(Relaxed), count, options.max_length);
+        note_cut(cut.load(Relaxed), count, options.max_length, self.if_cut);
         Ok(made)
     }
 }

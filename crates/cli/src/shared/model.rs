@@ -117,12 +117,20 @@ impl Batches {
     }
 }
 
+/// The option that changes at which length a text is cut.
+pub const MAX_LENGTH: &str = "--max-length";
+
 /// Prints how many texts were cut, if any were, and at how many tokens, if that is known.
 pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
+    note_cut(cut, of, at, MAX_LENGTH);
+}
+
+/// The same with the options that change it.
+pub fn note_cut(cut: usize, of: usize, at: Option<usize>, options: &str) {
     if cut > 0 {
         let (of, were) = (print::count(of, "text"), if cut == 1 { "was" } else { "were" });
         let at = at.map_or("the model's maximum length".to_string(), |at| print::count(at, "token"));
-        print::note(format_args!("{cut} of {of} {were} cut at {at} (--max-length)"));
+        print::note(format_args!("{cut} of {of} {were} cut at {at} ({options})"));
     }
 }
 

@@ -3,34 +3,42 @@
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use candle_attention::io::utf8_text;
+
 use super::{Result, about};
 
 /// The longest text that is read, in bytes: 4 GiB. A device such as `/dev/zero` never ends.
 const MAX_TEXT_BYTES: u64 = 1 << 32;
 
-/// Reads a file or a pipe, or standard input where the path is `-`, without a byte order mark.
-pub fn bytes(path: &Path) -> Result<Vec<u8>> {
+/// The bytes at the start of a file that are read first: the rest of a file with a NUL byte in them need not be read.
+const START: u64 = 8192;
+
+/// Reads the text of a file or a pipe, or of standard input where the path is `-`, without a byte order mark; or why it
+/// is not text in UTF-8.
+pub fn text_or_reason(path: &Path) -> Result<std::result::Result<String, String>> {
+    let mut reader = open(path)?;
     let mut bytes = Vec::new();
-    let read = if path.as_os_str() == "-" {
-        std::io::stdin().lock().take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes)
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes))
-    };
-    if read.map_err(|e| about(path, &e))? as u64 > MAX_TEXT_BYTES {
+    for most in [START, MAX_TEXT_BYTES] {
+        if !bytes.contains(&0) {
+            reader.by_ref().take(most).read_to_end(&mut bytes).map_err(|e| about(path, &e))?;
+        }
+    }
+    if bytes.len() as u64 > MAX_TEXT_BYTES {
         return Err(about(path, &format!("more than {MAX_TEXT_BYTES} bytes of text")).into());
     }
-    if bytes.starts_with("\u{feff}".as_bytes()) {
-        bytes.drain(..3);
-    }
-    Ok(bytes)
+    Ok(utf8_text(&bytes, 1).map(str::to_string))
 }
 
-/// Reads a text, as [`bytes`].
+/// Reads a text, as [`text_or_reason`].
 pub fn text(path: &Path) -> Result<String> {
-    String::from_utf8(bytes(path)?).map_err(|e| {
-        let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
-        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-        about(path, &format!("line {line} is not UTF-8")).into()
+    Ok(text_or_reason(path)?.map_err(|reason| about(path, &reason))?)
+}
+
+/// Opens a file or a pipe, or standard input where the path is `-`.
+fn open(path: &Path) -> Result<Box<dyn Read>> {
+    Ok(match path.as_os_str() == "-" {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(path).map_err(|e| about(path, &e))?),
     })
 }
 
@@ -40,21 +48,19 @@ const MAX_LINE_BYTES: u64 = 1 << 24;
 /// The bytes that are read at once, if that many are there.
 const BUFFER: usize = 1 << 20;
 
-/// The lines of a file, a pipe, or standard input (`-`) that are not blank, as they arrive: without line breaks, and
-/// without a byte order mark at the start.
+/// The lines of a file, a pipe, or standard input (`-`) that are not blank, as they arrive: without line breaks and a
+/// byte order mark at the start, else as they are, because a tokenizer may have tokens for white space.
 pub struct Lines {
     path: PathBuf,
     reader: BufReader<Box<dyn Read>>,
-    number: usize,
+    /// The number of the last line, from 1.
+    pub number: usize,
 }
 
 impl Lines {
     pub fn open(path: &Path) -> Result<Self> {
-        let reader: Box<dyn Read> = match path.as_os_str() == "-" {
-            true => Box::new(std::io::stdin()),
-            false => Box::new(std::fs::File::open(path).map_err(|e| about(path, &e))?),
-        };
-        Ok(Self { path: path.to_path_buf(), reader: BufReader::with_capacity(BUFFER, reader), number: 0 })
+        let reader = BufReader::with_capacity(BUFFER, open(path)?);
+        Ok(Self { path: path.to_path_buf(), reader, number: 0 })
     }
 
     /// Whether a line that is not blank can be read without waiting for more of a pipe.
@@ -77,9 +83,7 @@ impl Lines {
                 let reason = format!("line {} has more than {MAX_LINE_BYTES} bytes", self.number);
                 return Err(about(&self.path, &reason).into());
             }
-            let text = std::str::from_utf8(&line);
-            let text = text.map_err(|_| about(&self.path, &format!("line {} is not UTF-8", self.number)))?;
-            let text = if self.number == 1 { text.trim_start_matches('\u{feff}') } else { text };
+            let text = utf8_text(&line, self.number).map_err(|reason| about(&self.path, &reason))?;
             if !text.trim().is_empty() {
                 return Ok(Some(text.trim_end_matches(['\n', '\r']).to_string()));
             }

@@ -138,6 +138,12 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
     let file = model.path().join("texts.txt");
     std::fs::write(&file, "\n \n").unwrap();
     fails(&mut run("classify", model.path(), &["--file", file.to_str().unwrap()]), "texts.txt: no text");
+    std::fs::write(&file, b"\0o\0n\0e\0\n").unwrap();
+    for command in ["classify", "fill-mask", "rerank"] {
+        let arguments = ["--file", file.to_str().unwrap()];
+        let arguments = if command == "rerank" { &["a", arguments[0], arguments[1]][..] } else { &arguments };
+        fails(&mut run(command, model.path(), arguments), "texts.txt: the text is in UTF-16, expected UTF-8");
+    }
     fails(&mut run("classify", model.path(), &[]), "standard input: no text");
     fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "batch_size = 0");
     fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "max_length = 99999");
@@ -172,11 +178,24 @@ fn classify_finds_entities_with_a_head_for_tokens() {
     }
     let table = succeeds(&mut run("classify", &model, &[text]));
     assert!(table.starts_with("Zoë Müller lives in Zürich.\n   0.7615  MISC  Zoë Mü  0..6\n"), "{table}");
+    // Windows of 12 tokens.
+    let long = want["long"][0].as_str().unwrap();
+    let cut = ["--max-length", "12", long];
+    let said = notes(&mut run("classify", &model, &cut));
+    assert_eq!(said, "note: 1 of 1 text was cut at 12 tokens (--max-length; --stride reads all of a text)\n");
+    let whole = [&["--json", "--stride", "4"], &cut[..]].concat();
+    assert_eq!(notes(&mut run("classify", &model, &whole)), "");
+    let said = lines(&succeeds(&mut run("classify", &model, &whole)));
+    let ends = |entities: &Value| entities.as_array().unwrap().iter().map(|e| e["end"].clone()).collect::<Vec<_>>();
+    assert_eq!(ends(&said[0]["entities"]), ends(&want["simple, 12, 4"][0]));
+    let none = ["a", "--stride", "4", "--aggregation", "none"];
+    fails(&mut run("classify", &model, &none), "stride = 4 is not allowed: expected none without aggregation");
     fails(&mut run("classify", &model, &["a", "--aggregation", "last"]), "[possible values: none, simple,");
     fails(&mut run("classify", &model, &["a", "--pair", "b"]), "--pair is not for this model: it classifies tokens");
     let of_texts = self::folder(2, json!({}));
     let said = "--aggregation is not for this model: it classifies texts";
     fails(&mut run("classify", of_texts.path(), &["a", "--aggregation", "max"]), said);
+    fails(&mut run("classify", of_texts.path(), &["a", "--stride", "1"]), "--stride is not for this model");
     fails(&mut run("classify", &fixture("encoders/bert_mlm"), &["a"]), "no head that classifies texts or tokens");
 }
 

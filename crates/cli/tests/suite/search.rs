@@ -99,6 +99,11 @@ fn the_query_comes_first_and_then_paths() {
     folder.write("queries", "dog\n\nhello world\n");
     assert_eq!(succeeds(&mut folder.tiny(&["-f", "queries", "notes.txt"])), titled);
     assert_eq!(run(&mut folder.tiny(&["notes.txt", "-f", "-"]), "dog\nhello world\n").1, titled);
+    // White space is the query's own.
+    folder.write("spaced", " dog \r\n");
+    let hits = folder.hits(&["-f", "spaced", "notes.txt"]);
+    assert_eq!(hits[0]["query"], " dog ");
+    assert_eq!(hits, folder.hits(&["-e", " dog ", "notes.txt"]));
     // The name of a file as a query.
     for query in [["-e", "hello world", "notes.txt"], ["--", "hello world", "notes.txt"]] {
         let said = succeeds(folder.tiny(&["-k1"]).args(query));
@@ -136,7 +141,12 @@ fn exit_codes_and_mistakes() {
     fails(&mut folder.tiny(&[" ", "a.txt"]), "a query is blank");
     fails(&mut folder.tiny(&["-f", "-", "-"]), "standard input cannot hold both");
     fails(&mut folder.tiny(&["-f", "no.txt"]), "no.txt: No such file");
-    fails(&mut folder.tiny(&["a", "latin.txt"]), "latin.txt: not text in UTF-8, and there is nothing else to search");
+    fails(&mut folder.tiny(&["a", "latin.txt"]), "latin.txt: line 2 is not UTF-8, and there is nothing else to search");
+    folder.write("wide.txt", b"o\0n\0e\0\n\0");
+    let wide = "wide.txt: the text is in UTF-16, expected UTF-8";
+    fails(&mut folder.tiny(&["a", "wide.txt"]), wide);
+    fails(&mut folder.tiny(&["-f", "wide.txt", "a.txt"]), wide);
+    assert_eq!(run(&mut folder.tiny(&["a", "a.txt", "wide.txt"]), "").2, format!("note: skipped {wide}\n"));
     fails(&mut folder.tiny(&["a", "a.txt", "-k", "0"]), "0 is not in 1..");
     fails(&mut folder.tiny(&["a", "a.txt", "--min-score", "2"]), "expected a number from -1 to 1");
     fails(&mut folder.tiny(&["a", ".", "-t", "nope"]), "--type: unrecognized file type: nope");

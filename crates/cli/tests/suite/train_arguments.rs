@@ -168,6 +168,10 @@ fn texts_that_cannot_be_used_are_named() {
     fails(&mut eval("empty.txt"), "empty.txt: holds no text, expected one text per line");
     fails(&mut eval("two.txt"), "two.txt: holds 2 texts, expected at least 3, to compare pairs");
     fails(&mut eval("latin.txt"), "latin.txt: line 2 is not UTF-8");
+    write("wide.txt", b"\xff\xfeo\0n\0e\0\n\0");
+    for mut command in [eval("wide.txt"), folder.train("wide.txt", &[])] {
+        fails(&mut command, "wide.txt: the text is in UTF-16, expected UTF-8");
+    }
     fails(&mut folder.train("none.txt", &[]), "none.txt: No such file");
     fails(&mut folder.train("one.txt", &[]), "one.txt: holds 1 text, expected at least 2");
     fails(&mut folder.train("latin.txt", &[]), "latin.txt: line 2 is not UTF-8");

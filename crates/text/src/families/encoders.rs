@@ -110,7 +110,7 @@ const NOMIC_BASE: Model = Model {
     ..BERT_MODEL
 };
 
-/// GTE, in transformers' form and with its own code.
+/// GTE in transformers' form.
 pub(super) const GTE_MODEL: Model = Model {
     prefixes: &["new", "gte"],
     positions: AbsolutePositions::None,
@@ -122,8 +122,19 @@ pub(super) const GTE_MODEL: Model = Model {
     },
     pad_token_id: 1,
     unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
-    masked_lm: None,
+    masked_lm: Some(MaskedLmHead { norm: "lm_head.norm", bias: "lm_head.decoder.bias", ..MaskedLmHead::ROBERTA }),
     ..BERT_MODEL
+};
+
+/// GTE with its own code, whose head has the activation of the blocks.
+pub(super) const NEW_MODEL: Model = Model {
+    masked_lm: Some(MaskedLmHead {
+        activation: HeadActivation::Hidden,
+        norm: "lm_head.norm",
+        bias: "lm_head.decoder.bias",
+        ..MaskedLmHead::ROBERTA
+    }),
+    ..GTE_MODEL
 };
 
 /// ELECTRA.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{ComputeType, Error, Result};
-use candle_attention_kernels::QuantizedRows;
+use candle_attention_kernels::{QuantizedRows, element_count};
 use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 use tokenizers::parallelism::MaybeParallelRefIterator;
 
 use crate::folder::ModelFolder;
@@ -182,7 +183,7 @@ impl StaticEmbedding {
 impl Table {
     fn read(checkpoint: &Checkpoint, compute_type: ComputeType) -> Result<Self> {
         let name = NAMES.into_iter().find(|name| checkpoint.contains(name)).unwrap_or(NAMES[0]);
-        let (_, shape) = checkpoint.tensor_info(name)?;
+        let (dtype, shape) = checkpoint.tensor_info(name)?;
         let &[count, width] = shape else { return Err(Error::shape(name, shape, "(tokens, width)")) };
         if width == 0 {
             return Err(Error::shape(name, shape, "(tokens, width) with a width of at least 1"));
@@ -190,20 +191,30 @@ impl Table {
         // Half types compute in f32.
         let compute_type = if compute_type.keeps_stored() { compute_type } else { DType::F32.into() };
         let source = checkpoint.at("", compute_type, &Device::Cpu);
-        let rows = match source.quantization(name).filter(|format| format.fits(width)) {
+        // The integers of model2vec are read as they are: it does not store their scale. Quantized once more, they would
+        // change.
+        let integers = (dtype == Dtype::I8).then(|| stored(checkpoint, name, DType::F32)).transpose()?;
+        let rows = match source.quantization(name).filter(|format| integers.is_none() && format.fits(width)) {
             Some(format) => Rows::Quantized(quantized_rows(&source, name, [count, width], format)?),
-            None => Rows::F32(source.get(name, &[count, width])?.flatten_all()?.to_vec1()?),
+            None => {
+                let rows = integers.map_or_else(|| source.get(name, &[count, width]), Ok)?;
+                Rows::F32(rows.flatten_all()?.to_vec1()?)
+            }
         };
         let vector = |name: &str, dtype: DType| {
             let found = checkpoint.contains(name) && !checkpoint.contains(NAMES[0]);
-            found.then(|| Ok::<_, Error>(checkpoint.tensor(name, &Device::Cpu)?.to_dtype(dtype)?)).transpose()
+            found.then(|| stored(checkpoint, name, dtype)).transpose()
         };
         let mapping = match vector("mapping", DType::I64)? {
             Some(mapping) => {
-                let row = |row: i64| usize::try_from(row).ok().filter(|row| *row < count);
-                let rows: Option<Vec<usize>> = mapping.to_vec1::<i64>()?.into_iter().map(row).collect();
-                let expected = format!("rows of `{name}`, 0 to {}", count.saturating_sub(1));
-                Some(rows.ok_or_else(|| Error::value("the rows in `mapping`", "one that there is not", expected))?)
+                let row = |(token, row): (usize, i64)| match usize::try_from(row) {
+                    Ok(row) if row < count => Ok(row),
+                    _ => {
+                        let expected = format!("a row of `{name}`, 0 to {}", count.saturating_sub(1));
+                        Err(Error::value(format!("`mapping` of token {token}"), row, expected))
+                    }
+                };
+                Some(mapping.to_vec1::<i64>()?.into_iter().enumerate().map(row).collect::<Result<Vec<usize>>>()?)
             }
             None => None,
         };
@@ -232,4 +243,29 @@ impl Table {
         };
         Some((vector, weight))
     }
+}
+
+/// A stored tensor in `dtype`, also one of the integers that candle has no dtype for.
+fn stored(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Result<Tensor> {
+    let (found, shape) = checkpoint.tensor_info(name)?;
+    let count = element_count(name, shape)?;
+    let bytes = |size: usize| {
+        let mut bytes = vec![0; count * size];
+        checkpoint.read_bytes(name, 0, &mut bytes).map(|()| bytes)
+    };
+    let tensor = match found {
+        Dtype::I8 => {
+            let numbers: Vec<f32> = bytes(1)?.into_iter().map(|byte| f32::from(byte.cast_signed())).collect();
+            Tensor::from_vec(numbers, shape, &Device::Cpu)?
+        }
+        Dtype::U64 => {
+            let numbers = bytes(8)?.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect::<Vec<_>>();
+            Tensor::from_vec(numbers, shape, &Device::Cpu)?
+        }
+        _ => checkpoint.tensor(name, &Device::Cpu)?,
+    };
+    if tensor.dtype().is_float() && dtype.is_int() {
+        return Err(Error::dtype(format!("`{name}`"), tensor.dtype(), "whole numbers"));
+    }
+    Ok(tensor.to_dtype(dtype)?)
 }

@@ -72,6 +72,25 @@ pub(crate) fn entities(
     parts.chunk_by(|last, next| continues(&last.entity, &next.entity)).map(|parts| group(parts, join)).collect()
 }
 
+/// The entities of overlapping windows, in the order of the text: of those that overlap the longest, and of those the
+/// most probable.
+pub(crate) fn without_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
+    entities.sort_by_key(|entity| entity.start);
+    let mut kept: Vec<Entity> = Vec::new();
+    for entity in entities {
+        match kept.last_mut().filter(|last| entity.start < last.end) {
+            Some(last) => {
+                let (length, last_length) = (entity.end - entity.start, last.end - last.start);
+                if length > last_length || length == last_length && entity.score > last.score {
+                    *last = entity;
+                }
+            }
+            None => kept.push(entity),
+        }
+    }
+    kept
+}
+
 /// The tokens of a word, with one label.
 fn word(
     tokens: &[ScoredToken],

@@ -1,7 +1,7 @@
 //! `TokenClassifier`: labels of the tokens of texts, grouped to entities.
 
 use candle_attention::checkpoint::AnySource;
-use candle_attention::{Result, setters};
+use candle_attention::{Error, Result, setters};
 use candle_core::D;
 use candle_nn::ops::softmax;
 
@@ -9,7 +9,7 @@ use crate::constructors::constructors;
 use crate::folder::{ModelFolder, TokenizerConfig, only_transformer};
 use crate::heads::kinds::TokenClassificationHead;
 use crate::model::hidden_states::rows;
-use crate::tasks::entities::{Aggregation, Entity, ScoredToken, entities};
+use crate::tasks::entities::{Aggregation, Entity, ScoredToken, entities, without_overlaps};
 use crate::text::batches::{TextBatcher, in_text_order};
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::text::tokenizer::Tokens;
@@ -42,11 +42,15 @@ pub struct EntityOptions {
     pub aggregation: Aggregation,
     /// The labels that are left out; where tokens are grouped, without `B-` or `I-`.
     pub ignore_labels: Vec<String>,
+    /// The tokens that neighboring windows of a long text share: a text that is longer than the maximum length is read
+    /// in windows, and where entities of them overlap the longest counts, of those the most probable. `None`: it is
+    /// cut.
+    pub stride: Option<usize>,
 }
 
 impl Default for EntityOptions {
     fn default() -> Self {
-        Self { aggregation: Aggregation::default(), ignore_labels: vec!["O".to_string()] }
+        Self { aggregation: Aggregation::default(), ignore_labels: vec!["O".to_string()], stride: None }
     }
 }
 
@@ -56,6 +60,8 @@ impl EntityOptions {
         with_aggregation, aggregation: Aggregation = aggregation;
         /// Sets the labels that are left out.
         with_ignore_labels, ignore_labels: Vec<String> = ignore_labels;
+        /// Sets the tokens that neighboring windows of a long text share.
+        with_stride, stride: usize = Some(stride);
     }
 }
 
@@ -86,15 +92,23 @@ impl TokenClassifier {
         self.head.labels()
     }
 
-    /// The entities of each text, in the order of the text. Tokens beyond the maximum length are in none.
+    /// The entities of each text, in the order of the text. Without a [stride](EntityOptions::stride), tokens beyond the
+    /// maximum length are in none.
     ///
     /// # Errors
-    /// A batch size of 0; a prompt; a token that the model does not have; [`Error::NotFinite`] for the first text whose
-    /// scores are not finite.
+    /// A batch size of 0; a prompt; a stride that leaves a window no tokens of its own, or without aggregation; a token
+    /// that the model does not have; [`Error::NotFinite`] for the first text whose scores are not finite.
     pub fn entities(&self, texts: &[&str], how: &EntityOptions, options: &EncodeOptions) -> Result<Vec<Vec<Entity>>> {
         without_embeddings(options)?;
         let model = &self.head.model;
-        let tokenizer = self.batcher.tokenizer_for(options.max_length, model)?.with_places();
+        let mut tokenizer = self.batcher.tokenizer_for(options.max_length, model)?.with_places();
+        if let Some(stride) = how.stride {
+            if how.aggregation == Aggregation::None {
+                let expected = "none without aggregation: a token may be in two windows";
+                return Err(Error::config("stride", stride, expected));
+            }
+            tokenizer = tokenizer.with_stride(stride)?;
+        }
         let mut found = Vec::with_capacity(texts.len());
         for batch in self.batcher.batches_by(tokenizer, model, texts, "", options)? {
             let batch = batch?;
@@ -102,24 +116,31 @@ impl TokenClassifier {
             // One text after another: a text has the same scores in any batch.
             for (i, (text, tokens)) in batch.texts.into_iter().zip(batch.tokens).enumerate() {
                 let logits = self.head.logits(&hidden.text(i)?.unsqueeze(0)?)?.squeeze(0)?; // (tokens, labels)
-                found.push((text, (tokens, rows(&softmax(&logits, D::Minus1)?)?)));
+                found.push((text, (text, tokens, rows(&softmax(&logits, D::Minus1)?)?)));
             }
         }
-        let (tokens, scores): (Vec<Tokens>, Vec<Vec<Vec<f32>>>) = in_text_order(found).into_iter().unzip();
-        let is_finite = |i: usize| Ok(scores[i].iter().flatten().all(|score| score.is_finite()));
+        let windows: Vec<(usize, Tokens, Vec<Vec<f32>>)> = in_text_order(found);
+        let windows_of: Vec<_> = windows.chunk_by(|a, b| a.0 == b.0).collect();
+        let is_finite = |i: usize| {
+            let mut scores = windows_of[i].iter().flat_map(|(_, _, scores)| scores).flatten();
+            Ok(scores.all(|score| score.is_finite()))
+        };
         check_finite("the scores", texts, self.batcher.dtype, is_finite)?;
         let join = |words| self.batcher.tokenizer.join(words);
-        let all = texts.iter().zip(&tokens).zip(scores);
-        all.map(|((text, tokens), scores)| {
-            let mut found = entities(&self.scored(text, tokens, scores), self.labels(), how.aggregation, &join)?;
+        let all = texts.iter().zip(windows_of);
+        all.map(|(text, windows)| {
+            let mut found = Vec::new();
+            for (_, tokens, scores) in windows {
+                found.extend(entities(&self.scored(text, tokens, scores), self.labels(), how.aggregation, &join)?);
+            }
             found.retain(|entity| !how.ignore_labels.contains(&entity.entity));
-            Ok(found)
+            Ok(if windows.len() > 1 { without_overlaps(found) } else { found })
         })
         .collect()
     }
 
     /// The tokens of a text without the special ones.
-    fn scored(&self, text: &str, tokens: &Tokens, scores: Vec<Vec<f32>>) -> Vec<ScoredToken> {
+    fn scored(&self, text: &str, tokens: &Tokens, scores: &[Vec<f32>]) -> Vec<ScoredToken> {
         // The byte of each character, and of the end.
         let bytes: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
         let part = |start: usize, end: usize| {
@@ -142,7 +163,7 @@ impl TokenClassifier {
             } else {
                 (name, start > 0 && !part(start - 1, start + 1).contains(' '))
             };
-            scored.push(ScoredToken { word, scores, start, end, index, is_subword });
+            scored.push(ScoredToken { word, scores: scores.clone(), start, end, index, is_subword });
         }
         scored
     }

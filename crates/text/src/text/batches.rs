@@ -186,7 +186,7 @@ impl TextBatcher {
 /// Texts that a model runs together.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// The indices of the texts in the call.
+    /// The indices of the texts in the call, in which a text of several parts is once for each, in their order.
     pub texts: Vec<usize>,
     /// The tokens of each text, the longest first.
     pub tokens: Vec<Tokens>,
@@ -210,7 +210,7 @@ pub(crate) struct Batches<'a> {
     tokenized: usize,
     /// The texts among them that are in no batch yet, group by group, the longest first.
     waiting: std::vec::IntoIter<(usize, Tokens)>,
-    /// How many texts are in a batch.
+    /// How many texts are in a batch, with all of their parts.
     done: usize,
     /// The permit of the last batch, while it runs.
     permit: Option<Permit<'a>>,
@@ -239,10 +239,10 @@ impl<'a> Batches<'a> {
                 on_progress(first_text + self.done, first_text + self.texts.len());
             }
         }
-        if self.done == self.texts.len() {
-            return Ok(None);
-        }
-        if self.done == self.tokenized {
+        if self.waiting.as_slice().is_empty() {
+            if self.tokenized == self.texts.len() {
+                return Ok(None);
+            }
             self.tokenize()?;
         }
         self.options.check_cancelled()?;
@@ -251,10 +251,13 @@ impl<'a> Batches<'a> {
         let of_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
         let lengths: Vec<usize> = of_group.map(|(_, tokens)| tokens.len()).collect();
         let count = batch_size(&lengths, [most_texts, max_batch_tokens], self.padded);
-        self.done += count;
         let most_queued = max_batch_tokens.min(MOST_QUEUED);
         self.permit = Some(self.batcher.in_flight.begin(count * lengths[0], most_queued));
         let (texts, tokens) = self.waiting.by_ref().take(count).unzip();
+        let mut waiting: Vec<usize> = self.waiting.as_slice().iter().map(|(text, _)| *text).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        self.done = self.tokenized - waiting.len();
         Ok(Some(Batch { texts, tokens, group }))
     }
 
@@ -263,15 +266,16 @@ impl<'a> Batches<'a> {
         self.options.check_cancelled()?;
         let (start, first_text) = (self.tokenized, self.options.first_text);
         let rest = &self.texts[start..];
-        let tokens = self.tokenizer.encode(&rest[..window_of(rest)], self.prompt)?;
-        let mut waiting: Vec<(usize, Tokens)> = (start..).zip(tokens).collect();
+        let count = window_of(rest);
+        let mut waiting = self.tokenizer.encode_parts(&rest[..count], self.prompt)?;
+        waiting.iter_mut().for_each(|(i, _)| *i += start);
         if let Some((i, _)) = waiting.iter().find(|(_, tokens)| tokens.len() == 0) {
             return Err(Error::value(format!("the number of tokens of text {}", first_text + i), 0, "at least 1"));
         }
         if let Some(on_truncated) = self.options.on_truncated {
             waiting.iter().filter(|(_, tokens)| tokens.truncated).for_each(|(i, _)| on_truncated(first_text + i));
         }
-        self.tokenized += waiting.len();
+        self.tokenized += count;
         waiting.sort_by_key(|(i, tokens)| (self.group(*i), Reverse(tokens.len())));
         self.waiting = waiting.into_iter();
         Ok(())

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use candle_attention::io::open_regular;
+use candle_attention::io::{open_regular, utf8_text};
 use candle_attention::{Error, Result};
 use fastrand::Rng;
 
@@ -14,7 +14,8 @@ use fastrand::Rng;
 const MAX_LINE_BYTES: usize = 1 << 24;
 
 /// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of
-/// the file.
+/// the file; without line breaks and a byte order mark at the start, else as they are. Lines that differ by the white
+/// space around them alone are duplicates.
 ///
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text or
@@ -35,11 +36,11 @@ pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<St
             let reason = format!("line {number} has more than {MAX_LINE_BYTES} bytes, expected one text per line");
             return Err(Error::file(path, reason));
         }
-        let text = std::str::from_utf8(&line).map_err(|_| Error::file(path, format!("line {number} is not UTF-8")))?;
-        let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { text }.trim();
-        any |= !text.is_empty();
-        if !text.is_empty() && seen.insert(text.to_string()) {
-            texts.push(text.to_string());
+        let text = utf8_text(&line, number).map_err(|reason| Error::file(path, reason))?;
+        let words = text.trim();
+        any |= !words.is_empty();
+        if !words.is_empty() && seen.insert(words.to_string()) {
+            texts.push(text.trim_end_matches(['\n', '\r']).to_string());
         }
     }
     if texts.is_empty() {

@@ -3,7 +3,7 @@
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, Error, MultiHeadAttention};
-use candle_attention_text::{SequenceClassifier, TextModel, TextModelConfig};
+use candle_attention_text::{MaskedLm, SequenceClassifier, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Module, Tensor};
 
 use crate::common::{Golden, Random, assert_close, fixture, max_diff, numbers, says};
@@ -12,13 +12,14 @@ const CPU: Device = Device::Cpu;
 /// Whole models of two or three layers in f32.
 const MODEL: f64 = 2e-5;
 
-const ADAPTERS: [(&str, &str); 11] = [
+const ADAPTERS: [(&str, &str); 12] = [
     ("tiny-bert", "bert_query_value"),
     ("tiny-bert", "bert_all_linear"),
     ("tiny-bert", "bert_dora"),
     ("tiny-bert", "bert_patterns"),
     ("tiny-bert", "bert_layers"),
     ("tiny-bert", "bert_embeddings"),
+    ("tiny-bert", "bert_tokens"),
     ("encoders/distilbert", "distilbert_query_value"),
     ("encoders/distilbert", "distilbert_all_linear"),
     ("encoders/nomic_bert", "nomic_bert_all_linear"),
@@ -112,6 +113,70 @@ fn a_prefix_of_the_checkpoint_is_found() {
     let source = base("tiny_bert_prefixed.safetensors", DType::F32);
     let adapted = adapter("bert_query_value").unwrap().apply(source).unwrap();
     case.check("prefixed", &TextModel::load(&case.config, adapted).unwrap(), &["adapted"]);
+}
+
+/// Rows of a table are those of the adapter, also in the decoder that is tied to it, be it stored or not.
+#[test]
+fn rows_of_tied_weights_are_replaced() {
+    let case = Case::new("encoders/bert_mlm", "bert_mlm_tokens");
+    let source = base("encoders/bert_mlm", DType::F32);
+    let adapter = adapter("bert_mlm_tokens").unwrap();
+    let (words, decoder) = ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight");
+    let names: Vec<String> = source.names().unwrap();
+    let get = |name: &str| source.get(name, &source.shape(name).unwrap().unwrap()).unwrap();
+    let mut tensors: Vec<(String, Tensor)> = names.iter().map(|name| (name.clone(), get(name))).collect();
+    tensors.retain(|(name, _)| name != decoder);
+    let open = |name: &str, tensors: &[(String, Tensor)]| {
+        let path = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
+        candle_attention::io::write_tensors(&path, tensors.to_vec(), Default::default()).unwrap();
+        let opened = Checkpoint::open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        opened.at("", DType::F32, &CPU)
+    };
+    let tied = open("tied.safetensors", &tensors);
+    tensors.push((decoder.to_string(), get(words)));
+    let stored = open("stored.safetensors", &tensors);
+    let width = case.config.hidden_size;
+    for source in [tied, stored.clone()] {
+        for adapted in [adapter.apply(source.clone()).unwrap(), adapter.beside(source).unwrap()] {
+            let model = MaskedLm::load(&case.config, adapted).unwrap();
+            let logits = model.forward(&case.ids, None, &AttentionMask::lengths(&case.lengths)).unwrap();
+            assert_close("logits", &case.flat(&logits), &case.flat(&case.golden.get("merged")), MODEL);
+        }
+    }
+    let adapted = adapter.apply(stored).unwrap();
+    let rows = |name: &str| numbers(&adapted.get(name, &[case.config.vocab_size, width]).unwrap());
+    assert_eq!(rows(words), rows(decoder));
+
+    // Written and read again.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new");
+    adapter.write(&path).unwrap();
+    let again = LoraAdapter::open(&path).unwrap();
+    assert_eq!(again.config(), adapter.config());
+    let again = again.apply(base("encoders/bert_mlm", DType::F32)).unwrap();
+    assert_eq!(numbers(&again.get(words, &[case.config.vocab_size, width]).unwrap()), rows(words));
+
+    // Rows that the table lacks, or the adapter; a table of another width; training.
+    let folder = fixture("lora/bert_mlm_tokens/adapter_model.safetensors");
+    let with = |rows: &[usize], table: &str| {
+        let mut config = adapter.config().clone();
+        config.trainable_token_indices = [(table.to_string(), rows.to_vec())].into();
+        LoraAdapter::new(config, &Checkpoint::open(&folder).unwrap())
+    };
+    let far = with(&[5, 2, 29, 7], "").unwrap();
+    says(far.apply(base("encoders/bert_mlm", DType::F32)), &["`trainable_token_indices` is 29", "less than 29"]);
+    says(with(&[5, 2], "word_embeddings"), &["token_adapter.trainable_tokens_delta", "[4, 16]", "[2, width]"]);
+    says(with(&[5, 2, 1, 7], "other"), &["token_adapter.trainable_tokens_delta", "names 0 times"]);
+    let other =
+        with(&[5, 2, 1, 7], "word_embeddings").unwrap().apply(base("tiny_bert_prefixed.safetensors", DType::F32));
+    says(other, &["has shape"]);
+    let mut config = LoraConfig::new(2, 4.0, &["query"]);
+    config.trainable_token_indices = adapter.config().trainable_token_indices.clone();
+    says(
+        LoraTraining::new(&config, base("encoders/bert_mlm", DType::F32)),
+        &["trainable_token_indices", "low-rank changes"],
+    );
 }
 
 /// A head that only the adapter holds, whose names have a prefix that those of the checkpoint lack.

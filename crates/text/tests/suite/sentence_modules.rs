@@ -193,13 +193,16 @@ fn static_embeddings_equal_those_of_sentence_transformers_and_model2vec() {
     let (int8, q8_0) = (few(Quantization::Int8), few(Quantization::Q8_0));
     assert!(int8 > 2.0 * LAYER && int8 < 0.02 && q8_0 < 2.0 * LAYER, "{int8} {q8_0}");
 
-    for name in ["model2vec", "model2vec_shared"] {
+    for name in ["model2vec", "model2vec_shared", "model2vec_int8", "model2vec_int8_shared"] {
         let folder = folder(name);
         equals(&load(folder.path()).unwrap(), name, &plain);
         // Without the file of sentence-transformers the folder alone says the same.
         std::fs::remove_file(folder.path().join("modules.json")).unwrap();
         equals(&load(folder.path()).unwrap(), name, &plain);
     }
+    // Integers are not quantized once more.
+    let int8 = SentenceEncoder::from_folder(folder("model2vec_int8").path(), Quantization::Int8, &CPU).unwrap();
+    equals(&int8, "model2vec_int8", &plain);
     // The libraries differ where a token is unknown, which model2vec leaves out, and agree on the other texts.
     let golden = Golden::open("sentence_modules.safetensors");
     let (ours, theirs) = (golden.get("model2vec_shared"), golden.get("model2vec_shared.st"));
@@ -221,8 +224,12 @@ fn a_damaged_table_is_refused() {
     };
     let size = tensors["mapping"].elem_count();
     let far = Tensor::full(30i64, size, &CPU).unwrap();
-    says(with("mapping", far), &["model.safetensors", "the rows in `mapping`", "0 to 29"]);
-    says(with("mapping", Tensor::full(-1i64, size, &CPU).unwrap()), &["the rows in `mapping`"]);
+    says(
+        with("mapping", far),
+        &["model.safetensors", "`mapping` of token 0 is 30, expected a row of `embeddings`, 0 to 29"],
+    );
+    says(with("mapping", Tensor::full(-1i64, size, &CPU).unwrap()), &["`mapping` of token 0 is -1"]);
+    says(with("mapping", Tensor::zeros(size, DType::F32, &CPU).unwrap()), &["`mapping` has dtype f32"]);
     says(with("weights", Tensor::ones(3, DType::F32, &CPU).unwrap()), &["the number of `weights` is 3"]);
     says(with("embeddings", Tensor::ones(3, DType::F32, &CPU).unwrap()), &["embeddings has shape [3]"]);
     says(with("embeddings", Tensor::ones((30, 2), DType::U8, &CPU).unwrap()), &["`embeddings` has dtype U8"]);

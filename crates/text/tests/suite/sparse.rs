@@ -81,6 +81,11 @@ fn inference_free() {
 }
 
 #[test]
+fn gte() {
+    equals_sentence_transformers("gte");
+}
+
+#[test]
 fn plain() {
     equals_sentence_transformers("plain");
 }

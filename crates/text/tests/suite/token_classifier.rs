@@ -71,11 +71,58 @@ fn equals_the_pipeline(name: &str) {
 #[test]
 fn bert() {
     equals_the_pipeline("bert");
+    long_texts_are_read_in_windows("bert");
 }
 
 #[test]
 fn roberta() {
     equals_the_pipeline("roberta");
+    long_texts_are_read_in_windows("roberta");
+}
+
+fn long_texts_are_read_in_windows(name: &str) {
+    let folder = fixture("token_classifier");
+    let classifier = open(&folder.join(name)).unwrap();
+    let said = json(&folder.join(format!("{name}.json")));
+    let texts: Vec<&str> = said["long"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    let (mut worst, mut count) = (0f64, 0);
+    for (length, stride) in [(12, 0), (12, 4), (20, 17)] {
+        for (strategy, aggregation) in &STRATEGIES[1..] {
+            let how = EntityOptions::default().with_aggregation(*aggregation).with_stride(stride);
+            let done = std::sync::Mutex::new(Vec::new());
+            let on_progress = |texts: usize, _: usize| done.lock().unwrap().push(texts);
+            let on_truncated = |text: usize| panic!("text {text} was cut");
+            let options = EncodeOptions::default().with_max_length(length).with_batch_size(3);
+            let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
+            let found = classifier.entities(&texts, &how, &options).unwrap();
+            let wanted = said[format!("{strategy}, {length}, {stride}")].as_array().unwrap();
+            for (found, wanted) in found.iter().zip(wanted) {
+                let wanted = wanted.as_array().unwrap();
+                assert_eq!(found.len(), wanted.len(), "{strategy}, {length}, {stride}: {found:?}");
+                worst = found.iter().zip(wanted).map(|(got, want)| difference(got, want)).fold(worst, f64::max);
+                count += found.len();
+            }
+            // What fits is one window, as without a stride.
+            let done = std::mem::take(&mut *done.lock().unwrap());
+            assert!(done.is_sorted() && done.last() == Some(&texts.len()), "{done:?}");
+            let alone = EntityOptions::default().with_aggregation(*aggregation);
+            assert_eq!(classifier.entities(&texts[2..3], &alone, &options).unwrap(), found[2..3]);
+        }
+    }
+    assert!(count > 100 && worst < 2e-5, "{name}: {count} entities, largest difference {worst:e}");
+}
+
+#[test]
+fn a_stride_leaves_a_window_tokens_of_its_own() {
+    let classifier = open(&fixture("token_classifier/bert")).unwrap();
+    let refused = |stride: usize, aggregation: Aggregation, expected: &str| {
+        let how = EntityOptions::default().with_stride(stride).with_aggregation(aggregation);
+        let options = EncodeOptions::default().with_max_length(12);
+        says(classifier.entities(&["a"], &how, &options), &[&format!("stride = {stride} is not allowed"), expected]);
+    };
+    refused(10, Aggregation::Simple, "less than 10");
+    refused(usize::MAX, Aggregation::Max, "less than 10");
+    refused(4, Aggregation::None, "none without aggregation");
 }
 
 /// A copy of the folder with other values in its configuration.

@@ -127,7 +127,7 @@ fn held_back_texts_are_skipped_and_the_teacher_is_cached() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text.txt");
     std::fs::write(&path, " one two \n\nthree\none two\nfour\n").unwrap();
-    assert_eq!(read_texts(&path, &["four".to_string()]).unwrap(), ["one two", "three"]);
+    assert_eq!(read_texts(&path, &["four".to_string()]).unwrap(), [" one two ", "three"]);
 
     let teacher = teacher();
     let read = std::cell::Cell::new(0);
@@ -269,6 +269,9 @@ fn only_lines_of_text_are_read() {
     };
     says(reads(b"one\ntwo\xff\n"), &["text.txt: line 2 is not UTF-8"]);
     assert_eq!(reads("\u{feff}one\r\n\ntwo".as_bytes()).unwrap(), ["one", "two"]);
+    says(reads(b"\0o\0n\0e\0\n"), &["text.txt: the text is in UTF-16, expected UTF-8"]);
+    says(reads(b"one\nt\0wo\n"), &["text.txt: line 2 holds a NUL byte, expected text in UTF-8"]);
+    assert_eq!(reads(b"\tone \n two\r\n").unwrap(), ["\tone ", " two"]);
     // Holes: one line.
     std::fs::File::create(&path).unwrap().set_len(1 << 25).unwrap();
     says(read_texts(&path, &[]), &["text.txt: line 1 has more than 16777216 bytes, expected one text per line"]);

@@ -156,6 +156,9 @@ fn files_and_pairs_are_compared() {
     std::fs::write(scratch.path("pairs.tsv"), "a cat\ta cat\n\nA kitten naps.\tStocks fell sharply.\n").unwrap();
     let pairs = succeeds(&mut scratch.run(&["encode", "--pairs", "pairs.tsv"]));
     assert!(pairs.starts_with(" 1.000  a cat ") && pairs.lines().count() == 2, "{pairs}");
+    std::fs::write(scratch.path("spaced.tsv"), "\u{feff} a cat\ta cat \r\n").unwrap();
+    let pairs = succeeds(&mut scratch.run(&["encode", "--pairs", "spaced.tsv"]));
+    assert!(pairs.starts_with(" 1.000   a cat ") && pairs.ends_with("  a cat \n"), "white space stays: {pairs:?}");
     fails(&mut scratch.run(&["encode", "--pairs", "notes.txt"]), "notes.txt: line 1 has 0 tabs, expected two texts");
     fails(&mut scratch.run(&["encode", "--against", "no.txt", "a"]), "no.txt: No such file");
     fails(&mut scratch.run(&["encode", "--pairs", "pairs.tsv", "a"]), "cannot be used with");
@@ -190,6 +193,31 @@ fn texts_that_are_cut_are_counted() {
     fails(&mut scratch.run(&["encode", "--file", "blank.txt"]), "blank.txt: no text: every line is blank");
     std::fs::write(scratch.path("latin.txt"), b"one\ntw\xf6\n").unwrap();
     fails(&mut scratch.run(&["encode", "--file", "latin.txt"]), "latin.txt: line 2 is not UTF-8");
+}
+
+#[test]
+fn text_in_another_encoding_is_named() {
+    let scratch = Scratch::new();
+    let utf16: Vec<u8> = "\u{feff}one\tätwo\n".encode_utf16().flat_map(u16::to_be_bytes).collect();
+    for (name, bytes, reason) in [
+        ("marked", &utf16[..], "the text is in UTF-16, expected UTF-8"),
+        ("unmarked", &utf16[2..], "the text is in UTF-16, expected UTF-8"),
+        ("nul", b"one\ttwo\n\none\tt\0wo\n", "line 3 holds a NUL byte, expected text in UTF-8"),
+    ] {
+        std::fs::write(scratch.path(name), bytes).unwrap();
+        let reason = format!("{name}: {reason}");
+        for arguments in [
+            &["encode", "--json", "--file", name][..],
+            &["encode", "--file", name],
+            &["encode", "--pairs", name],
+            &["encode", "a", "--against", name],
+            &["encode", "a", "--json", "--precision", "int8", "--calibration", name],
+        ] {
+            fails(&mut scratch.run(arguments), &reason);
+        }
+        let stdin = std::fs::File::open(scratch.path(name)).unwrap();
+        fails(scratch.run(&["encode", "--json"]).stdin(stdin), &reason.replace(name, "standard input"));
+    }
 }
 
 /// A wide character takes two columns.

@@ -10,11 +10,13 @@ mod file;
 mod growth;
 mod pre_tokenizer;
 mod spans;
+mod strides;
 mod vocabulary;
 mod windows;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::str::FromStr;
@@ -51,6 +53,8 @@ pub(crate) struct Tokenizer {
     inserted: Option<(usize, u32)>,
     /// Whether the place of each token is kept.
     places: bool,
+    /// The tokens that neighboring parts of a long text share, if it is not cut.
+    stride: Option<usize>,
 }
 
 /// What the file says.
@@ -159,7 +163,8 @@ impl Tokenizer {
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
         })?;
-        let tokenizer = Self { inner: Arc::new(inner), max_length, special: true, inserted: None, places: false };
+        let inner = Arc::new(inner);
+        let tokenizer = Self { inner, max_length, special: true, inserted: None, places: false, stride: None };
         guarded(|| tokenizer.room(false))?;
         Ok(tokenizer)
     }
@@ -204,9 +209,7 @@ impl Tokenizer {
             let Kept { encoding, truncated, .. } = self.encoding(&first, second.as_deref(), offsets)?;
             let mut tokens = Tokens::new(&encoding, truncated);
             if self.places {
-                let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
-                let place = |(&(start, end), &mask): (&(usize, usize), &u32)| Place { start, end, special: mask == 1 };
-                tokens.places = offsets.map(place).collect();
+                tokens.places = places(&encoding);
             }
             if let Some((at, id)) = self.inserted {
                 let at = at.min(tokens.len());
@@ -262,21 +265,26 @@ impl Tokenizer {
             let (of_first, of_second) = kept(found.0, found.1, room);
             let truncated = (of_first, of_second) != found;
             let counts = if second.is_some() { vec![of_first, of_second] } else { vec![of_first] };
-            let (first, second) = (cut(first, of_first), second.map(|second| cut(second, of_second)));
-            let joined = match self.inner.tokenizer.get_post_processor() {
-                Some(processor) => processor.process(first, second, self.special)?,
-                None => {
-                    let sequences = [Some(first), second].into_iter().flatten().collect();
-                    let mut joined = <dyn PostProcessor>::default_process(sequences, self.special)?;
-                    joined.pop().ok_or("no tokens at all")?
-                }
-            };
-            if joined.len() > self.max_length {
-                let found = format!("its post-processor made {} tokens", joined.len());
-                return Err(format!("{found}, expected at most {}", self.max_length).into());
-            }
-            Ok(Kept { encoding: joined, counts, truncated })
+            let (first, second) = (part(&first, 0..of_first), second.map(|second| part(&second, 0..of_second)));
+            Ok(Kept { encoding: self.process(first, second)?, counts, truncated })
         })
+    }
+
+    /// The tokens of a text or a pair with the special ones.
+    fn process(&self, first: Encoding, second: Option<Encoding>) -> tokenizers::Result<Encoding> {
+        let joined = match self.inner.tokenizer.get_post_processor() {
+            Some(processor) => processor.process(first, second, self.special)?,
+            None => {
+                let sequences = [Some(first), second].into_iter().flatten().collect();
+                let mut joined = <dyn PostProcessor>::default_process(sequences, self.special)?;
+                joined.pop().ok_or("no tokens at all")?
+            }
+        };
+        if joined.len() > self.max_length {
+            let found = format!("its post-processor made {} tokens", joined.len());
+            return Err(format!("{found}, expected at most {}", self.max_length).into());
+        }
+        Ok(joined)
     }
 
     /// The first tokens of one text without special ones: all, or at least `most`. Of a long text, no more is
@@ -384,22 +392,25 @@ fn kept(first: usize, second: usize, room: usize) -> (usize, usize) {
     if first > second { (long, short) } else { (short, long) }
 }
 
-/// The first `count` tokens. The library's `truncate` would keep the rest.
-fn cut(encoding: Encoding, count: usize) -> Encoding {
-    if encoding.len() <= count {
-        return encoding;
-    }
+/// Some of the tokens. The library's `truncate` would keep the rest.
+fn part(encoding: &Encoding, tokens: Range<usize>) -> Encoding {
     Encoding::new(
-        encoding.get_ids()[..count].to_vec(),
-        encoding.get_type_ids()[..count].to_vec(),
-        encoding.get_tokens()[..count].to_vec(),
-        encoding.get_word_ids()[..count].to_vec(),
-        encoding.get_offsets()[..count].to_vec(),
-        encoding.get_special_tokens_mask()[..count].to_vec(),
-        encoding.get_attention_mask()[..count].to_vec(),
+        encoding.get_ids()[tokens.clone()].to_vec(),
+        encoding.get_type_ids()[tokens.clone()].to_vec(),
+        encoding.get_tokens()[tokens.clone()].to_vec(),
+        encoding.get_word_ids()[tokens.clone()].to_vec(),
+        encoding.get_offsets()[tokens.clone()].to_vec(),
+        encoding.get_special_tokens_mask()[tokens.clone()].to_vec(),
+        encoding.get_attention_mask()[tokens].to_vec(),
         Vec::new(),
         Default::default(),
     )
+}
+
+/// The place of each token of an encoding.
+fn places(encoding: &Encoding) -> Vec<Place> {
+    let offsets = encoding.get_offsets().iter().zip(encoding.get_special_tokens_mask());
+    offsets.map(|(&(start, end), &mask)| Place { start, end, special: mask == 1 }).collect()
 }
 
 /// The input of a model: a text, or a pair of texts. `"a text".into()`, `("one", "two").into()`.
