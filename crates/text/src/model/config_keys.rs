@@ -20,17 +20,36 @@ pub(crate) fn supported_models() -> String {
     format!("{}, which this version runs", families::model_types().join(" or "))
 }
 
+/// Keys whose null is not their absence to an attention layer, which reads or refuses it.
+const ATTENTION_NULLS: [&str; 9] = [
+    "rope_theta",
+    "global_rope_theta",
+    "local_rope_theta",
+    "rope_local_base_freq",
+    "original_max_position_embeddings",
+    "sliding_window",
+    "local_attention",
+    "global_attn_every_n_layers",
+    "max_window_layers",
+];
+
 /// Gives the keys of a `config.json` BERT's names. Keys that are null count as absent.
 ///
 /// # Errors
-/// A `model_type` that is not supported; a key that switches on what is not implemented.
+/// A `model_type` that is not supported; a key that switches on what is not implemented; a null in the place of a
+/// number that has a default.
 pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()> {
+    enter_section(keys)?;
     // A number of key-value heads that is null is that of the heads; one that is absent is the family's default.
     if let (Some(Value::Null), Some(heads)) = (keys.get(KV_HEADS), keys.get("num_attention_heads").cloned()) {
         keys.insert(KV_HEADS.to_string(), heads);
     }
-    keys.retain(|_, value| !value.is_null());
-    enter_section(keys)?;
+    // transformers takes it as false.
+    if keys.get("is_causal").is_some_and(Value::is_null) {
+        keys.insert("is_causal".to_string(), false.into());
+    }
+    let nulls: Vec<String> = keys.iter().filter(|(_, value)| value.is_null()).map(|(key, _)| key.clone()).collect();
+    keys.retain(|key, value| !value.is_null() || ATTENTION_NULLS.contains(&key.as_str()));
     if let Some(model_type) = checkpoint::resolved_model_type(keys).map(str::to_string) {
         keys.insert("model_type".to_string(), model_type.into());
     }
@@ -38,7 +57,15 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     let found = text("model_type").unwrap_or("absent");
     let row = families::model(found, text, |_| false)
         .ok_or_else(|| Error::config("model_type", found, supported_models()))?;
-    let is_on = |value: &Value| *value != Value::Bool(false) && value.as_f64() != Some(0.0);
+    for (ours, _) in row.default_keys {
+        let names = row.renamed_keys.iter().filter(|(_, of)| of == ours).map(|(theirs, _)| *theirs).chain([*ours]);
+        if let Some(null) = names.clone().find(|name| nulls.iter().any(|null| null == name))
+            && !names.into_iter().any(|name| keys.contains_key(name))
+        {
+            return Err(Error::config(null, "null", "a number, or absent"));
+        }
+    }
+    let is_on = |value: &Value| !matches!(value, Value::Null | Value::Bool(false)) && value.as_f64() != Some(0.0);
     for key in row.unsupported_keys {
         if let Some(value) = keys.get(*key).filter(|value| is_on(value)) {
             return Err(Error::config(key, value, "false, or absent"));
@@ -110,7 +137,6 @@ fn enter_section(keys: &mut Map<String, Value>) -> Result<()> {
     match keys.remove(*section) {
         Some(Value::Object(section)) => {
             *keys = section;
-            keys.retain(|_, value| !value.is_null());
             Ok(())
         }
         _ => Err(Error::config(section, "absent", "the configuration of the text model")),
@@ -199,4 +225,39 @@ fn activation_of_gate(keys: &Map<String, Value>, key: &'static str, allowed: &[&
     let found = keys.get(key).and_then(Value::as_str).unwrap_or("absent");
     let known = GATES.iter().find(|(gate, _)| *gate == found && allowed.contains(gate));
     known.map(|(_, activation)| *activation).ok_or_else(|| Error::config(key, found, allowed.join(" or ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::config::TextModelConfig;
+
+    /// What transformers 5.23 does with null: absent in `head_dim` of Llama, false in `is_causal`, an error elsewhere.
+    #[test]
+    fn null_is_absent_only_where_it_is_so_in_transformers() {
+        let read = |model_type: &str, key: &str| {
+            let mut json = json!({
+                "model_type": model_type, "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 2, "intermediate_size": 8, "hidden_act": "silu", "max_position_embeddings": 9,
+                "head_dim": 4,
+            });
+            json[key] = Value::Null;
+            serde_json::from_value::<TextModelConfig>(json).map_err(|error| error.to_string())
+        };
+        for key in ["head_dim", "rope_scaling", "rope_parameters", "layer_types", "sliding_window"] {
+            assert!(read("llama", key).is_ok(), "{key}");
+        }
+        assert_eq!(read("llama", "is_causal").unwrap().key("is_causal"), Some(&json!(false)));
+        // An attention layer reads these, as an error or not.
+        for key in ["rope_theta", "sliding_window"] {
+            assert_eq!(read("gemma3_text", key).unwrap().key(key), Some(&Value::Null));
+        }
+        for (model_type, key) in [("qwen3", "head_dim"), ("llama", "rms_norm_eps"), ("bert", "layer_norm_eps")] {
+            let error = read(model_type, key).unwrap_err();
+            let names = [key, "null", "a number, or absent"];
+            assert!(names.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
 }
