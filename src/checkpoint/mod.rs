@@ -48,5 +48,5 @@ pub use load::ModelAttention;
 pub use open::{Checkpoint, read_index};
 pub use quantized::remove_quantization_config;
 pub use shared_tables::SharedTables;
-pub use source::{AnySource, VarMapSource, WeightSource, below, wrong_shape};
+pub use source::{AnySource, ReadNames, VarMapSource, WeightSource, below, wrong_shape};
 pub use write::write_layers;

@@ -1,5 +1,7 @@
 //! `WeightSource`: where weights are read from.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::PoisonError;
 
@@ -158,12 +160,41 @@ pub struct AnySource<'a> {
     prefix: String,
     /// Whether weights are read without the changes that are computed beside them.
     is_base: bool,
+    /// Where the names of what is read are kept.
+    read: Option<ReadNames>,
+}
+
+/// The full names of the tensors that were read from a source, in their order: see [`AnySource::watched`].
+#[derive(Clone, Debug, Default)]
+pub struct ReadNames(Rc<RefCell<BTreeSet<String>>>);
+
+impl ReadNames {
+    /// The names until now.
+    pub fn names(&self) -> BTreeSet<String> {
+        self.0.borrow().clone()
+    }
 }
 
 impl<'a> AnySource<'a> {
     /// `source` with its type erased.
     pub fn new(source: &(impl WeightSource + 'a)) -> Self {
-        Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false }
+        Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false, read: None }
+    }
+
+    /// The same source, and the names of what is read from it and from what is made of it: a loader of a whole model
+    /// finds by them what is stored and nothing reads.
+    pub fn watched(&self) -> (Self, ReadNames) {
+        let read = ReadNames::default();
+        (Self { read: Some(read.clone()), ..self.clone() }, read)
+    }
+
+    /// The full name of a tensor that is read.
+    fn name_to_read(&self, name: &str) -> String {
+        let name = self.full_name(name);
+        if let Some(ReadNames(read)) = &self.read {
+            read.borrow_mut().insert(name.clone());
+        }
+        name
     }
 
     /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
@@ -205,19 +236,19 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let name = self.full_name(name);
+        let name = self.name_to_read(name);
         if self.is_base { self.root.get_base(&name, shape) } else { self.root.get(&name, shape) }
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         match self.changes(name)?.is_empty() {
-            true => self.root.get_rows(&self.full_name(name), shape, see),
+            true => self.root.get_rows(&self.name_to_read(name), shape, see),
             false => see(self.get(name, &shape)?),
         }
     }
 
     fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.root.get_base(&self.full_name(name), shape)
+        self.root.get_base(&self.name_to_read(name), shape)
     }
 
     fn low_rank(&self, name: &str) -> Result<Vec<LowRankChange>> {
@@ -238,7 +269,7 @@ impl WeightSource for AnySource<'_> {
 
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
         match self.changes(name)?.is_empty() {
-            true => self.root.get_reshaped(&self.full_name(name), stored, shape),
+            true => self.root.get_reshaped(&self.name_to_read(name), stored, shape),
             false => Ok(self.get(name, stored)?.reshape(shape)?),
         }
     }

@@ -143,6 +143,13 @@ def settings_cases():
     lengths = {"write": {SETTINGS: {"query_length": 6, "document_length": 9, "max_seq_length": 12}}}
     for run in ["encode", "query", "document"]:
         yield case(f"settings: lengths, {run}", base, run, lengths)
+    for other, run in [("rerankers/qwen3_head", "pairs"), ("sparse/splade", "sparse")]:
+        stated = json.loads((FIXTURES / other / SETTINGS).read_text())
+        short = stated | {"max_seq_length": 9}
+        yield case(f"{other}: another name", other, run,
+                   {"write": {SETTINGS: None, LENGTH_FILES[2]: short}, "set": alone})
+        yield case(f"{other}: lower case", other, run, {"write": {SETTINGS: stated | {"do_lower_case": True}}},
+                   ["The CAT \u039f\u0394\u039f\u03a3", "A Cat [MASK]", "SAT"])
     for name, keys, error in [
         ("unknown", {"made_up": 3}, "made_up"),
         ("config_args", {"config_args": {"layer_norm_eps": 0.5}}, "config_kwargs.layer_norm_eps"),

@@ -88,7 +88,7 @@ impl<'a> Embedder<'a> {
 
     /// The number of tokens at which a text is cut.
     fn cut_at(&self) -> Option<usize> {
-        Some(self.options.max_length.unwrap_or(self.encoder.max_seq_length()))
+        Some(self.encoder.max_seq_length_for(&self.options))
     }
 
     fn chunk(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {

@@ -226,7 +226,7 @@ impl Search {
 
     fn vector(&self, encoder: &SentenceEncoder, query: &str) -> Result<Vec<f32>> {
         let options = encoder.query_options(self.batches.options(self.query_prompt_name.as_deref()));
-        let on_truncated = |_: usize| note_truncated(1, 1, options.max_length.or(Some(encoder.max_seq_length())));
+        let on_truncated = |_: usize| note_truncated(1, 1, Some(encoder.max_seq_length_for(&options)));
         let vector = encoder.encode(&[query], &options.with_on_truncated(&on_truncated))?;
         Ok(vector.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.get(0)?.to_vec1()?)
     }

@@ -13,7 +13,7 @@ use candle_core::{Module, Tensor};
 use crate::families::task_heads::HeadActivation;
 use crate::model::config::TextModelConfig;
 use crate::model::mlp::read_linear;
-use crate::model::places::{Places, watch};
+use crate::model::places::Places;
 use crate::model::text_model::TextModel;
 
 /// A [`TextModel`] with a task head: [`SequenceClassifier`](crate::SequenceClassifier),
@@ -109,7 +109,7 @@ impl<K: HeadKind> HeadModel<K> {
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
-        let (source, read) = watch(source);
+        let (source, read) = source.watched();
         let places = Places::find(config, &source);
         let (head, model) = K::load(config, &places)?;
         places.check_read(config, &read)?;

@@ -12,7 +12,7 @@ use crate::model::config::TextModelConfig;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::{HiddenStates, rows};
 use crate::model::mlp::read_linear;
-use crate::model::places::{Places, watch};
+use crate::model::places::Places;
 use crate::model::text_model::TextModel;
 
 /// A decoder, and the rows of its language head for the tokens that decide on a score.
@@ -45,7 +45,7 @@ impl TokenScore {
         let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
         check_ids("the tokens that are scored", &ids, config.vocab_size)?;
         const HEAD: &str = "lm_head.weight";
-        let (source, read) = watch(source);
+        let (source, read) = source.watched();
         let places = Places::find(config, &source);
         let root = &places.root;
         // A head that is stored counts even if it is said to be the word embeddings: transformers ties what is missing

@@ -1,13 +1,9 @@
 //! Where the parts of a whole model are in a checkpoint, and whether all of them were read.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
-use candle_attention::checkpoint::{AnySource, WeightSource, below};
-use candle_attention::weights::LowRankChange;
-use candle_attention::{Error, Quantization, Result};
-use candle_core::Tensor;
+use candle_attention::checkpoint::{AnySource, ReadNames, WeightSource, below};
+use candle_attention::{Error, Result};
 
 use crate::families::model::Model;
 use crate::model::config::TextModelConfig;
@@ -80,7 +76,7 @@ impl<'a> Places<'a> {
         let Some(names) = self.root.names() else { return Ok(()) };
         let [root, body] = [&self.root, &self.body].map(|source| source.full_name(""));
         let body = below(&root, &body).unwrap_or_default();
-        let read = read.0.borrow();
+        let read = read.names();
         let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
         let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
         // Adapters for tasks are read when a task is asked for.
@@ -102,10 +98,10 @@ impl<'a> Places<'a> {
 /// # Errors
 /// Those of `load`; [`Error::Tensor`] with the first tensor that was not read.
 pub(crate) fn load_all<T>(source: &AnySource, load: impl FnOnce(&AnySource) -> Result<T>) -> Result<T> {
-    let (root, (watched, read)) = (source.full_name(""), watch(source));
+    let (root, (watched, read)) = (source.full_name(""), source.watched());
     let loaded = load(&watched)?;
     let names = source.names().unwrap_or_default();
-    let read = read.0.borrow();
+    let read = read.names();
     let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
     let parts: BTreeSet<&str> = read.iter().map(|name| part(name, "")).collect();
     // A GGUF file holds several modules.
@@ -154,91 +150,6 @@ impl Model {
         let is_buffer = name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last));
         let is_ignored = |ignored: &&str| name == *ignored || below(ignored, name).is_some();
         is_bias || is_buffer || self.ignored_tensors.iter().any(is_ignored)
-    }
-}
-
-/// The full names of the tensors that were read from a [`WatchedSource`].
-#[derive(Clone, Default)]
-pub(crate) struct ReadNames(Rc<RefCell<BTreeSet<String>>>);
-
-/// A source that keeps the names of the tensors that are read from it.
-#[derive(Clone)]
-struct WatchedSource<'a> {
-    source: AnySource<'a>,
-    read: ReadNames,
-}
-
-/// `source`, and the names of what is read from it.
-pub(crate) fn watch<'a>(source: &AnySource<'a>) -> (AnySource<'a>, ReadNames) {
-    let read = ReadNames::default();
-    (AnySource::new(&WatchedSource { source: source.clone(), read: read.clone() }), read)
-}
-
-impl WatchedSource<'_> {
-    fn keep(&self, name: &str) {
-        self.read.0.borrow_mut().insert(self.full_name(name));
-    }
-}
-
-impl WeightSource for WatchedSource<'_> {
-    fn root(&self) -> Self {
-        Self { source: self.source.root(), read: self.read.clone() }
-    }
-
-    fn child(&self, name: &str) -> Self {
-        Self { source: self.source.child(name), read: self.read.clone() }
-    }
-
-    fn full_name(&self, name: &str) -> String {
-        self.source.full_name(name)
-    }
-
-    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
-        self.source.names_below(prefix)
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.source.contains(name)
-    }
-
-    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
-        self.source.shape(name)
-    }
-
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.keep(name);
-        self.source.get(name, shape)
-    }
-
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
-        self.keep(name);
-        self.source.get_rows(name, shape, see)
-    }
-
-    fn get_base(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.keep(name);
-        self.source.get_base(name, shape)
-    }
-
-    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
-        self.keep(name);
-        self.source.get_reshaped(name, stored, shape)
-    }
-
-    fn low_rank(&self, name: &str) -> Result<Vec<LowRankChange>> {
-        self.source.low_rank(name)
-    }
-
-    fn has_low_rank(&self) -> bool {
-        self.source.has_low_rank()
-    }
-
-    fn gives_own_tensors(&self) -> bool {
-        self.source.gives_own_tensors()
-    }
-
-    fn quantization(&self, name: &str) -> Option<Quantization> {
-        self.source.quantization(name)
     }
 }
 

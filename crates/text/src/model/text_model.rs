@@ -16,7 +16,7 @@ use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
 use crate::model::mlp::{load_linear, pack_for, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
-use crate::model::places::{Places, watch};
+use crate::model::places::Places;
 use crate::model::stream::Stream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 
@@ -88,7 +88,7 @@ impl TextModel {
     }
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let (source, read) = watch(source);
+        let (source, read) = source.watched();
         let places = Places::find(config, &source);
         let model = Self::load_at(config, &places, None)?;
         places.check_read(config, &read)?;

@@ -165,6 +165,18 @@ impl SentenceEncoder {
         }
     }
 
+    /// The maximum number of tokens of a text in a call with these options: theirs, or the model's, which may have
+    /// another one for queries and for documents.
+    pub fn max_seq_length_for(&self, options: &EncodeOptions) -> usize {
+        // The error of a route that there is not is that of the call.
+        let (encoder, options) = self.route_of(options).unwrap_or((self, *options));
+        let stated = match &encoder.input {
+            Input::Transformer(transformer) => transformer.batcher.max_length_for(&options),
+            Input::Static(_) => options.max_length,
+        };
+        stated.unwrap_or_else(|| encoder.max_seq_length())
+    }
+
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping
     /// windows over a long text, to embed each. Each begins and ends at a word if there is one, and repeats the words
     /// in the last quarter of the one before. A text that fits is one window, without the spaces around it.

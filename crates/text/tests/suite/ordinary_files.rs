@@ -205,3 +205,17 @@ fn copies_of_a_model_keep_its_own_decoder() {
         assert!(difference(&logits(&pruned, &base).unwrap(), &case.want()) > 1e-4, "{name}: nothing was pruned");
     }
 }
+
+/// What a text was cut at is said with the number that cut it.
+#[test]
+fn lengths_of_queries_and_documents_are_known() {
+    let cases = Case::all();
+    let case = cases.iter().find(|case| case.text("name") == "settings: lengths, query").unwrap();
+    let encoder = SentenceEncoder::from_folder(case.folder().path(), DType::F32, &CPU).unwrap();
+    let plain = EncodeOptions::default();
+    let [query, document] = [encoder.query_options(plain), encoder.document_options(plain)];
+    let lengths = [plain, query, document, query.with_max_length(5)].map(|o| encoder.max_seq_length_for(&o));
+    assert_eq!(lengths, [12, 6, 9, 5]);
+    let tokens = |options| encoder.token_ids(&case.texts("texts")[..1], options).unwrap()[0].len();
+    assert_eq!([&plain, &query, &document].map(tokens), [12, 6, 9]);
+}
