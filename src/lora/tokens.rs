@@ -59,8 +59,8 @@ impl TokenRows {
     }
 }
 
-/// The tables that are the table `name` once more: with weights that are tied, some files hold the decoder, or the table
-/// of a part of the model, as a copy.
+/// The tables that are the table `name` once more: where weights are tied, some files hold the decoder, or the table of
+/// a part of the model, as a copy.
 pub(super) fn copies(name: &str, root: &dyn WeightSource) -> Result<Vec<String>> {
     let Some(shape) = root.shape(name)? else { return Ok(Vec::new()) };
     let mut copies = Vec::new();

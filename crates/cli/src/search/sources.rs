@@ -112,7 +112,7 @@ impl Walk {
 
 /// Whether a file that is not text is one of saved embeddings, which earlier versions kept beside what they searched.
 fn is_index(path: &Path) -> bool {
-    Index::check_writable(path).is_ok()
+    path.is_file() && Index::check_writable(path).is_ok()
 }
 
 /// The distinct passages of a source, and the windows of them that are embedded.

@@ -146,6 +146,8 @@ fn exit_codes_and_mistakes() {
     let wide = "wide.txt: the text is in UTF-16, expected UTF-8";
     fails(&mut folder.tiny(&["a", "wide.txt"]), wide);
     fails(&mut folder.tiny(&["-f", "wide.txt", "a.txt"]), wide);
+    let (code, _, said) = run(&mut folder.tiny(&["a", "-"]), "o\0n\0e\0\n\0");
+    assert!(code == 2 && said.contains("the text is in UTF-16"), "{said}");
     assert_eq!(run(&mut folder.tiny(&["a", "a.txt", "wide.txt"]), "").2, format!("note: skipped {wide}\n"));
     fails(&mut folder.tiny(&["a", "a.txt", "-k", "0"]), "0 is not in 1..");
     fails(&mut folder.tiny(&["a", "a.txt", "--min-score", "2"]), "expected a number from -1 to 1");

@@ -72,8 +72,8 @@ impl TokenizerConfig {
         }
     }
 
-    /// Whether the tokenizer is one of a class with keys of its own, not the general one, which follows `tokenizer.json`
-    /// alone.
+    /// Whether the tokenizer is one of a class with keys of its own, not the general one, which follows
+    /// `tokenizer.json` alone.
     pub fn has_own_class(&self) -> bool {
         let general = ["TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer"];
         self.tokenizer_class.as_deref().is_some_and(|class| !general.contains(&class))

@@ -232,8 +232,9 @@ fn mask(
     Ok(())
 }
 
-/// Copies from one folder of a model the files of [`COPIED`] and [`TRANSFORMER_SETTINGS`], but for the configuration of the transformer and, with
-/// `new_card`, the model card; and the weights of another module. A module without settings may have no folder.
+/// Copies from one folder of a model the files of [`COPIED`] and [`TRANSFORMER_SETTINGS`], but for the configuration of
+/// the transformer and, with `new_card`, the model card; and the weights of another module. A module without settings
+/// may have no folder.
 pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card: bool, new: &Path) -> Result<()> {
     let (from, to) = (model.join(name), new.join(name));
     if !is_present(&from)? {

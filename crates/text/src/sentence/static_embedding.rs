@@ -191,8 +191,8 @@ impl Table {
         // Half types compute in f32.
         let compute_type = if compute_type.keeps_stored() { compute_type } else { DType::F32.into() };
         let source = checkpoint.at("", compute_type, &Device::Cpu);
-        // The integers of model2vec are read as they are: it does not store their scale. Quantized once more, they would
-        // change.
+        // The integers of model2vec are read as they are: it does not store their scale. Quantized once more, they
+        // would change.
         let integers = (dtype == Dtype::I8).then(|| stored(checkpoint, name, DType::F32)).transpose()?;
         let rows = match source.quantization(name).filter(|format| integers.is_none() && format.fits(width)) {
             Some(format) => Rows::Quantized(quantized_rows(&source, name, [count, width], format)?),
@@ -262,10 +262,12 @@ fn stored(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Result<Tensor> {
             let numbers = bytes(8)?.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect::<Vec<_>>();
             Tensor::from_vec(numbers, shape, &Device::Cpu)?
         }
-        _ => checkpoint.tensor(name, &Device::Cpu)?,
+        _ => match checkpoint.tensor(name, &Device::Cpu)? {
+            floats if floats.dtype().is_float() && dtype.is_int() => {
+                return Err(Error::dtype(format!("`{name}`"), floats.dtype(), "whole numbers"));
+            }
+            tensor => tensor,
+        },
     };
-    if tensor.dtype().is_float() && dtype.is_int() {
-        return Err(Error::dtype(format!("`{name}`"), tensor.dtype(), "whole numbers"));
-    }
     Ok(tensor.to_dtype(dtype)?)
 }

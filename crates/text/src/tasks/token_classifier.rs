@@ -92,8 +92,8 @@ impl TokenClassifier {
         self.head.labels()
     }
 
-    /// The entities of each text, in the order of the text. Without a [stride](EntityOptions::stride), tokens beyond the
-    /// maximum length are in none.
+    /// The entities of each text, in the order of the text. Without a [stride](EntityOptions::stride), tokens beyond
+    /// the maximum length are in none.
     ///
     /// # Errors
     /// A batch size of 0; a prompt; a stride that leaves a window no tokens of its own, or without aggregation; a token

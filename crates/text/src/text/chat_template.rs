@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use candle_attention::io::utf8_text;
 use candle_attention::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +54,10 @@ impl ChatTemplate {
         let mut tokenizer: Map<String, Value> = folder.json_or_default(&transformer.join("tokenizer_config.json"))?;
         let path = transformer.join(CHAT_TEMPLATE);
         let source = match (folder.holds(&path)?, tokenizer.remove("chat_template")) {
-            (true, _) => String::from_utf8_lossy(&folder.read(&path, MAX_TEMPLATE_BYTES)?).into_owned(),
+            (true, _) => {
+                let bytes = folder.read(&path, MAX_TEMPLATE_BYTES)?;
+                utf8_text(&bytes, 1).map_err(|reason| Error::file(&path, reason))?.to_string()
+            }
             (false, Some(Value::String(source))) => source,
             (false, None | Some(Value::Null)) if !has_modules => return Ok(None),
             (false, other) => {
