@@ -73,7 +73,8 @@ impl Checkpoint {
     /// knows ([`config`](Self::config)), and blocks of few bits are read as f32.
     ///
     /// Components that wrappers of training libraries put into names are left out: `_orig_mod` of `torch.compile`,
-    /// those of FSDP and activation checkpointing, and `module` in front. A file with both names of a tensor keeps them.
+    /// those of FSDP and activation checkpointing, and `module` in front. A file with both names of a tensor keeps
+    /// them.
     ///
     /// Reads headers only, and the shapes that modules of compressed-tensors' `pack-quantized` hold as tensors. If a
     /// file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an error that names both.
