@@ -113,6 +113,7 @@ def name_cases():
     yield case("a module that is not the family's", "tiny-bert", "encode",
                {"reverse": {"encoder.layer.1.adapter.weight": ["embeddings.LayerNorm.weight", 1.0]}},
                error=["`encoder.layer.1.adapter.weight` is stored"])
+    yield case("the first layer of two", "tiny-bert", "encode", {"set": {"config.json": {"num_hidden_layers": 1}}})
     yield case("another head", "tiny-bert", "encode",
                {"reverse": {"classifier.weight": ["embeddings.word_embeddings.weight", 1.0]}})
 
@@ -134,6 +135,8 @@ def settings_cases():
         "truncation": text(truncation=True), "no special tokens": text(add_special_tokens=False),
         "tokenizer_args": {"tokenizer_args": {"model_max_length": 8}, "max_seq_length": 12},
         "processor_kwargs": {"processor_kwargs": {"model_max_length": 8}},
+        "config_args": {"config_args": {"layer_norm_eps": 0.5, "hidden_act": "relu"}},
+        "config_kwargs": {"config_kwargs": {"num_hidden_layers": 1}},
         "dtype": {"model_args": {"dtype": "float32", "attn_implementation": "eager"}},
         "task": {"transformer_task": "feature-extraction", "unpad_inputs": False},
         "modality": {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
@@ -152,7 +155,6 @@ def settings_cases():
                    ["The CAT \u039f\u0394\u039f\u03a3", "A Cat [MASK]", "SAT"])
     for name, keys, error in [
         ("unknown", {"made_up": 3}, "made_up"),
-        ("config_args", {"config_args": {"layer_norm_eps": 0.5}}, "config_kwargs.layer_norm_eps"),
         ("model_kwargs", {"model_kwargs": {"layer_norm_eps": 0.5}}, "model_kwargs.layer_norm_eps"),
         ("truncation_side", {"tokenizer_args": {"truncation_side": "left"}}, "processor_kwargs.truncation_side"),
         ("fill-mask", {"transformer_task": "fill-mask"}, "`fill-mask`, expected `feature-extraction`"),

@@ -2,7 +2,7 @@
 //! settings of the tokenizer. Everything that reads a folder, downloads one or copies one starts from these.
 
 mod tokenizer_config;
-mod transformer_settings;
+pub(crate) mod transformer_settings;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use crate::model::config::TextModelConfig;
 use crate::model_files::{ModelFiles, inside};
 
 pub(crate) use self::tokenizer_config::TokenizerConfig;
-pub(crate) use self::transformer_settings::{FEATURES, TRANSFORMER_SETTINGS, TransformerSettings};
+pub(crate) use self::transformer_settings::{FEATURES, TransformerSettings};
 
 /// The longest JSON file of a model, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory.
 const MAX_CONFIG_BYTES: u64 = 1 << 24;
@@ -112,10 +112,13 @@ impl<'a> ModelFolder<'a> {
         }
     }
 
-    /// Reads the `config.json` of a transformer.
+    /// Reads the `config.json` of a transformer, with the keys that its [`TransformerSettings`] put in the place of
+    /// others.
     pub fn transformer_config(self, transformer: &Path) -> Result<TextModelConfig> {
         let path = transformer.join("config.json");
-        let config: TextModelConfig = self.json(&path)?;
+        let mut keys: serde_json::Map<String, serde_json::Value> = self.json(&path)?;
+        keys.extend(TransformerSettings::load(self, transformer)?.config);
+        let config: TextModelConfig = serde_json::from_value(keys.into()).map_err(|e| Error::file(&path, e))?;
         config.validate().map_err(|e| Error::file(path, e))?;
         Ok(config)
     }

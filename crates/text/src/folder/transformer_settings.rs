@@ -91,6 +91,8 @@ pub(crate) struct TransformerSettings {
     /// The task that the model is loaded for.
     pub task: Option<String>,
     pub query_expansion: Option<Value>,
+    /// Keys of `config.json` in the place of those of the file.
+    pub config: Map<String, Value>,
     /// The kind of input `message`: texts are read through the chat template.
     pub message: Option<Value>,
     /// Variables of the chat template.
@@ -148,7 +150,12 @@ impl TransformerSettings {
                         settings.max_length.is_some()
                     }
                     ("processor_kwargs", "truncation_side") => value == "right",
-                    (_, option) => WITHOUT_EFFECT.contains(&option),
+                    (_, known) if WITHOUT_EFFECT.contains(&known) => true,
+                    ("config_kwargs", key) => {
+                        settings.config.insert(key.to_string(), value.clone());
+                        true
+                    }
+                    _ => false,
                 };
                 if !is_applied {
                     return Err(unsupported(&format!("{kwargs}.{option}"), &value));

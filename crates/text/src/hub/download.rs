@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::folder::{ModelFolder, Module, TRANSFORMER_SETTINGS, any_modules};
+use crate::folder::transformer_settings::TRANSFORMER_SETTINGS;
+use crate::folder::{ModelFolder, Module, any_modules};
 use crate::hub::check_id;
 use crate::hub::options::HubOptions;
 use crate::hub::repository::Repository;

@@ -84,13 +84,21 @@ impl<'a> Places<'a> {
         let is_left = |name: &&String| {
             let is_read = read.contains(name.as_str()) || !parts.contains(part(name, body));
             let is_of_task = has_tasks && name.contains(".parametrizations.");
-            !is_read && !is_of_task && !config.row().ignores(below(body, name).unwrap_or(name))
+            let local = below(body, name).unwrap_or(name);
+            !is_read && !is_of_task && !config.row().ignores(local) && !is_beyond_last_layer(config, local)
         };
         match names.iter().find(is_left) {
             Some(name) => Err(not_read(self.root.full_name(name), &format!("a model of `{}`", config.model_type))),
             None => Ok(()),
         }
     }
+}
+
+/// Whether a tensor is of a layer after the last one of the configuration: some models are the first layers of others.
+fn is_beyond_last_layer(config: &TextModelConfig, name: &str) -> bool {
+    let row = config.row();
+    let number = below(row.layers, name).and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    row.shared_layers.is_none() && number.is_some_and(|number| number >= config.num_hidden_layers)
 }
 
 /// What `load` makes of a source, all of whose tensors it has to read: those of a module's file.

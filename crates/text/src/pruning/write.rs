@@ -16,7 +16,8 @@ use candle_attention::{AttentionConfig, Error, MultiHeadAttention, Result, sette
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
-use crate::folder::{ModelFolder, TRANSFORMER_SETTINGS, modules};
+use crate::folder::transformer_settings::TRANSFORMER_SETTINGS;
+use crate::folder::{ModelFolder, modules};
 use crate::model::config::TextModelConfig;
 use crate::model::places::Places;
 use crate::text::tokenizer::MAX_TOKENIZER_BYTES;
