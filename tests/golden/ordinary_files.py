@@ -109,6 +109,8 @@ def name_cases():
         for prefix in ["_orig_mod.", "module.", "auto_model.", "model."]:
             yield case(f"{family} with a head: names below {prefix}", f"encoders/{family}_mlm", "logits",
                        {"prefix": prefix})
+    yield case("a head below student.", "encoders/bert_mlm", "logits", {"within": ["cls.", "student.cls."]},
+               error=["`student.cls.predictions.transform.dense.weight`", "renamed"])
     yield case("a head below module.", "encoders/bert_mlm", "logits", {"within": ["cls.", "module.cls."]})
     yield case("a module that is not the family's", "tiny-bert", "encode",
                {"reverse": {"encoder.layer.1.adapter.weight": ["embeddings.LayerNorm.weight", 1.0]}},

@@ -56,7 +56,7 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
 fn transformer(folder: &Path) -> Result<(PathBuf, TextModelConfig)> {
     refuse(folder, "its weights are in the format of their file, and cannot be written in int8")?;
     let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
-    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    let config = ModelFolder::new(folder).transformer_config(&transformer)?;
     match config.tasks()? {
         Some(_) => {
             let reason = "its weights have adapters for tasks (`parametrizations`), which the format has no place for: \

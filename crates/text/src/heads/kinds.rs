@@ -43,13 +43,16 @@ pub enum MaskedHead {}
 
 /// Checks that a checkpoint has a tensor of the head `what`.
 fn check_head(source: &AnySource, name: &str, what: &str) -> Result<()> {
-    match source.contains(name) {
-        true => Ok(()),
-        false => {
-            let why = format!("the checkpoint has no head for {what}");
-            Err(Error::MissingTensor { name: source.full_name(name), why })
-        }
+    if source.contains(name) {
+        return Ok(());
     }
+    let name = source.full_name(name);
+    let is_below = |other: &String| other.strip_suffix(&name).is_some_and(|prefix| prefix.ends_with('.'));
+    let why = match source.root().names().into_iter().flatten().find(is_below) {
+        Some(other) => format!("the checkpoint has it as `{other}`: its tensors have to be renamed"),
+        None => format!("the checkpoint has no head for {what}"),
+    };
+    Err(Error::MissingTensor { name, why })
 }
 
 impl HeadKind for SequenceHead {

@@ -36,7 +36,7 @@ impl TaskHead {
             return check_classifier(&Checkpoint::open(folder)?, "classifier").map(|()| Self::SequenceClassification);
         }
         let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
-        let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+        let config = ModelFolder::new(folder).transformer_config(&transformer)?;
         if let Some(stated) = Self::stated(&config) {
             return Ok(stated);
         }

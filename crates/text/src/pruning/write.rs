@@ -112,7 +112,7 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let transformer = folder.join(inside);
-    let config = TextModelConfig::from_file(transformer.join("config.json"))?;
+    let config = ModelFolder::new(folder).transformer_config(&transformer)?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let all = config.pruned_heads.and(heads, config.num_attention_heads);
     let mut tensors = BTreeMap::new();

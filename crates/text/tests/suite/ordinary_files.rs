@@ -176,7 +176,8 @@ fn each_gives_the_numbers_of_its_library_or_an_error() {
 /// A quantized copy rounds, and reads the same head; a pruned one has the answers of the model with the heads masked.
 #[test]
 fn copies_of_a_model_keep_its_own_decoder() {
-    for case in Case::all().iter().filter(|case| case.text("run") == "logits") {
+    let has_logits = |case: &&Case| case.text("run") == "logits" && case.0.get("want").is_some();
+    for case in Case::all().iter().filter(has_logits) {
         let (folder, target) = (case.folder(), tempfile::tempdir().unwrap());
         let (name, base, folder) = (case.text("name"), fixture(case.text("base")), folder.path());
         let [int8, pruned, masked] = ["int8", "pruned", "masked"].map(|name| target.path().join(name));
