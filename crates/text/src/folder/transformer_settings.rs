@@ -55,14 +55,14 @@ const WITHOUT_EFFECT: [&str; 22] = [
 #[derive(Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Keys {
-    max_seq_length: Option<usize>,
+    max_seq_length: Option<Value>,
     do_lower_case: Option<bool>,
     transformer_task: Option<String>,
     modality_config: Option<Map<String, Value>>,
     module_output_name: Option<Value>,
     processing_kwargs: Option<Map<String, Value>>,
-    query_length: Option<usize>,
-    document_length: Option<usize>,
+    query_length: Option<Value>,
+    document_length: Option<Value>,
     query_expansion: Option<Value>,
     #[serde(alias = "model_args")]
     model_kwargs: Option<Map<String, Value>>,
@@ -125,10 +125,16 @@ impl TransformerSettings {
         let unsupported = |key: &str, found: &Value| {
             Error::file(&file, format!("`{key}` is {found}, which this version does not apply"))
         };
+        let stated = |key: &str, value: Option<Value>| match value {
+            Some(value) => length(&value).map(Some).ok_or_else(|| {
+                Error::file(&file, format!("`{key}` is {value}, expected a whole number of tokens from 1"))
+            }),
+            None => Ok(None),
+        };
         let mut settings = Self {
-            max_length: keys.max_seq_length,
-            query_length: keys.query_length,
-            document_length: keys.document_length,
+            max_length: stated("max_seq_length", keys.max_seq_length)?,
+            query_length: stated("query_length", keys.query_length)?,
+            document_length: stated("document_length", keys.document_length)?,
             lower_case: keys.do_lower_case.unwrap_or(false),
             special_tokens: true,
             task: keys.transformer_task,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_attention::checkpoint::AnySource;
 use candle_attention::{ComputeType, Error, Result};
 use candle_core::Device;
+use serde::Deserialize;
 
 use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
 use crate::gguf::check_embeds;
@@ -164,7 +165,7 @@ fn default_mode(config: &TextModelConfig, bare: bool) -> Result<PoolingMode> {
 /// `config.json` of a pooling module.
 #[derive(serde::Deserialize)]
 struct PoolingConfig {
-    pooling_mode: Option<OneOrMore>,
+    pooling_mode: Option<serde_json::Value>,
     /// Whether pooling includes the tokens of a prompt.
     #[serde(default = "yes")]
     include_prompt: bool,
@@ -179,13 +180,6 @@ fn yes() -> bool {
     true
 }
 
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum OneOrMore {
-    One(PoolingMode),
-    More(Vec<PoolingMode>),
-}
-
 /// The boolean keys of earlier versions, in the order in which their vectors are concatenated.
 const POOLING_KEYS: [(&str, PoolingMode); 6] = [
     ("pooling_mode_cls_token", PoolingMode::Cls),
@@ -195,6 +189,12 @@ const POOLING_KEYS: [(&str, PoolingMode); 6] = [
     ("pooling_mode_weightedmean_tokens", PoolingMode::WeightedMean),
     ("pooling_mode_lasttoken", PoolingMode::LastToken),
 ];
+
+/// The mode of this name.
+fn named_mode(name: &serde_json::Value) -> Result<PoolingMode> {
+    let allowed = "cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken, or a list of them";
+    PoolingMode::deserialize(name).map_err(|_| Error::config("pooling_mode", name, allowed))
+}
 
 impl PoolingConfig {
     /// The modes, in the order in which their vectors are concatenated.
@@ -206,8 +206,8 @@ impl PoolingConfig {
             return Err(Error::value("a key of the pooling module", key, "one of a mode that this version knows"));
         }
         let modes = match &self.pooling_mode {
-            Some(OneOrMore::One(mode)) => vec![*mode],
-            Some(OneOrMore::More(modes)) => modes.clone(),
+            Some(serde_json::Value::Array(modes)) => modes.iter().map(named_mode).collect::<Result<_>>()?,
+            Some(mode) => vec![named_mode(mode)?],
             None => {
                 let mut modes = Vec::new();
                 for (key, mode) in POOLING_KEYS {
