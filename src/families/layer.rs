@@ -192,7 +192,11 @@ impl<'a> Layer<'a> {
         if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
             return Ok(width / d as usize);
         }
-        let allowed = || format!("one of {}", HEADS.join(", "));
+        let parts = DECODER_HEADS.iter().chain(&ENCODER_HEADS).find(|key| self.section.get(key).is_some());
+        let allowed = || match parts {
+            Some(key) => format!("a prefix with `encoder` or `decoder` in it, as the configuration states `{key}`"),
+            None => format!("one of {}", HEADS.join(", ")),
+        };
         default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
     }
 

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
 use crate::families::known::OTHERS;
+use crate::families::layer::Layer;
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::families;
 
@@ -103,4 +104,18 @@ fn no_model_type_has_two_rows() {
     for name in families().flat_map(|family| family.model_types) {
         assert!(seen.insert(name), "`{name}` is in two rows");
     }
+}
+
+/// A decoder saved alone, or names changed by `rename`: the configuration has heads for each part, and the prefix names
+/// none.
+#[test]
+fn a_prefix_without_its_part_is_said_to_lack_it() {
+    let section = serde_json::json!({
+        "model_type": "whisper", "d_model": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    });
+    let heads = |prefix: &str| Layer::new(&section, Some("whisper"), prefix).and_then(|layer| layer.heads());
+    assert_eq!(heads("decoder.layers.0.self_attn").unwrap(), 2);
+    let error = heads("layers.0.self_attn").unwrap_err().to_string();
+    assert!(error.contains("a prefix with `encoder` or `decoder` in it"), "{error}");
+    assert!(error.contains("states `decoder_attention_heads`"), "{error}");
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::Init;
 
-use crate::checkpoint::{WeightSource, wrong_shape};
+use crate::checkpoint::{WeightSource, below, wrong_shape};
 use crate::error::{Error, Result};
 use crate::lora::adapted_source::AdaptedSource;
 use crate::lora::adapter::{LoraAdapter, LowRank};
@@ -49,16 +49,16 @@ pub struct LoraTraining<S> {
 }
 
 impl<S: WeightSource + Clone> LoraTraining<S> {
-    /// A new adapter for the modules of `base` that `config` names, which changes nothing yet: `A` is uniform in
-    /// `±1/√in`, as PEFT draws it, and `B` is 0. With `all-linear` every weight of two dimensions counts as a linear
-    /// layer but for tables of embeddings and of relative positions, by their names.
+    /// A new adapter for the modules of `base`, below its prefix, that `config` names, which changes nothing yet: `A`
+    /// is uniform in `±1/√in`, as PEFT draws it, and `B` is 0. With `all-linear` every weight of two dimensions counts
+    /// as a linear layer but for tables of embeddings and of relative positions, by their names.
     ///
     /// # Errors
     /// A source that cannot list its names; a configuration that names no module, a table of embeddings, biases or
     /// modules to save, which this version does not train; a pattern that is not valid.
     pub fn new(config: &LoraConfig, base: S) -> Result<Self> {
         let base = FrozenSource::new(base);
-        Self::of(fresh_adapter(config, &base.root())?, base)
+        Self::of(fresh_adapter(config, &base.root(), &base.full_name(""))?, base)
     }
 
     /// Continues with copies of the low-rank changes of an adapter; other tensors of it stay as they are.
@@ -115,8 +115,8 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     }
 }
 
-/// A new adapter for the modules of the base model that `config` names.
-fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAdapter> {
+/// A new adapter for the modules of the base model below `prefix` that `config` names.
+fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource, prefix: &str) -> Result<LoraAdapter> {
     if config.bias != LoraBias::None {
         return Err(Error::config("bias", format!("{:?}", config.bias), "none: only low-rank changes are trained"));
     }
@@ -131,10 +131,11 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAda
         let expected = "one that lists its names, such as a checkpoint or a `VarMapSource`";
         return Err(Error::value("the source of the base model", "one that does not list its names", expected));
     };
-    let modules: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(".weight")).collect();
+    let modules = names.iter().filter_map(|name| name.strip_suffix(".weight"));
+    let modules: Vec<&str> = modules.filter(|module| below(prefix, module).is_some()).collect();
     let patterns = Patterns::new(config, modules.len())?;
     let mut changes = BTreeMap::new();
-    for module in modules {
+    for &module in &modules {
         let name = format!("{module}.weight");
         let Some(shape) = root.shape(&name)? else { continue };
         let is_table = module.contains("embed") || module.contains("relative");
@@ -148,6 +149,12 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource) -> Result<LoraAda
         changes.insert(module.to_string(), fresh_change(config, &patterns, module, &shape, root)?);
     }
     if changes.is_empty() {
+        let of_all_layers = LoraConfig { layers_to_transform: Vec::new(), ..config.clone() };
+        let patterns = Patterns::new(&of_all_layers, modules.len())?;
+        if modules.iter().any(|module| patterns.targets(module).unwrap_or(false)) {
+            let found = format!("{:?}", config.layers_to_transform);
+            return Err(Error::config("layers_to_transform", found, "numbers of layers that the base model has"));
+        }
         let found = format!("{:?}", config.target_modules);
         return Err(Error::config("target_modules", found, "the names of linear layers of the base model"));
     }

@@ -48,6 +48,7 @@ pub struct AttentionMask {
 
 impl AttentionMask {
     /// Full attention: every query sees every key.
+    #[doc(alias = "none")]
     pub fn full() -> Self {
         Self::default()
     }
@@ -70,6 +71,7 @@ impl AttentionMask {
     ///
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    #[doc(alias = "attention_mask")]
     pub fn keep_keys(mask: &Tensor) -> Result<Self> {
         Self::of_booleans(mask, Polarity::Keep, MaskDims::Keys)
     }
@@ -96,6 +98,7 @@ impl AttentionMask {
     ///
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
+    #[doc(alias = "key_padding_mask")]
     pub fn exclude_keys(mask: &Tensor) -> Result<Self> {
         Self::of_booleans(mask, Polarity::Exclude, MaskDims::Keys)
     }
@@ -123,7 +126,8 @@ impl AttentionMask {
     }
 
     /// [`additive`](Self::additive) with one number per key of each sequence, `(b, s_kv)`: the floating
-    /// `key_padding_mask` of PyTorch's `nn.MultiheadAttention`. One row `(1, s_kv)` is shared by all sequences.
+    /// `key_padding_mask` of PyTorch's `nn.MultiheadAttention`, not a mask of 0 and 1, which is
+    /// [`keep_keys`](Self::keep_keys). One row `(1, s_kv)` is shared by all sequences.
     ///
     /// # Errors
     /// If the tensor is not of a floating dtype or does not have 2 dimensions.
@@ -187,6 +191,7 @@ impl AttentionMask {
     /// Each query sees the keys up to its own position. The last query is aligned with the last key, so query `i` sees
     /// the keys `0 ..= i + s_kv - s_q`, with and without a key-value cache. If there are more queries than keys, the
     /// first ones see no key.
+    #[doc(alias = "is_causal")]
     pub fn causal() -> Self {
         Self::of_term(Window::CAUSAL)
     }

@@ -188,6 +188,8 @@ fn what_cannot_be_trained_is_refused() {
     says(new(LoraConfig::new(2, 2.0, &["nothing"])), &["target_modules", "nothing", "linear layers of the base"]);
     says(new(LoraConfig::new(2, 2.0, &["word_embeddings"])), &["embeddings.word_embeddings", "not trained"]);
     says(new(LoraConfig::new(25, 2.0, &["query"])), &["r = 25", "at most 24", "self.query"]);
+    let layers = lora().with_layers_to_transform(vec![9]);
+    says(new(layers), &["layers_to_transform = [9]", "layers that the base model has"]);
     let mut config = lora();
     config.bias = LoraBias::All;
     says(new(config), &["bias = All", "only low-rank changes are trained"]);
@@ -197,6 +199,19 @@ fn what_cannot_be_trained_is_refused() {
     let tensors = [("query.weight".to_string(), Tensor::zeros((4, 4), DType::F32, &CPU).unwrap())];
     let unlisted = VarBuilder::from_tensors(tensors.into(), DType::F32, &CPU);
     says(LoraTraining::new(&lora(), unlisted), &["does not list its names"]);
+}
+
+/// Names are those of the whole model, as PEFT has them, and modules beside the source's prefix are not changed.
+#[test]
+fn the_prefix_of_the_source_bounds_what_is_trained() {
+    let below = base().child("encoder.layer.1");
+    let training = LoraTraining::new(&LoraConfig::new(2, 2.0, &["query", "value"]), below).unwrap();
+    assert_eq!(training.variables().len(), 4);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter");
+    training.adapter().unwrap().write(&path).unwrap();
+    let file = Checkpoint::open(path.join("adapter_model.safetensors")).unwrap();
+    assert!(file.names().all(|name| name.starts_with("base_model.model.encoder.layer.1.attention.self.")));
 }
 
 /// Everything that an adapter of PEFT holds is written as it was.
