@@ -114,6 +114,8 @@ def adapter(name):
         config.base_model_name_or_path = None
     model.save_pretrained(OUT / name, save_embedding_layers=False)
     (OUT / name / "README.md").unlink()
+    path = OUT / name / "adapter_config.json"
+    path.write_text(path.read_text().replace(f"{FIXTURES}/", ""))
     if settings.get("bias", "none") == "none" and "task_type" not in settings:
         model.merge_adapter()
         values["merged"] = answer(model, ids, mask)
