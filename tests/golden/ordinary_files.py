@@ -148,6 +148,7 @@ def settings_cases():
     lengths = {"write": {SETTINGS: {"query_length": 6, "document_length": 9, "max_seq_length": 12}}}
     for run in ["encode", "query", "document"]:
         yield case(f"settings: lengths, {run}", base, run, lengths)
+    yield case("settings: queries longer than the positions", base, "query", {"write": {SETTINGS: {"query_length": 1000}}})
     for other, run in [("rerankers/qwen3_head", "pairs"), ("sparse/splade", "sparse")]:
         stated = json.loads((FIXTURES / other / SETTINGS).read_text())
         short = stated | {"max_seq_length": 9}

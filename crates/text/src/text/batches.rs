@@ -46,7 +46,9 @@ impl TextBatcher {
         let gives_types = TokenizerConfig::load(folder, transformer)?.gives_types();
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let in_flight = InFlight::for_device(&device);
-        let TransformerSettings { query_length, document_length, .. } = settings;
+        // As the longest input of other texts, these end at the positions of the model.
+        let bounded = |length: Option<usize>| length.map(|length| length.min(config.max_tokens()));
+        let (query_length, document_length) = (bounded(settings.query_length), bounded(settings.document_length));
         Ok(Self { tokenizer, max_seq_length, query_length, document_length, pair_types, dtype, device, in_flight })
     }
 
