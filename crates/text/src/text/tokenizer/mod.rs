@@ -149,9 +149,6 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] if the content is malformed or beyond a limit, or if `max_length` leaves no room for a
     /// token of the text.
     pub(crate) fn from_json(json: &[u8], max_length: usize, lower_case: bool) -> Result<Self> {
-        if let Some(what) = foreign_content(json) {
-            return Err(Error::Tokenizer(format!("the file is {what}")));
-        }
         let inner = guarded(|| {
             file::check(json)?;
             // `from_str` is compiled in the library, `from_bytes` would be compiled here.
@@ -162,6 +159,11 @@ impl Tokenizer {
             let normalizer = NormalizerSteps::new(tokenizer.get_normalizer())?;
             let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
             Ok(Inner { tokenizer, normalizer, pre_tokenizer })
+        });
+        // Only a file that is none is looked at for what it is: reading a large one twice takes time.
+        let inner = inner.map_err(|error| match foreign_content(json) {
+            Some(what) => Error::Tokenizer(format!("the file is {what}")),
+            None => error,
         })?;
         let inner = Arc::new(inner);
         let tokenizer = Self { inner, max_length, special: true, inserted: None, places: false, stride: None };
