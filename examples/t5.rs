@@ -107,7 +107,7 @@ impl T5 {
         let mut xs = self.shared.forward(&tokens.ids)?;
         for block in &self.encoder.0 {
             let normed = block.norms[0].forward(&xs)?;
-            xs = (xs + block.attention.layer.attend(&normed, &normed, &normed, &tokens.mask())?)?;
+            xs = (xs + block.attention.layer.attend(&normed, &normed, &normed, tokens.mask())?)?;
             xs = block.feed_forward(&xs)?;
         }
         Ok(self.encoder.1.forward(&xs)?)

@@ -207,7 +207,7 @@ impl PartialEq for AttentionConfig {
             mask,
             softcap,
             clip_qkv,
-            steps,
+            steps: _,
             key_value_source,
             context_norm,
             output_gate,
@@ -234,13 +234,28 @@ impl PartialEq for AttentionConfig {
             && self.resolved_scale() == other.resolved_scale()
             && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
             && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
-            && (softcap, clip_qkv, steps) == (&other.softcap, &other.clip_qkv, &other.steps)
+            && (softcap, clip_qkv) == (&other.softcap, &other.clip_qkv)
+            && self.steps_taken() == other.steps_taken()
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && *max_keys == other.max_keys
             && latent == &other.latent
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
+    }
+}
+
+impl AttentionConfig {
+    /// The steps without rotations that the position scheme does not have.
+    pub(crate) fn steps_taken(&self) -> Steps {
+        let mut steps = self.steps.clone();
+        // Latent attention checks for one.
+        if !self.position.scheme().rotates() && self.latent.is_none() {
+            [&mut steps.queries, &mut steps.keys]
+                .into_iter()
+                .for_each(|side| side.retain(|step| *step != Step::Rotate));
+        }
+        steps
     }
 }
 

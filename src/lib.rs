@@ -21,8 +21,12 @@
 //! assert_eq!(attention.forward(&xs)?.dims(), [2, 5, 64]);
 //!
 //! let mask = AttentionMask::causal().and(AttentionMask::lengths(&[5, 3]));
-//! let ys = attention.attend(&xs, &xs, &xs, &mask)?; // queries, keys, values
+//! let ys = attention.attend(&xs, &xs, &xs, &mask)?; // queries, keys, values; no mask is `None`
 //! assert_eq!(ys.dims(), [2, 5, 64]);
+//!
+//! // The `attention_mask` of a tokenizer: 1 for a token, 0 for padding.
+//! let tokens = Tensor::new(&[[1i64, 1, 1, 1, 1], [1, 1, 1, 0, 0]], &Device::Cpu)?;
+//! let ys = attention.attend(&xs, &xs, &xs, &AttentionMask::keep_keys(&tokens)?)?;
 //!
 //! let options = AttentionOptions::default().with_return_attention_weights(true);
 //! let attended = attention.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options)?;
@@ -30,18 +34,37 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Queries, keys and values of your own
+//!
+//! ```
+//! use candle_attention::AttentionMask;
+//! use candle_attention::sdpa::{SdpaOptions, attend_bshd};
+//! use candle_core::{DType, Device, Tensor};
+//!
+//! let q = Tensor::randn(0f32, 1., (2, 5, 8, 64), &Device::Cpu)?; // (b, s_q, h, d)
+//! let (k, v) = (q.narrow(2, 0, 2)?, q.narrow(2, 2, 2)?); // (b, s_kv, h_kv, d): 4 query heads share each
+//! let attended = attend_bshd(&q, &k, &v, &SdpaOptions::new(AttentionMask::causal()))?;
+//! assert_eq!(attended.output.dims(), [2, 5, 8, 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # A layer of a checkpoint
 //!
+//! As its model runs it, with positions, mask and scale:
+//!
 //! ```no_run
-//! use candle_attention::{AttentionConfig, MultiHeadAttention, checkpoint::Checkpoint};
+//! use candle_attention::checkpoint::Checkpoint;
 //! use candle_core::{DType, Device};
 //!
 //! // A folder, a .safetensors or .gguf file, or a sharded index.
-//! let checkpoint = Checkpoint::open("all-MiniLM-L6-v2")?;
-//! let layer = checkpoint.at("encoder.layer.0.attention", DType::F32, &Device::Cpu);
-//! let attention = MultiHeadAttention::load(&AttentionConfig::new(384, 12), layer)?;
+//! let checkpoint = Checkpoint::open("Qwen3-0.6B")?;
+//! let json = checkpoint.config()?.expect("a config.json in the folder");
+//! let layer = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &Device::Cpu)?;
 //! # Ok::<(), candle_attention::Error>(())
 //! ```
+//!
+//! Without a `config.json`, [`MultiHeadAttention::load`] takes a configuration of yours, which then has to say what no
+//! weight shows: positions, causal mask, window, scale.
 //!
 //! # Modules
 //!
@@ -116,7 +139,7 @@ pub use config::{
     NormOver, OutputGate, ProjectionBias, Scoring, Step, Steps,
 };
 pub use error::{Error, Result};
-pub use mask::{AttentionMask, PaddedIds};
+pub use mask::{AttentionMask, CallMask, PaddedIds};
 pub use ops::{ComputeType, ProjectionKind, Quantization};
 pub use position::Position;
 pub use sdpa::{AttentionOutput, Backend, Plan};

@@ -55,7 +55,7 @@ impl MultiHeadAttention {
         let extra = |name: &str, rows: usize| {
             // A layer whose heads are all pruned has no rows.
             let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows.max(1) as f64).sqrt() };
-            vb.get_with_hints((1, 1, rows), name, init)?.reshape(rows)
+            Ok::<_, Error>(init_tensor(&vb, &[1, 1, rows], name, init)?.reshape(rows)?)
         };
         let bias_kv =
             if config.add_bias_kv { Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]) } else { None };
@@ -65,7 +65,7 @@ impl MultiHeadAttention {
                 let d = config.resolved_head_dim();
                 let bound = (1.0 / d as f64).sqrt();
                 let init = Init::Uniform { lo: -bound, up: bound };
-                Some(vb.pp("score").get_with_hints((config.num_attention_heads, d), "weight", init)?)
+                Some(init_tensor(&vb.pp("score"), &[config.num_attention_heads, d], "weight", init)?)
             }
         };
         let steps_of = |side: usize| init_steps(config, &vb, side);
@@ -76,7 +76,7 @@ impl MultiHeadAttention {
         let context_norm = context_norm.map(|norm| init_norm(&vb.pp(CONTEXT_NORM), &norm, h, d_v)).transpose()?;
         let mut position = PositionWeights::default();
         for parameter in config.position.scheme().parameters(&config.sizes()) {
-            position.insert(parameter.name, vb.get_with_hints(parameter.shape, parameter.name, parameter.init)?);
+            position.insert(parameter.name, init_tensor(&vb, &parameter.shape, parameter.name, parameter.init)?);
         }
         let gate = config.output_gate.map(gate).transpose()?;
         let weights = AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks: None, position };
@@ -275,7 +275,7 @@ pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
 fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Result<LatentWeights> {
     let &LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
     let norm = |name: &str, size: usize| -> Result<NormWeights> {
-        Ok(NormWeights::new(vb.pp(name).get_with_hints(size, "weight", Init::Const(1.0))?, None))
+        Ok(NormWeights::new(init_tensor(&vb.pp(name), &[size], "weight", Init::Const(1.0))?, None))
     };
     let linear = |name: &str, out: usize, input: usize, bias: bool| init_linear(&vb.pp(name), out, input, bias);
     let (q_a, q) = match q_rank {
@@ -298,7 +298,7 @@ fn init_steps(config: &AttentionConfig, vb: &VarBuilder, side: usize) -> Result<
     let norm = config.steps.weighted_norm(side);
     let norm = norm.map(|norm| init_norm(&vb.pp(NORM_NAMES[side]), norm, h, d)).transpose()?;
     let factor = config.steps.has_learned_factor(side);
-    let factor = factor.then(|| vb.get_with_hints(d, FACTOR_NAMES[side], Init::Const(0.0))).transpose()?;
+    let factor = factor.then(|| init_tensor(vb, &[d], FACTOR_NAMES[side], Init::Const(0.0))).transpose()?;
     Ok(StepWeights { norm, factor })
 }
 
@@ -306,16 +306,35 @@ fn init_norm(vb: &VarBuilder, norm: &HeadNorm, heads: usize, d: usize) -> Result
     let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
     // Either way the norm starts with a factor of 1.
     let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
-    let weight = vb.get_with_hints(size, "weight", Init::Const(one))?;
+    let weight = init_tensor(vb, &[size], "weight", Init::Const(one))?;
     let layer = norm.kind == NormKind::Layer;
-    let bias = layer.then(|| vb.get_with_hints(size, "bias", Init::Const(0.0))).transpose()?;
+    let bias = layer.then(|| init_tensor(vb, &[size], "bias", Init::Const(0.0))).transpose()?;
     Ok(NormWeights { weight, bias })
+}
+
+/// A variable of a new layer, or the tensor that `vb` holds in its place.
+///
+/// # Errors
+/// A tensor of another shape; one that a `vb` without a `VarMap` does not hold. Layers of checkpoints have other names,
+/// and positions that their configuration says: the error names what reads them.
+fn init_tensor(vb: &VarBuilder, shape: &[usize], name: &str, init: Init) -> Result<Tensor> {
+    vb.get_with_hints(shape, name, init).map_err(|error| {
+        let full_name = [&vb.prefix(), name].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
+        // Sources have errors of their own for a name that they lack; each has the name.
+        if vb.contains_tensor(name) || !error.to_string().contains(&full_name) {
+            return error.into();
+        }
+        let why = "`new` makes variables, or reads those of another `new`; a layer of a checkpoint is read by \
+                   `ModelAttention::load`, with its config.json, or by `MultiHeadAttention::load`; a layer without \
+                   biases is configured by `with_bias(ProjectionBias::NONE)`";
+        Error::MissingTensor { name: full_name, why: why.to_string() }
+    })
 }
 
 fn init_linear(vb: &VarBuilder, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     check_tensor_memory("the number of outputs of a projection", out, &[out, input], vb.dtype(), vb.device())?;
     let bound = (6.0 / (out + input) as f64).sqrt();
-    let weight = vb.get_with_hints((out, input), "weight", Init::Uniform { lo: -bound, up: bound })?;
-    let bias = bias.then(|| vb.get_with_hints(out, "bias", Init::Const(0.0))).transpose()?;
+    let weight = init_tensor(vb, &[out, input], "weight", Init::Uniform { lo: -bound, up: bound })?;
+    let bias = bias.then(|| init_tensor(vb, &[out], "bias", Init::Const(0.0))).transpose()?;
     Ok(LinearWeights { weight, bias })
 }

@@ -120,15 +120,17 @@ impl MultiHeadAttention {
         if self.config.num_attention_heads == 0 {
             return Ok(Ran::of(self.without_heads(inputs.query)?.into(), None));
         }
+        let exact = self.exact_for(inputs, options);
+        let layer = exact.as_ref().unwrap_or(self);
         let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
         let inputs = &inputs.with_sums(&sums);
-        let mut prepared = self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
+        let mut prepared = layer.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
         if shares {
             prepared.share(cache.as_deref().map(|cache| &**cache))?;
         }
         match cache.as_deref_mut() {
-            Some(cache) => cache.or_unchanged(|cache| self.run_call(inputs, options, prepared, Some(cache))),
-            None => self.run_call(inputs, options, prepared, None),
+            Some(cache) => cache.or_unchanged(|cache| layer.run_call(inputs, options, prepared, Some(cache))),
+            None => layer.run_call(inputs, options, prepared, None),
         }
     }
 
@@ -565,7 +567,7 @@ impl MultiHeadAttention {
         let mut output = if context.dtype() == dtype {
             self.o_proj.forward_pending_bias(&context)?
         } else {
-            self.o_proj.forward(&context, dtype)?.into()
+            self.o_proj.forward_in_dtype(&context, dtype)?.into()
         };
         if let Some(places) = &places {
             output = output.map(|ys| Ok(places.pad(&ys)?))?;

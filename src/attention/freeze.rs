@@ -3,6 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
+use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::error::Result;
 use crate::ops::Quantization;
 use crate::tensor::ShareWeights;
@@ -51,8 +52,9 @@ impl MultiHeadAttention {
     /// The copy takes and gives f32, whatever the dtype of this layer. A projection that the format cannot take
     /// ([`Quantization::fits`]) stays in f32, and a module of the caller is what it is; Debug of the copy and
     /// [`plan`](Self::plan) show the format. [`weights`](Self::weights) of the copy are the rounded values, exactly;
-    /// quantizing these again gives the same bits. Where a call asks for a gradient of its inputs, it multiplies with
-    /// the rounded weights in f32, without rounding the inputs.
+    /// quantizing these again gives the same bits. A call in training ([`train`](crate::AttentionOptions::train), or
+    /// with a gradient of an input or a weight) multiplies with the rounded weights in f32, in all projections, without
+    /// rounding their inputs.
     ///
     /// ```
     /// use candle_attention::{AttentionConfig, MultiHeadAttention, Quantization};
@@ -89,7 +91,26 @@ impl MultiHeadAttention {
     /// Packs the projections of queries, keys, values and gate, and the output projection, in formats of few bits.
     pub(crate) fn quantize_projections(&mut self, [qkv, o]: [Option<Quantization>; 2]) -> Result<()> {
         qkv.map_or(Ok(()), |format| self.qkv.quantize(format))?;
-        o.map_or(Ok(()), |format| self.o_proj.quantize(format))
+        o.map_or(Ok(()), |format| self.o_proj.quantize(format)).map_err(|error| error.with_weight("o_proj"))
+    }
+
+    /// The layer for a call in training, whose weights in few bits are multiplied exactly in all projections; `None`
+    /// for every other call and layer.
+    pub(super) fn exact_for(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Option<Self> {
+        self.quantization()?;
+        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().any(Tensor::track_op);
+        let in_training = options.train || tracked || self.tracks_gradient() || self.o_proj.tracks_gradient();
+        in_training.then(|| {
+            let mut exact = self.clone();
+            exact.set_exact();
+            exact
+        })
+    }
+
+    /// Makes products of projections in few bits exact, as [`Linear::set_exact`](crate::ops::Linear::set_exact) does.
+    pub(crate) fn set_exact(&mut self) {
+        self.qkv.set_exact();
+        self.o_proj.set_exact();
     }
 }
 

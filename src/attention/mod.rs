@@ -38,7 +38,7 @@ use steps::StepState;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, CallMask};
 use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
@@ -192,7 +192,13 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// An input has the wrong shape, dtype or device, or the mask does not fit the call.
-    pub fn attend(&self, queries: &Tensor, keys: &Tensor, values: &Tensor, mask: &AttentionMask) -> Result<Tensor> {
+    pub fn attend<'a>(
+        &self,
+        queries: &'a Tensor,
+        keys: &'a Tensor,
+        values: &'a Tensor,
+        mask: impl Into<CallMask<'a>>,
+    ) -> Result<Tensor> {
         let inputs = AttentionInputs::new(queries, keys, values, mask);
         self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
@@ -206,6 +212,22 @@ impl MultiHeadAttention {
     pub fn step(&self, xs: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
         self.attend_with(&inputs.with_cache(cache), &AttentionOptions::default()).map(|attended| attended.output)
+    }
+
+    /// A step of cross-attention: `queries` `(b, s_q, query_size)` over `memory`, whose keys and values are projected
+    /// already ([`cross_cache`](Self::cross_cache)), under `mask` → `(b, s_q, output_size)`. With other options it is
+    /// [`attend_with`](Self::attend_with) over [`AttentionInputs::cross_cached`].
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with).
+    pub fn cross_step<'a>(
+        &self,
+        queries: &'a Tensor,
+        memory: &'a CrossCache,
+        mask: impl Into<CallMask<'a>>,
+    ) -> Result<Tensor> {
+        let inputs = AttentionInputs::cross_cached(queries, memory, mask);
+        self.attend_with(&inputs, &AttentionOptions::default()).map(|attended| attended.output)
     }
 
     /// Attention over [`AttentionInputs`], which are padded, ragged, the next tokens of a cache, or queries over a
@@ -263,6 +285,7 @@ impl MultiHeadAttention {
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
         self.check_required(inputs, options)?;
         self.check(inputs, options)?;
+        let quantization = self.quantization().filter(|_| self.exact_for(inputs, options).is_none());
         let (cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
         let inputs = &inputs.with_sums(&sums);
         let PreparedCall { call, options, route, absorbed, .. } =
@@ -275,7 +298,7 @@ impl MultiHeadAttention {
             }
             _ => Plan::new(&call, &options)?,
         };
-        Ok(Plan { quantization: self.quantization().filter(|_| !call.tracks_gradient), ..plan })
+        Ok(Plan { quantization, ..plan })
     }
 }
 

@@ -136,12 +136,14 @@ impl MultiHeadAttention {
         let options = &options.with_return_attention_weights(false);
         let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
         let inputs = &inputs.with_sums(&sums);
+        let exact = self.exact_for(inputs, options);
+        let layer = exact.as_ref().unwrap_or(self);
         if let Tokens::Ragged(lengths) = inputs.tokens {
-            return self.observe_padded(inputs, lengths, options, what);
+            return layer.observe_padded(inputs, lengths, options, what);
         }
         match cache.as_deref_mut() {
-            Some(cache) => cache.or_unchanged(|cache| self.observe_with(inputs, options, what, Some(cache))),
-            None => self.observe_with(inputs, options, what, None),
+            Some(cache) => cache.or_unchanged(|cache| layer.observe_with(inputs, options, what, Some(cache))),
+            None => layer.observe_with(inputs, options, what, None),
         }
     }
 

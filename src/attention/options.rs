@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use candle_core::Tensor;
 
 use crate::attention::cache::{CrossCache, KeyValues, KvCache};
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, CallMask};
 use crate::ragged::Buffers;
 use crate::sdpa::Backend;
 use crate::setters;
@@ -83,18 +83,18 @@ impl<'a> AttentionInputs<'a> {
     ///
     /// `mask` hides keys besides the mask of the configuration, which
     /// [`with_mask`](crate::MultiHeadAttention::with_mask) replaces.
-    pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
-        let (mask, tokens) = (mask.into(), Tokens::Padded);
+    pub fn new(query: &'a Tensor, key: &'a Tensor, value: &'a Tensor, mask: impl Into<CallMask<'a>>) -> Self {
+        let (mask, tokens) = (mask.into().0, Tokens::Padded);
         Self { query, key, value, mask, tokens, cache: None, new_lengths: None, buffers: None, vectors: [None; 2] }
     }
 
     /// Self-attention: every token of `xs` `(b, s, query_size)` attends to the tokens of its sequence.
-    pub fn self_attention(xs: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn self_attention(xs: &'a Tensor, mask: impl Into<CallMask<'a>>) -> Self {
         Self::new(xs, xs, xs, mask)
     }
 
     /// Cross-attention: every token of `xs` attends to the tokens of `memory`.
-    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn cross_attention(xs: &'a Tensor, memory: &'a Tensor, mask: impl Into<CallMask<'a>>) -> Self {
         Self::new(xs, memory, memory, mask)
     }
 
@@ -112,14 +112,14 @@ impl<'a> AttentionInputs<'a> {
     /// weights are those of the padded batch, `(sequences, h, s, s)` with `s` tokens in the longest sequence: rows and
     /// columns of padding are 0. Positions are `(tokens)`, or `(3, tokens)` for M-RoPE. With one of these options the
     /// batch is padded; a forced fused backend alone runs it without padding.
-    pub fn ragged(xs: &'a Tensor, lengths: &'a [usize], mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn ragged(xs: &'a Tensor, lengths: &'a [usize], mask: impl Into<CallMask<'a>>) -> Self {
         Self { tokens: Tokens::Ragged(lengths), ..Self::self_attention(xs, mask) }
     }
 
     /// Cross-attention of `queries` `(b, s_q, query_size)` to a memory whose keys and values are projected already
     /// ([`MultiHeadAttention::cross_cache`](crate::MultiHeadAttention::cross_cache)). `mask` has one column per token
     /// of the memory.
-    pub fn cross_cached(queries: &'a Tensor, memory: &'a CrossCache, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn cross_cached(queries: &'a Tensor, memory: &'a CrossCache, mask: impl Into<CallMask<'a>>) -> Self {
         Self { tokens: Tokens::Memory(memory), ..Self::self_attention(queries, mask) }
     }
 
@@ -127,7 +127,7 @@ impl<'a> AttentionInputs<'a> {
     /// attends to `key_values`, which the other layer returned for the same tokens
     /// ([`MultiHeadAttention::attend_sharing`](crate::MultiHeadAttention::attend_sharing)), with and without a cache.
     /// `xs` may be the last of these tokens alone. Positions are those of that call. `mask` has one column per key.
-    pub fn shared(xs: &'a Tensor, key_values: &'a KeyValues, mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn shared(xs: &'a Tensor, key_values: &'a KeyValues, mask: impl Into<CallMask<'a>>) -> Self {
         Self { tokens: Tokens::Shared(key_values), ..Self::self_attention(xs, mask) }
     }
 
@@ -244,7 +244,7 @@ impl<'a> AttentionInputs<'a> {
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct AttentionOptions<'a> {
-    /// Whether dropout is applied (training); default false.
+    /// Whether dropout is applied (training), and weights in few bits are multiplied exactly; default false.
     pub train: bool,
     /// Makes dropout reproducible: the same seed drops the same attention weights in calls of one shape, on every
     /// device. Layers that share a seed drop the same weights, and so do steps of training: give each its own. `None`,

@@ -102,7 +102,7 @@ impl MultiHeadAttention {
     /// impl Module for Lora {
     ///     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
     ///         let change = xs.broadcast_matmul(&self.a.t()?)?.broadcast_matmul(&self.b.t()?)?;
-    ///         self.base.forward(xs, xs.dtype())? + change
+    ///         self.base.forward(xs)? + change
     ///     }
     /// }
     ///

@@ -16,7 +16,7 @@ use crate::attention::MultiHeadAttention;
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ragged::{Buffers, RaggedBatch, groups, lengths, offsets, share_sequences};
+use crate::ragged::{Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
@@ -79,9 +79,7 @@ impl MultiHeadAttention {
         output: &mut [O],
     ) -> Result<()> {
         let tokens = offsets.last().copied().unwrap_or(0);
-        if offsets.first().is_some_and(|first| *first != 0) || !offsets.is_sorted() {
-            return Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"));
-        }
+        check_offsets(offsets)?;
         lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         let sizes = [
             ("xs", xs.len(), self.config.resolved_query_size()),

@@ -204,6 +204,10 @@ impl Checkpoint {
     /// What the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
     /// `ComputeType::default()` and if its format is the one that is asked for; what it holds in a float dtype stays so
     /// then.
+    ///
+    /// Few bits reach what is loaded from this source: attention layers,
+    /// [`ops::Linear::load`](crate::ops::Linear::load), text models. The parts of a model that read a
+    /// [`var_builder`](Self::var_builder) are in its dtype.
     pub fn at(&self, prefix: &str, compute_type: impl Into<ComputeType>, device: &Device) -> CheckpointSource {
         let compute_type = compute_type.into();
         let quantize = match compute_type.quantization() {

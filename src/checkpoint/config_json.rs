@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use crate::checkpoint::detect::{check_prefix, detect};
-use crate::checkpoint::infer::{biases, infer_config};
+use crate::checkpoint::infer::{biases, infer};
 use crate::checkpoint::section::{Section, section};
 use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
@@ -40,8 +40,9 @@ pub struct HfAttentionConfig {
 /// # Errors
 /// The result is the layer as its model runs it, or an error: [`Error::UnknownFamily`], [`Error::UnsupportedFamily`],
 /// and [`Error::UnsupportedKey`] for a key that changes attention in a way that the family is not known to have. Also a
-/// layout that the family does not have; a key missing or of the wrong kind; those of [`infer_config`]; a size that the
-/// weights contradict; a prefix that does not tell its section.
+/// layout that the family does not have; a key missing or of the wrong kind; those of
+/// [`infer_config`](crate::checkpoint::infer_config); a size that the weights contradict; a prefix that does not tell
+/// its section.
 pub fn config_from_json<'a>(
     config: impl Into<ModelConfig<'a>>,
     source: &impl WeightSource,
@@ -64,7 +65,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
     let pruned = pruned_heads.len();
-    let mut config = infer_config(source, heads.saturating_sub(pruned))?;
+    let mut config = infer(source, heads.saturating_sub(pruned))?;
     if let KeyValueSource::Shared { .. } = config.key_value_source {
         // The layer has no keys whose shape would show it.
         config.num_key_value_heads = layer.head_size("num_key_value_heads")?.or(config.num_key_value_heads);

@@ -2,13 +2,20 @@
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::read::holds_bias_kv;
-use crate::checkpoint::source::{WeightSource, wrong_shape};
+use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layouts::LAYOUTS;
+use crate::families::table::Unseen;
+use crate::mask::AttentionMask;
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
+///
+/// It holds what weights show: sizes, biases, and a causal mask where all models with the layout have one (GPT-2).
+/// Windows, the factor on the scores, softcaps and formulas of norms are in no weight: for a layer of a model that has
+/// a `config.json`, use [`Checkpoint::attention`](crate::checkpoint::Checkpoint::attention).
 ///
 /// A layer that projects queries alone is taken to have as many key-value heads as query heads.
 ///
@@ -16,8 +23,36 @@ use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orien
 /// share the rest equally.
 ///
 /// # Errors
-/// The errors of [`detect`]; sizes that the number of heads does not divide.
-pub fn infer_config(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
+/// The errors of [`detect`]; sizes that the number of heads does not divide; a layer of a decoder or encoder whose
+/// positions no weight shows (Llama, Phi, GPT-NeoX, ModernBERT, latent attention).
+pub fn infer_config(source: &impl WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
+    let source = &AnySource::new(source);
+    let layout = detect(source)?;
+    let unseen = Unseen::in_layout(layout);
+    let in_block = source.full_name("").rsplit_once('.').is_some_and(|(block, layer)| {
+        layer == "self_attn" && source.root().contains(&format!("{block}.{PRE_NORM}.weight"))
+    });
+    let found = match layout.qkv {
+        QkvNames::Latent(_) => Some("latent attention".to_string()),
+        _ if layout.name == LAYOUTS[0].name && in_block => Some(format!("a layer after `{PRE_NORM}`, as in Llama")),
+        _ => unseen.positions.map(|model_type| format!("layout `{}`, as in {model_type}", layout.name)),
+    };
+    if let Some(found) = found {
+        let expected = "the config.json that says so, by `Checkpoint::attention` or `ModelAttention::load`, or an \
+                        `AttentionConfig` with the position scheme and the mask of the model";
+        let what = format!("`{}`, whose positions no weight shows,", source.full_name(""));
+        return Err(Error::value(what, found, expected));
+    }
+    let config = infer(source, num_attention_heads)?;
+    let is_causal = unseen.is_causal && !matches!(layout.qkv, QkvNames::Pair(..));
+    Ok(if is_causal { config.with_mask(AttentionMask::causal()) } else { config })
+}
+
+/// The norm before attention in a block of Llama.
+const PRE_NORM: &str = "input_layernorm";
+
+/// The part of [`infer_config`] that shapes show, of a layer of any family.
+pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
     let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);

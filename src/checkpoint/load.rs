@@ -1,6 +1,7 @@
 //! Loads attention layers: alone, or as the model of a `config.json` runs them.
 
 use std::fmt;
+use std::ops::Deref;
 
 use candle_core::{DType, Device, Module, Tensor};
 
@@ -23,6 +24,10 @@ impl MultiHeadAttention {
     /// that layers share is read from where their models have it: in the first layer (T5), or next to the layers
     /// (MPNet, BEiT, DeBERTa).
     ///
+    /// What no weight shows is as `config` says: rotation and ALiBi, causal mask and window, scale, softcap. The layer
+    /// of a decoder without them is another function. With the `config.json` of its model,
+    /// [`Checkpoint::attention`] and [`ModelAttention::load`] have them all.
+    ///
     /// # Errors
     /// The errors of [`AttentionWeights::read`]; a shared table that the source does not hold.
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
@@ -42,13 +47,20 @@ impl MultiHeadAttention {
         let weights = layout.input_weights(|name| source.contains(name));
         let first = weights.first().and_then(|name| source.quantization(name));
         let qkv = first.filter(|_| weights.iter().all(|name| source.quantization(name) == first));
-        self.quantize_projections([qkv, source.quantization(layout.output_weight())])
+        let formats = [qkv, source.quantization(layout.output_weight())];
+        let name = || source.full_name("");
+        self.quantize_projections(formats).map_err(|error| error.with_weight(&name()))?;
+        if source.is_in_training() {
+            self.set_exact();
+        }
+        Ok(())
     }
 }
 
 /// An attention layer as its model runs it.
 ///
-/// It is a [`Module`]: `forward` is self-attention over positions 0, 1, … under the layer's own mask.
+/// It is a [`Module`]: `forward` is self-attention over positions 0, 1, … under the layer's own mask. Every other
+/// method of [`MultiHeadAttention`] is called on it as on its [`layer`](Self::layer).
 ///
 /// A layer with the keys and values of another one (Gemma 3n, Gemma 4) says which in
 /// [`key_value_source`](AttentionConfig::key_value_source), and takes them by
@@ -88,8 +100,8 @@ impl ModelAttention {
     /// use candle_attention::checkpoint::{Checkpoint, ModelAttention, VarMapSource};
     /// use candle_core::{DType, Device};
     ///
-    /// let json = serde_json::from_str::<serde_json::Value>(&std::fs::read_to_string("Qwen3-0.6B/config.json")?)?;
     /// let checkpoint = Checkpoint::open("Qwen3-0.6B")?;
+    /// let json = checkpoint.config()?.expect("a config.json in the folder");
     /// let prefix = "model.layers.3.self_attn";
     /// // From a VarBuilder that the rest of the model reads too.
     /// let vb = checkpoint.var_builder(DType::F32, &Device::Cpu);
@@ -131,6 +143,15 @@ impl fmt::Debug for ModelAttention {
         line.field("layer", &self.layer).field("layout", &self.layout.name);
         self.note.iter().for_each(|note| _ = line.field("note", note));
         line.finish()
+    }
+}
+
+/// The methods of the layer are methods of the model's layer.
+impl Deref for ModelAttention {
+    type Target = MultiHeadAttention;
+
+    fn deref(&self) -> &MultiHeadAttention {
+        &self.layer
     }
 }
 

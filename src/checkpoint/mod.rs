@@ -22,6 +22,7 @@ mod gguf;
 mod header;
 mod infer;
 mod inspect;
+mod linear;
 mod load;
 mod open;
 mod quantized;

@@ -18,7 +18,7 @@ use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
 use crate::checkpoint::source::missing;
 use crate::checkpoint::trainer_names::{unwrap, with_prefix};
 use crate::error::{Error, Result, cut};
-use crate::io::{is_present, parse_json, read_limited};
+use crate::io::{is_present, parse_json, read_json, read_limited};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -276,17 +276,24 @@ impl Checkpoint {
         self.inner.gguf.as_ref().map(|gguf| &gguf.metadata)
     }
 
-    /// The `config.json` of the model in a GGUF file, made of its metadata; `None` for safetensors, where it is a file
-    /// of its own.
+    /// The `config.json` of the model: the file in the folder of the weights; of a GGUF file, what its metadata states,
+    /// under the keys of Hugging Face. `None` for safetensors without one beside them, and in memory.
     ///
     /// # Errors
-    /// If the architecture is not known, a key is missing or has another type, one says something that is not applied
-    /// here, or a tensor is not one of the architecture's. The error holds the path.
+    /// A file that cannot be read, has more than 16 MiB or is not JSON. For GGUF: if the architecture is not known, a
+    /// key is missing or has another type, one says something that is not applied here, or a tensor is not one of the
+    /// architecture's. The error holds the path.
     pub fn config(&self) -> Result<Option<serde_json::Value>> {
         const FREQUENCIES: &str = "rope_freqs.weight";
         /// Rotary positions have half as many frequencies as a head has numbers.
         const MAX_FREQUENCIES: usize = 1 << 12;
-        let Some(gguf) = &self.inner.gguf else { return Ok(None) };
+        let Some(gguf) = &self.inner.gguf else {
+            let beside = self.path().map(|path| path.with_file_name("config.json"));
+            return match beside {
+                Some(path) if is_present(&path)? => read_json(&path).map(Some),
+                _ => Ok(None),
+            };
+        };
         let config = || {
             let frequencies = match self.contains(FREQUENCIES) {
                 true => {

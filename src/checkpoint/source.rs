@@ -103,6 +103,14 @@ pub trait WeightSource {
         None
     }
 
+    /// Whether an adapter of this source is in training: then loaders multiply with weights in few bits
+    /// [exactly](crate::ops::Linear::set_exact), those that the adapter does not change included.
+    ///
+    /// The default is `false`, which is right for every source without variables.
+    fn is_in_training(&self) -> bool {
+        false
+    }
+
     /// Reads a tensor that must have the shape `stored`, and reshapes it to `shape`.
     ///
     /// # Errors
@@ -265,6 +273,10 @@ impl WeightSource for AnySource<'_> {
 
     fn quantization(&self, name: &str) -> Option<Quantization> {
         self.root.quantization(&self.full_name(name))
+    }
+
+    fn is_in_training(&self) -> bool {
+        self.root.is_in_training()
     }
 
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {

@@ -296,9 +296,9 @@ pub enum Error {
     #[error("the call was cancelled")]
     Cancelled,
 
-    /// An error of candle.
-    #[error(transparent)]
-    Candle(candle_core::Error),
+    /// An error of candle. The message is candle's without its backtrace, which the source has.
+    #[error("{}", phrase(one_line(.0)))]
+    Candle(#[source] candle_core::Error),
 }
 
 /// The result type of every function of this crate, except for methods of candle's traits.
@@ -341,6 +341,17 @@ impl From<candle_core::Error> for Error {
             },
             error => Self::Candle(error),
         }
+    }
+}
+
+/// The message of an error of candle, without what candle adds in lines below it.
+fn one_line(error: &candle_core::Error) -> String {
+    use candle_core::Error as Candle;
+    match error {
+        Candle::WithBacktrace { inner, .. } => one_line(inner),
+        Candle::WithPath { inner, path } => format!("{}: {}", path.display(), one_line(inner)),
+        Candle::Context { inner, context } => format!("{context}: {}", one_line(inner)),
+        other => other.to_string().lines().next().unwrap_or_default().to_string(),
     }
 }
 
@@ -402,6 +413,16 @@ impl Error {
     /// [`Error::Value`] of an argument, a tensor or a list.
     pub fn value(what: impl Into<String>, found: impl ToString, expected: impl Into<String>) -> Self {
         Self::Value { what: what.into(), found: found.to_string(), expected: expected.into() }
+    }
+
+    /// The error of a value of a weight, such as NaN, with the name of the weight.
+    pub(crate) fn with_weight(self, name: &str) -> Self {
+        match self {
+            Self::Value { what, found, expected } => {
+                Self::Value { what: format!("{what} of `{name}`"), found, expected }
+            }
+            other => other,
+        }
     }
 
     /// [`Error::Io`] of a file or folder.

@@ -311,6 +311,25 @@ pub(crate) enum LayerPositions {
     GatedBias,
 }
 
+impl LayerPositions {
+    /// Whether tensors of a layer show its positions, so that a layer without them is an error.
+    pub(crate) fn are_in_weights(&self) -> bool {
+        matches!(
+            self,
+            Self::FromWeights
+                | Self::T5Bias
+                | Self::MpnetBias
+                | Self::Disentangled { .. }
+                | Self::RelativeSinusoids
+                | Self::Conformer(_)
+                | Self::RelativeKeyBlocks(_)
+                | Self::RelativeKey2d
+                | Self::RelativeKeyValue
+                | Self::GatedBias
+        )
+    }
+}
+
 /// Rotary positions of a family: defaults of what the configuration may state.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RotaryRow {

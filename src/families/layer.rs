@@ -246,6 +246,7 @@ impl<'a> Layer<'a> {
         }
         config.key_value_source = self.key_value_source(config.key_value_source)?;
         config.steps = self.steps(contents.norms, config.key_value_source, d)?;
+        config.steps = config.steps_taken();
         let pruned = contents.pruned;
         if !pruned.is_empty() {
             let all = config.num_attention_heads + pruned.len();

@@ -10,7 +10,7 @@ use crate::families::decoders::DECODERS;
 use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
 use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
-use crate::families::family::{Family, LayerPositions, OWN};
+use crate::families::family::{Causal, Family, LayerPositions, OWN};
 use crate::families::gated::GATED;
 use crate::families::latent::LATENT;
 use crate::families::layout::Layout;
@@ -71,6 +71,25 @@ pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> 
 pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
     let family = layer_family(Some(model_type))?;
     Ok(family.known_layouts().next().unwrap_or(&LAYOUTS[0]))
+}
+
+/// What layers of a layout have in all families that publish it, and no weight shows.
+pub(crate) struct Unseen {
+    /// The `model_type` of a family, if all of them have positions of this kind.
+    pub positions: Option<&'static str>,
+    /// Whether all have a causal mask.
+    pub is_causal: bool,
+}
+
+impl Unseen {
+    pub(crate) fn in_layout(layout: &Layout) -> Self {
+        let all = || families().filter(|row| row.unsupported.is_none() && row.layouts.contains(&layout.name));
+        let first = all().next().map(|family| family.model_types[0]);
+        Self {
+            positions: first.filter(|_| all().all(|family| !family.positions.are_in_weights())),
+            is_causal: first.is_some() && all().all(|row| matches!(row.causal, Causal::Always | Causal::Fixed)),
+        }
+    }
 }
 
 impl Family {

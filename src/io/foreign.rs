@@ -9,7 +9,10 @@ pub fn foreign_content(bytes: &[u8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 3] = [
         (b"version https://git-lfs", "a Git LFS pointer, not the file itself: `git lfs pull` downloads it"),
         (b"\xef\xbb\xbf", "text with a byte order mark, expected UTF-8 without one"),
-        (b"PK\x03\x04", "a zip archive, as PyTorch writes `.bin` and `.pt` files"),
+        (
+            b"PK\x03\x04",
+            "a zip archive, as PyTorch writes `.bin`, `.pt` and `.pth` files: candle's `VarBuilder::from_pth` reads it",
+        ),
     ];
     if bytes.is_empty() {
         return Some("empty");

@@ -66,8 +66,9 @@ impl LoraAdapter {
     ///
     /// For weights in few bits, which [`apply`](Self::apply) would have to round again, with its change, and which
     /// then are another copy in memory. It costs two small products in each call, and the kernels' path over rows. What
-    /// is not a projection of attention or of a feed-forward part (tables of embeddings, heads, latent attention), and
-    /// all of an adapter with magnitudes (DoRA), is merged as by [`apply`](Self::apply).
+    /// is neither a projection of attention nor read by [`Linear::load`](crate::ops::Linear::load) (tables of
+    /// embeddings, heads, latent attention), and all of an adapter with magnitudes (DoRA), is merged as by
+    /// [`apply`](Self::apply).
     ///
     /// # Errors
     /// The errors of [`apply`](Self::apply).
@@ -330,5 +331,9 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
     fn quantization(&self, name: &str) -> Option<Quantization> {
         let is_merged = self.merged.tracks_gradient && !self.are_beside(name);
         self.base.quantization(name).filter(|_| !is_merged)
+    }
+
+    fn is_in_training(&self) -> bool {
+        self.merged.tracks_gradient || self.base.is_in_training()
     }
 }

@@ -133,4 +133,8 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
     fn quantization(&self, name: &str) -> Option<Quantization> {
         self.base.quantization(&self.stored(name))
     }
+
+    fn is_in_training(&self) -> bool {
+        self.base.is_in_training()
+    }
 }

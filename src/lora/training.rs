@@ -91,8 +91,8 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     }
 
     /// The base model with the adapter beside its projections ([`LoraAdapter::beside`]). What is loaded from it follows
-    /// the variables, so one model serves all steps, and the base may be in few bits: gradients go through its
-    /// dequantized weights, one projection at a time.
+    /// the variables, so one model serves all steps, and the base may be in few bits: products and gradients are those
+    /// of its dequantized weights, one projection at a time. A frozen copy rounds the inputs of products, too.
     ///
     /// # Errors
     /// The errors of [`LoraAdapter::beside`].

@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::kinds::{Additive, Boolean, Chunks, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
 use crate::mask::lower::key_lengths;
+use crate::mask::lowered::TermStructure;
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -284,6 +285,11 @@ impl AttentionMask {
         self.terms.is_empty()
     }
 
+    /// Whether a part of the mask is causal or a window, which go by the order of queries and keys.
+    pub(crate) fn follows_order(&self) -> bool {
+        self.terms.iter().any(|term| matches!(term.structure(), Some(TermStructure::Window { .. })))
+    }
+
     /// The mask with query 0 of sequence `b` at the key `starts[b]`, whatever the numbers of queries and keys.
     pub(crate) fn with_query_starts(mut self, starts: Vec<i64>) -> Self {
         self.starts = Some(starts);
@@ -314,17 +320,31 @@ impl PartialEq for AttentionMask {
     }
 }
 
-/// An argument `impl Into<Cow<AttentionMask>>` takes `&mask`, to borrow it.
-impl<'a> From<&'a AttentionMask> for Cow<'a, AttentionMask> {
+/// The mask of a call: `&mask` to borrow one, `mask` to give one, or `None` for [none](AttentionMask::full).
+#[derive(Debug, Clone)]
+pub struct CallMask<'a>(pub(crate) Cow<'a, AttentionMask>);
+
+impl<'a> From<&'a AttentionMask> for CallMask<'a> {
     fn from(mask: &'a AttentionMask) -> Self {
-        Cow::Borrowed(mask)
+        Self(Cow::Borrowed(mask))
     }
 }
 
-/// An argument `impl Into<Cow<AttentionMask>>` takes `mask`, to keep it.
-impl From<AttentionMask> for Cow<'_, AttentionMask> {
+impl From<AttentionMask> for CallMask<'_> {
     fn from(mask: AttentionMask) -> Self {
-        Cow::Owned(mask)
+        Self(Cow::Owned(mask))
+    }
+}
+
+impl<'a> From<Cow<'a, AttentionMask>> for CallMask<'a> {
+    fn from(mask: Cow<'a, AttentionMask>) -> Self {
+        Self(mask)
+    }
+}
+
+impl<'a> From<Option<&'a AttentionMask>> for CallMask<'a> {
+    fn from(mask: Option<&'a AttentionMask>) -> Self {
+        mask.map_or_else(|| AttentionMask::full().into(), Self::from)
     }
 }
 

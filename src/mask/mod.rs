@@ -24,7 +24,7 @@ mod shape;
 mod slice;
 mod term;
 
-pub use attention_mask::AttentionMask;
+pub use attention_mask::{AttentionMask, CallMask};
 pub(crate) use dense::{DenseMask, lowest_finite};
 #[cfg(test)]
 pub(crate) use kinds::Stripes;

@@ -129,6 +129,11 @@ impl Latent {
         self.linears_mut().try_for_each(|linear| linear.quantize(format))
     }
 
+    /// Makes products of weights in few bits exact, as [`Linear::set_exact`] does.
+    pub(crate) fn set_exact(&mut self) {
+        self.linears_mut().for_each(Linear::set_exact);
+    }
+
     /// The format of the projections, if it has few bits.
     pub(crate) fn quantization(&self) -> Option<Quantization> {
         self.linears().find_map(Linear::quantization)
@@ -163,10 +168,10 @@ impl Latent {
         let LatentSizes { heads, nope, rope, q_scale, .. } = self.sizes;
         let q = match &self.q_a {
             Some((linear, norm)) => {
-                let latents = self.normalized(&linear.forward(xs, accumulate_dtype(self.like()))?, norm)?;
-                self.q.forward(&scaled(latents, q_scale)?, dtype)?
+                let latents = self.normalized(&linear.forward_in_dtype(xs, accumulate_dtype(self.like()))?, norm)?;
+                self.q.forward_in_dtype(&scaled(latents, q_scale)?, dtype)?
             }
-            None => scaled(self.q.forward(xs, dtype)?, q_scale)?,
+            None => scaled(self.q.forward_in_dtype(xs, dtype)?, q_scale)?,
         };
         let (b, s, _) = q.dims3()?;
         Ok(q.reshape((b, s, heads, nope + rope))?)
@@ -176,7 +181,7 @@ impl Latent {
     /// `(b, s, 1, rope)`, both in `dtype`.
     pub(crate) fn compress(&self, xs: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let LatentSizes { rank, rope, kv_scale, .. } = self.sizes;
-        let both = self.kv_a.forward(xs, dtype)?;
+        let both = self.kv_a.forward_in_dtype(xs, dtype)?;
         let latents = self.normalized(&both.narrow(D::Minus1, 0, rank)?, &self.kv_a_norm)?;
         Ok([scaled(latents, kv_scale)?.unsqueeze(2)?, both.narrow(D::Minus1, rank, rope)?.unsqueeze(2)?])
     }
@@ -202,7 +207,7 @@ impl Latent {
         let LatentSizes { heads, nope, rope, value, rank, .. } = self.sizes;
         let (b, s, ..) = tokens.dims4()?;
         let latents = tokens.narrow(3, 0, rank)?.reshape((b, s, rank))?;
-        let both = self.kv_b.forward(&latents, dtype)?.reshape((b, s, heads, nope + value))?;
+        let both = self.kv_b.forward_in_dtype(&latents, dtype)?.reshape((b, s, heads, nope + value))?;
         let shared = tokens.narrow(3, rank, rope)?.to_dtype(dtype)?.broadcast_as((b, s, heads, rope))?;
         Ok([concat_last(&both.narrow(3, 0, nope)?, &shared)?, both.narrow(3, nope, value)?])
     }

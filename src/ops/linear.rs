@@ -12,18 +12,19 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use candle_attention_kernels::{Activation, PackedWeights, QuantizedRows};
-use candle_core::{D, DType, Device, Tensor, TensorId};
+use candle_core::{DType, Device, Tensor, TensorId};
 use candle_nn::Module;
 
 use crate::error::{Error, Result};
 use crate::ops::low_rank::LowRank;
 use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, pack_rows, unpack, unpack_bias};
 use crate::ops::packed_product::packed_product;
+use crate::ops::pending_bias::{PendingBias, add_bias};
 use crate::ops::problem::{Activated, supports_fused};
 use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
 use crate::ops::trained_product::{check_product, trained};
-use crate::tensor::{MapTensors, broadcast_rows, same_dtype_and_device};
+use crate::tensor::{MapTensors, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::{LinearWeights, LowRankChange};
 
@@ -44,8 +45,9 @@ pub struct Linear {
 enum Weights {
     /// Tensors, which may be variables or belong to others too.
     Tensors(LinearWeights),
-    /// Packed weights only, of which these are the outputs of the layer: all, or some that are packed with others.
-    Packed { has_bias: bool, like: Tensor, outputs: Range<usize> },
+    /// Packed weights only, of which these are the outputs of the layer: all, or some that are packed with others. If
+    /// `exact`, products are those of the dequantized weights.
+    Packed { has_bias: bool, like: Tensor, outputs: Range<usize>, exact: bool },
     /// No weights, or more than weights.
     Other(Arc<dyn Projection>),
 }
@@ -78,7 +80,7 @@ impl Linear {
     pub fn from_rows(rows: &QuantizedRows, bias: Option<&Tensor>) -> Result<Self> {
         let (has_bias, dims, like) = (bias.is_some(), [rows.rows(), rows.width()], empty(DType::F32)?);
         let (id, packed) = (like.id(), Arc::new(OnceLock::from(pack_rows(rows, bias)?)));
-        Ok(Self { weights: Weights::Packed { has_bias, like, outputs: 0..dims[0] }, packed, id, dims })
+        Ok(Self { weights: Weights::Packed { has_bias, like, outputs: 0..dims[0], exact: false }, packed, id, dims })
     }
 
     /// A projection `(b, s, in)` → `(b, s, out)` that `module` computes, such as a
@@ -142,10 +144,11 @@ impl Linear {
         outputs: Range<usize>,
         has_bias: bool,
         like: &Tensor,
+        exact: bool,
     ) -> Result<Self> {
         let input = packed.get().map_or(0, PackedWeights::in_features);
         let (dims, like) = ([outputs.len(), input], empty(like.dtype())?);
-        Ok(Self { id: like.id(), weights: Weights::Packed { has_bias, like, outputs }, packed, dims })
+        Ok(Self { id: like.id(), weights: Weights::Packed { has_bias, like, outputs, exact }, packed, dims })
     }
 
     /// A range of the outputs as a layer that shares the weights.
@@ -156,9 +159,9 @@ impl Linear {
                 let weights = weights.narrow(range.start, range.len())?;
                 Self::new("a part of a projection", weights, dims[0], dims[1])
             }
-            Weights::Packed { has_bias, like, outputs } => {
+            Weights::Packed { has_bias, like, outputs, exact } => {
                 let part = outputs.start + range.start..outputs.start + range.end;
-                Self::of_packed(self.packed.clone(), part, *has_bias, like)
+                Self::of_packed(self.packed.clone(), part, *has_bias, like, *exact)
             }
             Weights::Other(other) => Self::other(other.outputs(range)?, dims),
         }
@@ -195,7 +198,7 @@ impl Linear {
     pub fn weights(&self) -> Result<LinearWeights> {
         match &self.weights {
             Weights::Tensors(weights) => Ok(weights.clone()),
-            Weights::Packed { has_bias, like, outputs } => {
+            Weights::Packed { has_bias, like, outputs, .. } => {
                 unpack(self.packed()?, outputs.clone(), *has_bias, like.dtype())
             }
             Weights::Other(other) => other.weights(),
@@ -273,7 +276,7 @@ impl Linear {
     pub fn can_pack(&self) -> bool {
         let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
         let cpu = self.like().device().is_cpu() && self.like().dtype() != DType::F64;
-        own && cpu && self.is_plain() && !self.tracks_gradient()
+        own && cpu && self.is_plain() && !self.is_exact() && !self.tracks_gradient()
     }
 
     /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only
@@ -284,7 +287,10 @@ impl Linear {
         {
             let (has_bias, like) = (weights.bias.is_some(), empty(weights.weight.dtype())?);
             self.packed()?;
-            self.weights = Weights::Packed { has_bias, like, outputs: 0..self.out_features() };
+            self.weights = Weights::Packed { has_bias, like, outputs: 0..self.out_features(), exact: false };
+        }
+        if let Weights::Packed { exact, .. } = &mut self.weights {
+            *exact = false;
         }
         if let Weights::Other(other) = &self.weights
             && let Some(packed) = other.packed()?
@@ -296,8 +302,8 @@ impl Linear {
 
     /// Rounds the weights to a format of few bits, packs them, and gives their tensors back: what the layer holds
     /// after that does not follow variables. Inputs and outputs of products without a gradient are rounded to integers
-    /// and back; where a gradient of the input is asked for, the product is that of the dequantized weights, which
-    /// [`weights`](Self::weights) returns as f32.
+    /// and back; where a gradient of the input is asked for, and in [training](Self::set_exact), the product is that of
+    /// the dequantized weights, which [`weights`](Self::weights) returns as f32.
     ///
     /// Weights that the format cannot take ([`Quantization::fits`]) are packed as they are; a module of the caller, and
     /// a low-rank change beside the weights, stay what they are.
@@ -321,7 +327,7 @@ impl Linear {
         let packed = pack(&[&to_packable(self.weights()?)?], format.weight_format())?;
         let (like, has_bias, outputs) = (empty(DType::F32)?, self.has_bias(), 0..self.out_features());
         self.id = like.id(); // The numbers are others.
-        self.weights = Weights::Packed { has_bias, like, outputs };
+        self.weights = Weights::Packed { has_bias, like, outputs, exact: false };
         self.packed = Arc::new(OnceLock::from(packed));
         Ok(())
     }
@@ -333,6 +339,22 @@ impl Linear {
             Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
             Weights::Other(other) => other.quantization(),
         }
+    }
+
+    /// Makes products of weights in few bits those of the dequantized weights, whatever tracks a gradient: in training
+    /// all projections compute the function whose gradient follows. [`pack`](Self::pack) makes them as fast as before.
+    pub fn set_exact(&mut self) {
+        let is_in_few_bits = self.quantization().is_some();
+        match &mut self.weights {
+            Weights::Packed { exact, .. } => *exact = is_in_few_bits,
+            Weights::Other(other) => *other = other.exact(),
+            Weights::Tensors(_) => {}
+        }
+    }
+
+    /// Whether [`set_exact`](Self::set_exact) has been called.
+    fn is_exact(&self) -> bool {
+        matches!(self.weights, Weights::Packed { exact: true, .. })
     }
 
     /// Whether there are no tensors of the weights any more.
@@ -356,11 +378,11 @@ impl Linear {
     }
 
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
-    pub fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
+    pub fn forward_in_dtype(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         let weights = match &self.weights {
             _ if self.can_pack() && !xs.track_op() => return multiply(xs, self.packed()?, dtype),
             Weights::Tensors(weights) => weights,
-            Weights::Packed { outputs, .. } if xs.track_op() => {
+            Weights::Packed { outputs, exact, .. } if *exact || xs.track_op() => {
                 return packed_product(xs, &self.packed, outputs.clone(), dtype);
             }
             Weights::Packed { outputs, .. } => return multiply_outputs(xs, self.packed()?, outputs.clone(), dtype),
@@ -371,15 +393,15 @@ impl Linear {
         Ok(differentiable_product(xs, weights)?.to_dtype(dtype)?.reshape((b, s, self.out_features()))?)
     }
 
-    /// [`forward`](Self::forward) in the dtype of `xs`. Where a GPU can add the bias in its next kernel, it is left
-    /// out.
+    /// [`forward_in_dtype`](Self::forward_in_dtype) of the dtype of `xs`. Where a GPU can add the bias in its next
+    /// kernel, it is left out.
     pub fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
         match self.tensors() {
             Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
                 let (b, s, _) = xs.dims3()?;
                 Ok(PendingBias { ys: product(xs, weight)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
             }
-            _ => Ok(self.forward(xs, xs.dtype())?.into()),
+            _ => Ok(self.forward_in_dtype(xs, xs.dtype())?.into()),
         }
     }
 
@@ -421,6 +443,20 @@ impl Linear {
         };
         let Some(ys) = activated.fused()? else { return Ok(None) };
         Ok(Some(ys.reshape((b, s, out))?))
+    }
+}
+
+/// `xs` `(…, in)` → `(…, out)` in the dtype of `xs`.
+impl Module for Linear {
+    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        let mut dims = xs.dims().to_vec();
+        let last = dims.last_mut().filter(|last| **last == self.in_features()).map(|last| *last = self.out_features());
+        if last.is_none() {
+            return Err(Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
+        }
+        let rows: usize = dims[..dims.len() - 1].iter().product();
+        let ys = self.forward_in_dtype(&xs.reshape((1usize, rows, self.in_features()))?, xs.dtype())?;
+        ys.reshape(dims)
     }
 }
 
@@ -515,51 +551,6 @@ fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(xs.matmul(&weight.to_dtype(wide)?.t()?)?)
 }
 
-/// The output of a linear layer, `(…, out)`, with a bias `(out)` that is still to be added to it.
-///
-/// Attention and feed-forward return it so that the residual norm after them adds the bias in the same kernel.
-#[derive(Debug, Clone)]
-pub struct PendingBias {
-    /// The product, without the bias.
-    pub ys: Tensor,
-    /// `None` if the bias is added already, or if there is none.
-    pub bias: Option<Tensor>,
-}
-
-impl From<Tensor> for PendingBias {
-    fn from(ys: Tensor) -> Self {
-        Self { ys, bias: None }
-    }
-}
-
-impl PendingBias {
-    /// The output with its bias added.
-    pub fn apply(self) -> Result<Tensor> {
-        match &self.bias {
-            None => Ok(self.ys),
-            Some(bias) => {
-                let ys = self.ys.flatten_to(D::Minus2)?; // (rows, out)
-                Ok(add_bias(ys, bias)?.reshape(self.ys.shape())?)
-            }
-        }
-    }
-
-    /// The output in another shape that keeps the last dimension.
-    pub fn map(self, reshape: impl FnOnce(Tensor) -> candle_core::Result<Tensor>) -> Result<Self> {
-        Ok(Self { ys: reshape(self.ys)?, bias: self.bias })
-    }
-}
-
-/// `ys` `(rows, out)` plus the bias `(out)`.
-fn add_bias(ys: Tensor, bias: &Tensor) -> Result<Tensor> {
-    let activation = Activation::Identity;
-    let biased = Activated { activation, xs: &ys, bias: Some(bias), gate: None, gate_bias: None };
-    match biased.fused()? {
-        Some(ys) => Ok(ys),
-        None => Ok(ys.broadcast_add(&broadcast_rows(&bias.to_dtype(ys.dtype())?, &ys)?)?),
-    }
-}
-
 /// The dtype in which products are accumulated, and in which queries, keys and values are kept: on the CPU f32 for half
 /// types, because candle's matmul would round each partial sum; GPUs accumulate half types in f32 themselves. `like`
 /// has the dtype and the device of the weights.
@@ -567,26 +558,5 @@ pub fn accumulate_dtype(like: &Tensor) -> DType {
     match like.dtype() {
         DType::F16 | DType::BF16 if like.device().is_cpu() => DType::F32,
         dtype => dtype,
-    }
-}
-
-#[cfg(all(test, not(feature = "cuda")))]
-mod tests {
-    use super::*;
-    use crate::ops::cuda::with_mock_device;
-    use crate::tensor::random::Random;
-
-    /// As an NVIDIA GPU does it, by its mock: the product first, then the bias by a kernel.
-    #[test]
-    fn a_pending_bias_is_added_as_it_is() {
-        let mut random = Random(1);
-        let linear =
-            Linear::new("x", LinearWeights::new(random.tensor(&[5, 4]), Some(random.tensor(&[5]))), 5, 4).unwrap();
-        let xs = random.tensor(&[2, 3, 4]);
-        let want = linear.forward(&xs, DType::F32).unwrap();
-        let (got, steps) = with_mock_device(|| linear.forward_pending_bias(&xs).unwrap().apply().unwrap());
-        assert_eq!((got.dims(), steps), (want.dims(), 1));
-        let worst = (got - want).unwrap().abs().unwrap().flatten_all().unwrap().max(0).unwrap();
-        assert!(worst.to_scalar::<f32>().unwrap() < 1e-5);
     }
 }

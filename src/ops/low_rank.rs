@@ -68,9 +68,9 @@ impl LowRank {
 impl Projection for LowRank {
     fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         let wide = self.a.like().dtype();
-        let inner = (self.a.forward(xs, wide)? * self.scale)?; // (b, s, r)
-        let change = self.selected()?.forward(&inner, wide)?;
-        let ys = self.base.forward(xs, accumulate_dtype(self.base.like()))?;
+        let inner = (self.a.forward_in_dtype(xs, wide)? * self.scale)?; // (b, s, r)
+        let change = self.selected()?.forward_in_dtype(&inner, wide)?;
+        let ys = self.base.forward_in_dtype(xs, accumulate_dtype(self.base.like()))?;
         Ok((ys.to_dtype(wide)? + change)?.to_dtype(dtype)?)
     }
 
@@ -134,5 +134,11 @@ impl Projection for LowRank {
 
     fn quantization(&self) -> Option<Quantization> {
         self.base.quantization()
+    }
+
+    fn exact(&self) -> Arc<dyn Projection> {
+        let (mut base, a, b) = (self.base.clone(), self.a.clone(), self.b.clone());
+        base.set_exact();
+        Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })
     }
 }

@@ -89,6 +89,9 @@ pub(super) trait Projection: Send + Sync {
 
     /// The format of its weights, if it has few bits.
     fn quantization(&self) -> Option<Quantization>;
+
+    /// The same with products of the dequantized weights, as [`Linear::set_exact`] makes it.
+    fn exact(&self) -> Arc<dyn Projection>;
 }
 
 /// A module of the caller.
@@ -213,5 +216,9 @@ impl Projection for OfModule {
 
     fn quantization(&self) -> Option<Quantization> {
         None
+    }
+
+    fn exact(&self) -> Arc<dyn Projection> {
+        Arc::new(self.clone())
     }
 }

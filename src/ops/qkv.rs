@@ -37,10 +37,11 @@ pub(crate) struct Qkv {
 #[derive(Debug, Clone)]
 enum Weights {
     Layers(Box<Layers>),
-    /// What is packed, and nothing beside it.
+    /// What is packed, and nothing beside it. If `exact`, products are those of the dequantized weights.
     Packed {
         has_bias: Vec<bool>,
         like: Tensor,
+        exact: bool,
     },
     /// Those of latent attention, which has no separate projections of keys and values.
     Latent(Box<Latent>),
@@ -171,7 +172,7 @@ impl Qkv {
     pub(crate) fn can_pack(&self) -> bool {
         let layers = match &self.weights {
             Weights::Layers(layers) => layers,
-            Weights::Packed { .. } => return true,
+            Weights::Packed { exact, .. } => return !exact,
             Weights::Latent(_) => return false,
         };
         let input = layers.parts[0].in_features();
@@ -186,14 +187,17 @@ impl Qkv {
         }
         let layers = match &mut self.weights {
             Weights::Layers(layers) => layers,
-            Weights::Packed { .. } => return Ok(()),
+            Weights::Packed { exact, .. } => {
+                *exact = false;
+                return Ok(());
+            }
             Weights::Latent(latent) => return latent.pack(),
         };
         if !in_one {
             return layers.parts.iter_mut().try_for_each(Linear::pack);
         }
         let has_bias = layers.parts.iter().map(Linear::has_bias).collect();
-        self.weights = Weights::Packed { has_bias, like: empty(layers.parts[0].like().dtype())? };
+        self.weights = Weights::Packed { has_bias, like: empty(layers.parts[0].like().dtype())?, exact: false };
         Ok(())
     }
 
@@ -231,11 +235,26 @@ impl Qkv {
             return self.pack();
         }
         let parts = (0..self.parts()).map(|i| to_packable(self.part_weights(i)?)).collect::<Result<Vec<_>>>()?;
-        let packed = pack(&parts.iter().collect::<Vec<_>>(), format.weight_format())?;
+        let packed = pack(&parts.iter().collect::<Vec<_>>(), format.weight_format()).map_err(|error| {
+            // A part alone tells which one it is.
+            let alone = |part: &LinearWeights| pack(&[part], format.weight_format()).err();
+            let mut named = parts.iter().zip(NAMES).filter_map(|(part, name)| Some(alone(part)?.with_weight(name)));
+            named.next().unwrap_or(error)
+        })?;
         let has_bias = parts.iter().map(|part| part.bias.is_some()).collect();
-        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)? };
+        self.weights = Weights::Packed { has_bias, like: empty(DType::F32)?, exact: false };
         self.packed = Arc::new(OnceLock::from(packed));
         Ok(())
+    }
+
+    /// Makes products of weights in few bits exact, as [`Linear::set_exact`] does.
+    pub(crate) fn set_exact(&mut self) {
+        let is_in_few_bits = self.quantization().is_some();
+        match &mut self.weights {
+            Weights::Layers(layers) => layers.parts.iter_mut().chain(&mut layers.stored).for_each(Linear::set_exact),
+            Weights::Packed { exact, .. } => *exact = is_in_few_bits,
+            Weights::Latent(latent) => latent.set_exact(),
+        }
     }
 
     /// The format of the weights, if it has few bits: of any part, if they are packed one by one.
@@ -297,7 +316,7 @@ impl Qkv {
         if let Weights::Layers(layers) = &self.weights
             && let Some(all) = layers.stored.as_ref().filter(|_| one_input)
         {
-            return self.split_outputs(&all.forward(q, dtype)?, sizes);
+            return self.split_outputs(&all.forward_in_dtype(q, dtype)?, sizes);
         }
         let part = |i: usize, xs: &Tensor| split_heads(&self.forward_part(i, xs, dtype)?, sizes[i]);
         Ok([part(0, q)?, part(1, k)?, part(2, v)?])
@@ -384,9 +403,11 @@ impl Qkv {
             return multiply_outputs(xs, self.packed()?, self.outputs(i), dtype);
         }
         match &self.weights {
-            Weights::Layers(layers) => layers.parts[i].forward(xs, dtype),
-            Weights::Packed { .. } => self.part(i)?.forward(xs, dtype),
-            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward(xs, dtype),
+            Weights::Layers(layers) => layers.parts[i].forward_in_dtype(xs, dtype),
+            Weights::Packed { .. } => self.part(i)?.forward_in_dtype(xs, dtype),
+            Weights::Latent(latent) => {
+                latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward_in_dtype(xs, dtype)
+            }
         }
     }
 
@@ -394,7 +415,9 @@ impl Qkv {
     fn part_weights(&self, i: usize) -> Result<LinearWeights> {
         match &self.weights {
             Weights::Layers(layers) => layers.parts[i].weights(),
-            Weights::Packed { has_bias, like } => unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype()),
+            Weights::Packed { has_bias, like, .. } => {
+                unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype())
+            }
             Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.weights(),
         }
     }

@@ -139,7 +139,7 @@ impl Disentangled {
             let projected = match linear_weights(weights, names) {
                 Some(own) => {
                     let out = own.weight.dim(0)?;
-                    Linear::new(names[0], own, out, width)?.forward(&embeddings, dtype)?
+                    Linear::new(names[0], own, out, width)?.forward_in_dtype(&embeddings, dtype)?
                 }
                 None => call.qkv.project(shared, &embeddings, dtype)?,
             };

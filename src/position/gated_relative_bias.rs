@@ -84,7 +84,7 @@ impl GatedRelativeBias {
         };
         let gate = LinearWeights::new(weights.require(GATE[0])?.clone(), Some(weights.require(GATE[1])?.clone()));
         let gate = Linear::new(GATE[0], gate, 8, width / parts)?;
-        let projected = gate.forward(&xs.reshape((b, s * heads, width / parts))?, dtype)?;
+        let projected = gate.forward_in_dtype(&xs.reshape((b, s * heads, width / parts))?, dtype)?;
         let projected = projected.reshape((b, s, heads, 2, 4))?.sum(D::Minus1)?;
         let gates = candle_nn::ops::sigmoid(&projected)?; // (b, s, h, 2)
         let gate = |i: usize| gates.narrow(3, i, 1)?.transpose(1, 2);

@@ -43,7 +43,7 @@ impl RelativeSinusoids {
         // The projection reads its input in its own dtype.
         let sinusoids = sinusoids.to_dtype(weight.dtype())?.unsqueeze(0)?;
         let projection = Linear::new(PROJECTION, LinearWeights::new(weight.clone(), None), out, width)?;
-        Ok(projection.forward(&sinusoids, dtype)?.squeeze(0)?)
+        Ok(projection.forward_in_dtype(&sinusoids, dtype)?.squeeze(0)?)
     }
 }
 

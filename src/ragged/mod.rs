@@ -26,7 +26,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_attention_kernels::ScratchPool;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on
 /// the batch and the position scheme, such as cosines. Make one per batch.
@@ -80,6 +80,14 @@ pub fn offsets(lengths: &[usize]) -> Vec<usize> {
         Some(*end)
     }));
     offsets
+}
+
+/// Checks that offsets are such as [`offsets`] makes.
+pub(crate) fn check_offsets(offsets: &[usize]) -> Result<()> {
+    match offsets.first().is_none_or(|first| *first == 0) && offsets.is_sorted() {
+        true => Ok(()),
+        false => Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less")),
+    }
 }
 
 /// Results that depend only on the batch and the scheme, such as cosines or bias tables: one layer computes them, the

@@ -9,8 +9,8 @@ use std::ops::Range;
 use candle_attention_kernels::Team;
 use rayon::prelude::*;
 
-use super::lengths;
-use crate::error::Result;
+use super::{check_offsets, lengths};
+use crate::error::{Error, Result};
 
 /// Values of the hidden states that one thread takes at a time: 1 MB in f32, half of the L2 cache of a core.
 const CHUNK_VALUES: usize = 1 << 18;
@@ -28,7 +28,7 @@ const MIN_CHUNK_TOKENS: usize = 128;
 /// more. The number of threads depends on `multiply_adds`, the work of the whole batch.
 ///
 /// # Errors
-/// The first error of a chunk.
+/// Offsets that do not begin at 0, or that fall; an output that is shorter than the parts; the first error of a chunk.
 pub fn share_sequences<O: Send>(
     offsets: &[usize],
     width: usize,
@@ -37,6 +37,7 @@ pub fn share_sequences<O: Send>(
     part: impl Fn(&Range<usize>) -> usize,
     run: impl Fn(Team, Range<usize>, &mut [O]) -> Result<()> + Sync,
 ) -> Result<()> {
+    check_offsets(offsets)?;
     if offsets.last().is_none_or(|tokens| *tokens == 0) {
         return Ok(());
     }
@@ -45,7 +46,14 @@ pub fn share_sequences<O: Send>(
         let mut rest = output;
         let mut parts = Vec::with_capacity(chunks.len());
         for sequences in chunks {
-            let (own, after) = rest.split_at_mut(part(&sequences));
+            let size = part(&sequences);
+            let (own, after) = rest.split_at_mut_checked(size).ok_or_else(|| {
+                Error::value(
+                    "the output of a ragged batch",
+                    "shorter",
+                    format!("{size} more elements for {sequences:?}"),
+                )
+            })?;
             rest = after;
             parts.push((sequences, own));
         }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::Tensor;
 
 use crate::error::{Error, Result};
-use crate::mask::AttentionMask;
+use crate::mask::{AttentionMask, CallMask};
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
 use crate::sdpa::backend::Backend;
 use crate::setters;
@@ -44,12 +44,19 @@ pub struct SdpaOptions<'a> {
     pub backend: Option<Backend>,
 }
 
+/// [`SdpaOptions::new`] without a mask.
+impl Default for SdpaOptions<'_> {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
 impl<'a> SdpaOptions<'a> {
     /// Default options: dot product with the default scale, no dropout, no attention weights, any backend.
-    pub fn new(mask: impl Into<Cow<'a, AttentionMask>>) -> Self {
+    pub fn new(mask: impl Into<CallMask<'a>>) -> Self {
         Self {
             scale: None,
-            mask: mask.into(),
+            mask: mask.into().0,
             appended_keys: 0,
             softcap: None,
             sinks: None,
@@ -66,7 +73,7 @@ impl<'a> SdpaOptions<'a> {
         /// Sets the factor on the scores; `None` restores the default.
         with_scale, scale: impl Into<Option<f64>> = scale.into();
         /// Sets the mask.
-        with_mask, mask: impl Into<Cow<'a, AttentionMask>> = mask.into();
+        with_mask, mask: impl Into<CallMask<'a>> = mask.into().0;
         /// Sets the number of keys that every query sees.
         with_appended_keys, appended_keys: usize = appended_keys;
         /// Sets the softcap of the scores; `None` turns it off.

@@ -172,7 +172,7 @@ fn configurations_of_absurd_sizes_are_errors() {
 #[test]
 fn windows_and_lengths_of_any_size_are_errors_or_mean_what_they_say() {
     let (layer, xs) = (layer(), tokens(1, 5));
-    let causal = layer.attend(&xs, &xs, &xs, &AttentionMask::causal()).unwrap();
+    let causal = layer.attend(&xs, &xs, &xs, AttentionMask::causal()).unwrap();
     for n in HUGE {
         for backend in [None, Some(Backend::Eager)] {
             let options = AttentionOptions::default().with_backend(backend);

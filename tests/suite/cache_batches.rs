@@ -150,7 +150,7 @@ fn padding_is_not_computed() {
         let mut cache = KvCache::growing();
         let got = step(&layer, &xs, &AttentionMask::full(), &mut cache, &[0, 5, 0]).unwrap();
         assert!(numbers(&got).iter().all(|number| number.is_finite()));
-        let want = layer.attend(&tokens, &tokens, &tokens, &AttentionMask::full()).unwrap();
+        let want = layer.attend(&tokens, &tokens, &tokens, AttentionMask::full()).unwrap();
         assert_eq!(max_diff(&got.narrow(0, 1, 1).unwrap(), &want), 0.0);
         assert_eq!(cache.lengths(), [0, 5, 0]);
     }
@@ -245,7 +245,7 @@ fn joined_and_selected_tokens_keep_their_gradients() {
                 _ => prompt.as_tensor().clone(),
             };
             let all = Tensor::cat(&[&kept, &token.narrow(0, row, 1).unwrap()], 1).unwrap();
-            let last = layer.attend(&all, &all, &all, &AttentionMask::full()).unwrap().narrow(1, 3, 1).unwrap();
+            let last = layer.attend(&all, &all, &all, AttentionMask::full()).unwrap().narrow(1, 3, 1).unwrap();
             let want = loss(&last).backward().unwrap();
             assert_close("gradient", got.get(prompt).unwrap(), want.get(prompt).unwrap(), 1e-5);
         }

@@ -41,7 +41,7 @@ fn step_rows(
 
 /// The causal output of one run over all tokens.
 fn whole(layer: &MultiHeadAttention, xs: &Tensor) -> Tensor {
-    layer.attend(xs, xs, xs, &AttentionMask::causal()).unwrap()
+    layer.attend(xs, xs, xs, AttentionMask::causal()).unwrap()
 }
 
 /// Speculative decoding: rejected tokens leave no trace.
@@ -121,7 +121,7 @@ fn a_rotating_cache_rotates_many_times() {
     for (config, window) in configs().into_iter().zip([3, 20, 70]) {
         let layer = random_layer(&config, 0.4, &mut random);
         let xs = random.tensor(&[2, 400, 24], DType::F32);
-        let want = layer.attend(&xs, &xs, &xs, &AttentionMask::window(Some(window - 1), Some(0))).unwrap();
+        let want = layer.attend(&xs, &xs, &xs, AttentionMask::window(Some(window - 1), Some(0))).unwrap();
         let mut cache = KvCache::streaming(window);
         let mut start = 0;
         while start < 400 {

@@ -36,7 +36,7 @@ fn a_step_is_a_call_with_a_cache() {
     let mut random = Random::new(110);
     let layer = random_layer(&config(), 0.4, &mut random);
     let xs = random.tensor(&[2, 7, 24], DType::F32);
-    let want = layer.attend(&xs, &xs, &xs, &AttentionMask::full()).unwrap();
+    let want = layer.attend(&xs, &xs, &xs, AttentionMask::full()).unwrap();
     let mut cache = KvCache::growing();
     for (start, len) in [(0, 4), (4, 1), (5, 2)] {
         let got = layer.step(&xs.narrow(1, start, len).unwrap(), &mut cache).unwrap();
@@ -103,7 +103,7 @@ fn keys_of_weights_that_have_changed_are_an_error() {
     // The copy of the old weights has them still.
     before.step(&xs, &mut cache).unwrap();
     cache.reset();
-    let want = layer.attend(&xs, &xs, &xs, &AttentionMask::full()).unwrap();
+    let want = layer.attend(&xs, &xs, &xs, AttentionMask::full()).unwrap();
     assert_close("after a reset", &layer.step(&xs, &mut cache).unwrap(), &want, TOLERANCE);
 }
 
@@ -122,7 +122,7 @@ fn changes_that_keys_do_not_depend_on_are_none() {
     query.set(&random.tensor(&[24, 24], DType::F32)).unwrap();
     let got = layer.step(&xs.narrow(1, 3, 1).unwrap(), &mut cache).unwrap();
     let last = layer.frozen().unwrap().step(&xs.narrow(1, 4, 1).unwrap(), &mut cache).unwrap();
-    let want = layer.attend(&xs, &xs, &xs, &AttentionMask::full()).unwrap().narrow(1, 3, 2).unwrap();
+    let want = layer.attend(&xs, &xs, &xs, AttentionMask::full()).unwrap().narrow(1, 3, 2).unwrap();
     assert_close("trained queries", &Tensor::cat(&[got, last], 1).unwrap(), &want, TOLERANCE);
 }
 
@@ -147,7 +147,7 @@ fn a_memory_projected_with_old_weights_is_an_error() {
         attend(&before, cache).unwrap();
     }
     let again = layer.cross_cache(&memory, &memory).unwrap();
-    let want = layer.attend(&xs, &memory, &memory, &AttentionMask::full()).unwrap();
+    let want = layer.attend(&xs, &memory, &memory, AttentionMask::full()).unwrap();
     assert_close("projected again", &attend(&layer, &again).unwrap(), &want, TOLERANCE);
 }
 

@@ -65,7 +65,7 @@ fn vectors_are_added_to_the_inputs_of_queries_and_keys_alone() {
     let observed = layer.observe(&inputs, &AttentionOptions::default(), &ObserveOptions::default()).unwrap();
     assert_close("observed", &observed.output, &want, 1e-5);
     assert!(
-        max_diff(&want, &layer.attend(&query, &key, &memory.copy().unwrap(), &AttentionMask::full()).unwrap()) > 1e-3
+        max_diff(&want, &layer.attend(&query, &key, &memory.copy().unwrap(), AttentionMask::full()).unwrap()) > 1e-3
     );
 
     // A memory that is projected once holds the vectors of its keys.
@@ -90,7 +90,7 @@ fn vectors_of_padded_ragged_and_cached_tokens_are_those_of_a_sequence_alone() {
         .map(|i| {
             let (xs, vectors) = (part(&xs, i), part(&vectors, i));
             let sum = (&xs + &vectors).unwrap();
-            layer.attend(&sum, &sum, &xs, &AttentionMask::full()).unwrap().squeeze(0).unwrap()
+            layer.attend(&sum, &sum, &xs, AttentionMask::full()).unwrap().squeeze(0).unwrap()
         })
         .collect();
     let padded = AttentionInputs::self_attention(&xs, AttentionMask::padding(&lengths));
@@ -128,7 +128,7 @@ fn vectors_of_padded_ragged_and_cached_tokens_are_those_of_a_sequence_alone() {
     let inputs = inputs.with_cache_lengths(&mut cache, &[3, 1]);
     let got = output(&layer, &inputs.with_position_vectors(&next, &next));
     let sum = (&next * 2.0).unwrap();
-    let want = layer.attend(&sum, &sum, &next, &AttentionMask::full()).unwrap();
+    let want = layer.attend(&sum, &sum, &next, AttentionMask::full()).unwrap();
     assert_close("cached, all tokens", &got.get(0).unwrap(), &want.get(0).unwrap(), 1e-5);
     assert_close(
         "cached, one token",

@@ -128,7 +128,7 @@ fn a_gate_reads_the_input_of_the_queries() {
     let map = VarMap::new();
     let layer = MultiHeadAttention::new(&config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
     let (xs, memory) = (random.tensor(&[2, 3, 6], DType::F32), random.tensor(&[2, 5, 8], DType::F32));
-    let want = layer.attend(&xs, &memory, &memory, &AttentionMask::full()).unwrap();
+    let want = layer.attend(&xs, &memory, &memory, AttentionMask::full()).unwrap();
     let frozen = layer.frozen().unwrap();
     let cache = frozen.cross_cache(&memory, &memory).unwrap();
     let inputs = AttentionInputs::cross_cached(&xs, &cache, AttentionMask::full());
@@ -213,7 +213,7 @@ fn more_keys_than_an_indexer_takes_are_an_error() {
         assert!(error.contains("the number of keys") && error.contains("max_keys"), "{error}");
     };
     layer.forward(&xs.narrow(1, 0, 4).unwrap()).unwrap();
-    says(layer.attend(&xs, &xs, &xs, &AttentionMask::full()));
+    says(layer.attend(&xs, &xs, &xs, AttentionMask::full()));
     let (rows, full) = (xs.squeeze(0).unwrap(), AttentionMask::full());
     attend_ragged(&layer, &rows, &[4, 1], &full).unwrap();
     says(attend_ragged(&layer, &rows, &[5], &full));

@@ -50,7 +50,7 @@ fn layers_have_the_names_and_the_configuration_of_hugging_face() {
     assert_eq!(layers.len(), 2);
     assert!(layers[0].problem.is_none() && layers[0].dtype.contains("Q8_0"), "{:?}", layers[0].problem);
     assert_eq!(file.metadata()["general.architecture"], "bert");
-    assert!(Checkpoint::open(fixture("tiny-bert")).unwrap().config().unwrap().is_none());
+    assert!(Checkpoint::open(fixture("tiny-bert")).unwrap().gguf().is_none());
 
     let llama = Checkpoint::open(fixture("gguf/llama.gguf")).unwrap();
     let config = llama.config().unwrap().unwrap();

@@ -272,7 +272,7 @@ fn largest_windows_and_layer_numbers_do_not_overflow() {
         let (_folder, checkpoint) = saved(&projections(0.1), prefix);
         let model = checkpoint.attention(prefix, &json(model), DType::F32, &CPU).unwrap();
         let got = model.layer.attend(&xs, &xs, &xs, model.mask()).unwrap();
-        let want = model.layer.attend(&xs, &xs, &xs, &AttentionMask::causal()).unwrap();
+        let want = model.layer.attend(&xs, &xs, &xs, AttentionMask::causal()).unwrap();
         assert_eq!(got.to_vec3::<f32>().unwrap(), want.to_vec3::<f32>().unwrap(), "{prefix}");
         assert_eq!(checkpoint.attention_layers(Some(ModelConfig::new(&json!({})))).len(), 1);
     }

@@ -272,7 +272,7 @@ fn what_latents_do_not_have_is_an_error() {
 
     let layer = layer(&config(latent()), 15);
     let [xs, ys] = [16, 17].map(|seed| Random::new(seed).tensor(&[1, 3, HIDDEN], DType::F32));
-    let error = layer.attend(&xs, &xs, &ys, &AttentionMask::full()).unwrap_err().to_string();
+    let error = layer.attend(&xs, &xs, &ys, AttentionMask::full()).unwrap_err().to_string();
     assert!(error.contains("values"), "{error}");
     assert!(layer.cross_cache(&xs, &xs).unwrap_err().to_string().contains("latent"));
     // The weights of one kind in the configuration of another.

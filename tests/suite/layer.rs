@@ -124,7 +124,7 @@ fn empty_inputs_give_empty_outputs() {
     // Queries without any key: zeros, so the output is the bias of the output projection.
     let bias = map.data().lock().unwrap()["o_proj.bias"].clone();
     bias.set(&Random::new(25).tensor(&[8], DType::F32)).unwrap();
-    let got = layer.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), &AttentionMask::full()).unwrap();
+    let got = layer.attend(&zeros([2, 3, 8]), &zeros([2, 0, 8]), &zeros([2, 0, 8]), AttentionMask::full()).unwrap();
     assert_close("bias", &got, &bias.broadcast_as((2, 3, 8)).unwrap(), 0.0);
 }
 

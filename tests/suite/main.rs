@@ -25,6 +25,7 @@ mod families;
 mod family_keys;
 mod family_layouts;
 mod files;
+mod first_tries;
 mod fixtures;
 mod frozen;
 mod gates;

@@ -160,7 +160,7 @@ fn errors_and_names() {
     let layer = random_layer(&AttentionConfig::new(8, 2), 0.5, &mut Random::new(82));
     let xs = Tensor::zeros((2, 6, 8), DType::F32, &CPU).unwrap();
     says(layer.attend(&xs, &xs, &xs, &mask), &["segments of queries", "[2, 5]", "[2, 6]"]);
-    says(layer.attend(&xs, &xs, &xs, &AttentionMask::prefix_lm(&[7, 2])), &["lengths[0] is 7", "at most 6"]);
+    says(layer.attend(&xs, &xs, &xs, AttentionMask::prefix_lm(&[7, 2])), &["lengths[0] is 7", "at most 6"]);
     says(
         layer.with_mask(AttentionMask::prefix_lm(&[2, 2])),
         &["mask = (causal or", "full, causal, a window or chunks"],
@@ -323,7 +323,7 @@ fn the_prompt_of_paligemma_equals_transformers() {
     let prompts: Vec<usize> = types.iter().map(|row| row.iter().filter(|at| **at == 0).count()).collect();
     let (model, xs, want) = golden("paligemma", 0);
     let layer = model.layer.with_mask(AttentionMask::full()).unwrap();
-    let got = layer.attend(&xs, &xs, &xs, &AttentionMask::prefix_lm(&prompts)).unwrap();
+    let got = layer.attend(&xs, &xs, &xs, AttentionMask::prefix_lm(&prompts)).unwrap();
     println!("paligemma: output differs by at most {:e}", max_diff(&got, &want));
     assert_close("paligemma", &got, &want, LAYER);
 }

@@ -141,7 +141,7 @@ struct Lora {
 impl Module for Lora {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
         let change = xs.broadcast_matmul(&self.a.t()?)?.broadcast_matmul(&self.b.t()?)?;
-        self.base.forward(xs, xs.dtype())? + (change * 0.5)?
+        self.base.forward_in_dtype(xs, xs.dtype())? + (change * 0.5)?
     }
 }
 

@@ -173,3 +173,22 @@ fn worst_lengths() {
     assert_eq!(Bucket::size(&[]), 0);
     assert_eq!(Bucket::size(&[usize::MAX, 1]), 1);
 }
+
+/// A list of lengths in the place of offsets, and offsets out of order: nothing is run.
+#[test]
+fn offsets_that_fall_are_an_error() {
+    let share = |list: &[usize], output: &mut [u8]| {
+        let never = |_: Team, _: Range<usize>, _: &mut [u8]| -> candle_attention::Result<()> { panic!("called") };
+        share_sequences(list, 4, 0, output, |_| 1, never)
+    };
+    for list in [&[40_000, 0, 20_000, 40_000][..], &[0, 20_000, 10_000, 40_000], &[3]] {
+        let found = format!("{list:?}");
+        says(share(list, &mut []), &["the offsets of a ragged batch is", &found, "expected 0, then never less"]);
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let short = || {
+        let run = |_: Team, _: Range<usize>, _: &mut [u8]| Ok(());
+        share_sequences(&offsets(&[90_000; 8]), 64, 0, &mut [0u8; 3], |_| 2, run)
+    };
+    says(pool.install(short), &["the output of a ragged batch", "2 more elements"]);
+}

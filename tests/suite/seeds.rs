@@ -174,7 +174,7 @@ fn equals_the_d2l_notebook() {
 
     let positions = Tensor::new(&[0u32, 1, 2, 3, 4, 5, 6, 7, 18, 19], &Device::Cpu).unwrap();
     let shown = |ys: Tensor| ys.narrow(0, 0, 3).unwrap().index_select(&positions, 1).unwrap();
-    let masked = shown(layer.attend(&xs, &xs, &xs, &AttentionMask::lengths(&padded.lengths)).unwrap());
+    let masked = shown(layer.attend(&xs, &xs, &xs, AttentionMask::lengths(&padded.lengths)).unwrap());
     println!("notebook: output differs by at most {:e}", max_diff(&masked, &golden.get("masked.output")));
     assert_within("masked", &masked, &golden.get("masked.output"), SEED);
     assert_within("unmasked", &shown(layer.forward(&xs).unwrap()), &golden.get("unmasked.output"), SEED);

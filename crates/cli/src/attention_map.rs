@@ -30,10 +30,10 @@ pub struct AttentionMap {
     /// A second text, encoded together with the first as a cross-encoder does
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
-    /// The layer, counted from 0 [default: 0; with --html all layers]
+    /// The layer, counted from 0 [default: that of the head with the sharpest pattern; with --html all layers]
     #[arg(long)]
     layer: Option<usize>,
-    /// The head, counted from 0 [default: 0; in files all heads]
+    /// The head, counted from 0 [default: the one with the sharpest pattern between words; in files all heads]
     #[arg(long)]
     head: Option<usize>,
     /// Write an HTML page to explore layers and heads; `-` is standard output
@@ -56,21 +56,18 @@ impl Command for AttentionMap {
         check_distinct(&outputs)?;
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
-        let layer = self.layer.unwrap_or(0);
-        self.check_layers_and_heads(&encoder.heads(), layer)?;
+        let layers = self.layers(&encoder.heads())?;
         let written = !outputs.is_empty();
-        let mut options = MapOptions::default();
+        let mut options = MapOptions::default().with_layers(&layers);
         options.prompt_name = self.model.prompt_name.as_deref();
-        if self.layer.is_some() || html.is_none() {
-            options = options.with_layers(&[layer]);
-        }
-        if let Some(head) = self.head.or((!written).then_some(0)) {
+        if let Some(head) = self.head {
             options = options.with_heads(&[head]);
         }
         let first = self.text.as_str();
         let text = self.pair.as_deref().map_or(Text::One(first), |second| Text::Pair(first, second));
         let maps = encoder.attention(text, &options)?;
         let maps = maps.with_model(&self.model.title());
+        let [layer, head] = maps.telling_head().ok_or("the model has no attention heads")?;
 
         // All pictures are made before one is written.
         let html = html.as_ref().map(|output| Ok((output, maps.html()?.into_bytes())));
@@ -86,7 +83,7 @@ impl Command for AttentionMap {
             let color = TerminalColor::detect(std::io::stdout().is_terminal());
             let columns = console::Term::stdout().size_checked().map_or(100, |(_, columns)| usize::from(columns));
             let mut out = print::stdout();
-            out.write_all(maps.terminal(layer, self.head.unwrap_or(0), color, columns)?.as_bytes())?;
+            out.write_all(maps.terminal(layer, head, color, columns)?.as_bytes())?;
             out.flush()?;
         }
         Ok(())
@@ -94,17 +91,21 @@ impl Command for AttentionMap {
 }
 
 impl AttentionMap {
-    /// Checks what was asked for against the heads of each layer.
-    fn check_layers_and_heads(&self, heads: &[usize], layer: usize) -> Result<()> {
-        let Some(&count) = heads.get(layer) else {
+    /// The layers to look at: that of --layer, or all that have heads, and the one of --head; `heads` has the number of
+    /// each layer.
+    fn layers(&self, heads: &[usize]) -> Result<Vec<usize>> {
+        if let Some(layer) = self.layer.filter(|layer| *layer >= heads.len()) {
             return Err(format!("--layer {layer}: the model has layers 0 to {}", heads.len().saturating_sub(1)).into());
-        };
-        match self.head {
-            Some(head) if head >= count => match count.checked_sub(1) {
-                Some(last) => Err(format!("--head {head}: layer {layer} has heads 0 to {last}").into()),
-                None => Err(format!("--head {head}: all heads of layer {layer} are pruned").into()),
-            },
-            _ => Ok(()),
+        }
+        let asked = self.layer.map_or(0..heads.len(), |layer| layer..layer + 1);
+        let head = self.head.unwrap_or(0);
+        let layers = asked.clone().filter(|layer| head < heads[*layer]).collect::<Vec<_>>();
+        let most = heads[asked].iter().max().copied().unwrap_or(0);
+        let which = self.layer.map_or("the model".to_string(), |layer| format!("layer {layer}"));
+        match (layers.is_empty(), most.checked_sub(1)) {
+            (false, _) => Ok(layers),
+            (true, Some(last)) => Err(format!("--head {head}: {which} has heads 0 to {last}").into()),
+            (true, None) => Err(format!("{which} has no attention heads").into()),
         }
     }
 }

@@ -51,7 +51,6 @@ impl Command for Inspect {
         let config = self.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
         let json: Option<Value> = match &config {
             Some(path) => Some(read_json(path)?),
-            // A GGUF file holds it.
             None => checkpoint.config()?,
         };
         let model = json.as_ref().map(|json| ModelConfig::new(json).with_like(self.like.as_deref()));

@@ -118,7 +118,7 @@ impl M3Encoder {
     fn embed(&self, tokens: &Tokens, hidden: &Tensor) -> Result<M3Embedding> {
         let dtype = compute_dtype(hidden.dtype());
         let states = hidden.unsqueeze(0)?; // (1, tokens, hidden_size)
-        let weights = self.sparse.forward(&states, dtype)?.relu()?.flatten_all()?.to_dtype(DType::F32)?;
+        let weights = self.sparse.forward_in_dtype(&states, dtype)?.relu()?.flatten_all()?.to_dtype(DType::F32)?;
         let mut entries: Vec<(u32, f32)> = tokens.ids.iter().copied().zip(weights.to_vec1::<f32>()?).collect();
         entries.retain(|(id, weight)| *weight != 0.0 && !self.weightless.contains(id));
         // The largest weight of each token comes first.
@@ -128,7 +128,7 @@ impl M3Encoder {
         Ok(M3Embedding {
             dense: l2_normalize(&hidden.narrow(0, 0, 1)?.to_dtype(dtype)?)?.squeeze(0)?,
             sparse: SparseVector::from_entries(entries, None),
-            tokens: l2_normalize(&self.colbert.forward(&rest.contiguous()?, dtype)?.squeeze(0)?)?,
+            tokens: l2_normalize(&self.colbert.forward_in_dtype(&rest.contiguous()?, dtype)?.squeeze(0)?)?,
         })
     }
 }

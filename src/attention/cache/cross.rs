@@ -10,13 +10,13 @@ use crate::tensor::select;
 
 /// Keys and values of one memory, projected by one layer: cross-attention in decoding, where only the queries are new.
 ///
-/// [`MultiHeadAttention::cross_cache`] makes it and
-/// [`AttentionInputs::cross_cached`](crate::AttentionInputs::cross_cached) uses it. The memory cannot be exchanged:
+/// [`MultiHeadAttention::cross_cache`] makes it; [`cross_step`](MultiHeadAttention::cross_step) and
+/// [`AttentionInputs::cross_cached`](crate::AttentionInputs::cross_cached) use it. The memory cannot be exchanged:
 /// another one is another cache. Nor can the weights: after a change of variables the cache is an error, and the layer
 /// makes another one. A clone shares the tensors.
 ///
 /// ```
-/// use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention};
+/// use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention};
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{VarBuilder, VarMap};
 ///
@@ -27,8 +27,7 @@ use crate::tensor::select;
 /// let mask = AttentionMask::lengths(&[5, 3]);
 /// for _ in 0..4 {
 ///     let query = Tensor::randn(0f32, 1., (2, 1, 8), &Device::Cpu)?;
-///     let inputs = AttentionInputs::cross_cached(&query, &cache, &mask);
-///     assert_eq!(layer.attend_with(&inputs, &AttentionOptions::default())?.output.dims(), [2, 1, 8]);
+///     assert_eq!(layer.cross_step(&query, &cache, &mask)?.dims(), [2, 1, 8]);
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -87,7 +86,8 @@ impl MultiHeadAttention {
     /// # Errors
     /// A tensor has the wrong shape, dtype or device; a layer that requires position vectors has keys and values in one
     /// tensor; or the layer has positions: those of the queries relative to another sequence follow only from all of
-    /// them. So has latent attention, which is self-attention.
+    /// them. So has latent attention, which is self-attention. A layer with a causal mask or a window of its own: its
+    /// queries would see the memory up to a place that follows from their number alone.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
         if self.config.latent.is_some() {
             return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
@@ -99,6 +99,11 @@ impl MultiHeadAttention {
         if self.config.steps.follow_positions() {
             let expected = "none that follows positions with a cache for cross-attention";
             return Err(Error::value("the steps of the layer", "a factor by position", expected));
+        }
+        if self.config.mask.follows_order() {
+            let allowed = "one that does not go by the order of the tokens, for cross-attention: a decoder's layers over \
+                           a memory have none, and the call gives that of padding";
+            return Err(Error::config("mask", &self.config.mask, allowed));
         }
         self.check_memory(keys, values)?;
         self.check_required_of_memory(keys, values)?;

@@ -18,8 +18,8 @@ impl Qkv {
                 Err(Error::value(NAMES[i], "a part of variables in another order", expected))
             }
             Weights::Layers(layers) => Ok(layers.parts[i].clone()),
-            Weights::Packed { has_bias, like } => {
-                Linear::of_packed(self.packed.clone(), self.outputs(i), has_bias[i], like)
+            Weights::Packed { has_bias, like, exact } => {
+                Linear::of_packed(self.packed.clone(), self.outputs(i), has_bias[i], like, *exact)
             }
             Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).cloned().ok_or_else(of_latents),
         }
@@ -29,8 +29,9 @@ impl Qkv {
     pub(crate) fn all_parts(&self) -> Result<Option<Linear>> {
         match &self.weights {
             Weights::Layers(layers) => Ok(layers.stored.clone()),
-            Weights::Packed { has_bias, like } if has_bias[..GATE].iter().all(|bias| *bias == has_bias[0]) => {
-                Linear::of_packed(self.packed.clone(), 0..self.outputs(GATE).start, has_bias[0], like).map(Some)
+            Weights::Packed { has_bias, like, exact } if has_bias[..GATE].iter().all(|bias| *bias == has_bias[0]) => {
+                let all = 0..self.outputs(GATE).start;
+                Linear::of_packed(self.packed.clone(), all, has_bias[0], like, *exact).map(Some)
             }
             _ => Ok(None),
         }

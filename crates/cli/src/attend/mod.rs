@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::shared::checkpoint::{check_finite, locate};
 use super::shared::model::{PATH_OR_ID, or_hub_id};
-use super::shared::output::{Kind, Output, folder_of};
+use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::{Result, about, device, print};
 
@@ -147,20 +147,18 @@ impl Command for Attend {
 
 /// The configuration that the layer is read by, and where it is from; `None` with --heads.
 fn model_config(arguments: &Attend, path: &Path, checkpoint: &Checkpoint) -> Result<Option<(PathBuf, Value)>> {
-    let read = |path: PathBuf| Ok(Some((path.clone(), read_json(&path)?)));
-    if let Some(config) = &arguments.config {
-        return read(config.clone());
+    if let Some(path) = &arguments.config {
+        return Ok(Some((path.clone(), read_json(path)?)));
     }
     if arguments.heads.is_some() {
         return Ok(None);
     }
-    if let Some(config) = checkpoint.config()? {
-        return Ok(Some((checkpoint.path().unwrap_or(path).to_path_buf(), config)));
-    }
-    let folder = if path.is_dir() { path } else { folder_of(path) };
-    match folder.join("config.json") {
-        beside if beside.symlink_metadata().is_ok() => read(beside),
-        beside => {
+    let weights = checkpoint.path().unwrap_or(path);
+    let beside = weights.with_file_name("config.json");
+    match checkpoint.config()? {
+        Some(config) if checkpoint.gguf().is_some() => Ok(Some((weights.to_path_buf(), config))),
+        Some(config) => Ok(Some((beside, config))),
+        None => {
             let reason = format!("no config.json beside it ({}): give --heads or --config", beside.display());
             Err(about(&arguments.checkpoint, &reason).into())
         }

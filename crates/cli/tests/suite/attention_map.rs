@@ -15,6 +15,18 @@ fn attention_map_prints_and_writes() {
     };
     let said = succeeds(&mut tiny(&["--layer", "1", "--head", "2"]));
     assert!(said.starts_with("layer 1, head 2: ") && !said.contains('\u{1b}'), "{said}");
+    // Without a head it is the one that the page opens on.
+    let page = succeeds(tiny(&["--html", "-"]).arg("--force"));
+    let view = page.split("\"view\":{").nth(1).and_then(|rest| rest.split('}').next()).expect("a view");
+    let number = |key: &str| {
+        let rest = view.split(&format!("\"{key}\":")).nth(1).expect(key);
+        rest.split(',').next().unwrap().to_string()
+    };
+    let telling = format!("layer {}, head {}: ", number("layer"), number("head"));
+    assert!(succeeds(&mut tiny(&[])).starts_with(&telling), "{telling}");
+    let of_layer = succeeds(&mut tiny(&["--layer", "0"]));
+    assert!(of_layer.starts_with("layer 0, head "), "{of_layer}");
+    assert!(succeeds(&mut tiny(&["--head", "3"])).contains(", head 3: "));
     assert!(succeeds(tiny(&[]).env("CLICOLOR_FORCE", "1").env("COLORTERM", "truecolor")).contains("\u{1b}[48;2;"));
     let unwanted = succeeds(tiny(&[]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1"));
     assert!(!unwanted.contains('\u{1b}'));
@@ -31,7 +43,8 @@ fn attention_map_prints_and_writes() {
     assert!(roxmltree::Document::parse(&svg).is_ok());
 
     fails(&mut tiny(&["--layer", "7"]), "--layer 7: the model has layers 0 to 1");
-    fails(&mut tiny(&["--head", "99"]), "99");
+    fails(&mut tiny(&["--head", "99"]), "--head 99: the model has heads 0 to 3");
+    fails(&mut tiny(&["--layer", "1", "--head", "4"]), "--head 4: layer 1 has heads 0 to 3");
     fails(&mut tiny(&["--batch-size", "4"]), "unexpected argument '--batch-size'");
     fails(tiny(&[]).arg("--svg").arg(path("no/a.svg")), "its folder does not exist");
     fails(tiny(&[]).arg("--html").arg(folder.path()), "is a folder");

@@ -64,7 +64,8 @@ pub(crate) struct Folder {
 /// If the architecture, the tokenizer or the pooling is not known, or a key of the metadata is missing or has another
 /// type. The error holds the path.
 pub(crate) fn folder_of(checkpoint: &Checkpoint) -> Result<Option<Folder>> {
-    let (Some(metadata), Some(config)) = (checkpoint.gguf(), checkpoint.config()?) else { return Ok(None) };
+    let Some(metadata) = checkpoint.gguf() else { return Ok(None) };
+    let Some(config) = checkpoint.config()? else { return Ok(None) };
     let path = || checkpoint.path().unwrap_or(Path::new("<bytes>")).to_path_buf();
     read_folder(checkpoint, metadata, config).map(Some).map_err(|e| Error::file(path(), e))
 }

@@ -144,8 +144,8 @@ impl<K: HeadKind> HeadModel<K> {
     pub(crate) fn logits(&self, xs: &Tensor) -> Result<Tensor> {
         let dtype = compute_dtype(xs.dtype());
         match &self.head.first {
-            Some(first) => self.head.last.forward(&first.forward(xs)?, dtype),
-            None => self.head.last.forward(xs, dtype),
+            Some(first) => self.head.last.forward_in_dtype(&first.forward(xs)?, dtype),
+            None => self.head.last.forward_in_dtype(xs, dtype),
         }
     }
 }
@@ -182,7 +182,7 @@ impl Transform {
     }
 
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
-        let xs = self.dense.forward(xs, compute_dtype(xs.dtype()))?;
+        let xs = self.dense.forward_in_dtype(xs, compute_dtype(xs.dtype()))?;
         let xs = match self.activation {
             HeadActivation::Fixed(activation) => activation.forward(&xs)?,
             _ => xs.tanh()?,

@@ -75,7 +75,7 @@ impl TokenScore {
         let last = hidden.lengths.iter().map(|length| length.saturating_sub(1)).enumerate();
         let last: Vec<(usize, usize)> = last.collect();
         let xs = hidden.tokens_at(&last)?.unsqueeze(1)?; // (b, 1, hidden)
-        let logits = rows(&self.tokens.forward(&xs, compute_dtype(xs.dtype()))?.squeeze(1)?)?;
+        let logits = rows(&self.tokens.forward_in_dtype(&xs, compute_dtype(xs.dtype()))?.squeeze(1)?)?;
         Ok(logits.iter().map(|logits| logits[0] - logits.get(1).copied().unwrap_or(0.0)).collect())
     }
 }

@@ -6,13 +6,13 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{MapTensors, ShareWeights};
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Error, Quantization, Result};
+use candle_attention::{Quantization, Result};
 use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
 use candle_core::{Module, Tensor};
 
 use crate::families::model::{Block as BlockRow, EmbeddingGateRow};
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::{Mlp, pack_for, read_linear};
+use crate::model::mlp::Mlp;
 
 /// The projections of embeddings for all blocks, and the norm of what each of them gives.
 pub(crate) struct EmbeddingProjections {
@@ -60,18 +60,15 @@ impl EmbeddingGate {
         index: usize,
     ) -> Result<Self> {
         let (hidden, size) = (config.hidden_size, projections.size);
-        let read = |name: &str, out, input| {
-            let source = source.child(name);
-            let weights = read_linear(&source, out, input, false)?;
-            let mut linear = Linear::new(&source.full_name(""), weights, out, input)?;
-            pack_for(&mut linear, &source)?;
-            Ok::<_, Error>(linear)
-        };
+        let read = |name: &str, out, input| Linear::load_with(&source.child(name), out, input, false);
         let own = LinearWeights::new(projections.weight.narrow(0, index * size, size)?, None);
         let mut projection = Linear::new(&source.full_name(names.projection), own, size, hidden)?;
         projections.quantization.map_or(Ok(()), |format| projection.quantize(format))?;
         if source.gives_own_tensors() {
             projection.pack()?;
+        }
+        if source.is_in_training() {
+            projection.set_exact();
         }
         Ok(Self {
             projection,
@@ -90,7 +87,7 @@ impl EmbeddingGate {
 
     /// xs and embeddings `(b, s, hidden_size)` → what is normalized and added to xs.
     pub fn forward(&self, xs: &Tensor, embeddings: &Tensor) -> Result<Tensor> {
-        let factors = self.projection_norm.forward(&self.projection.forward(embeddings, xs.dtype())?)?;
+        let factors = self.projection_norm.forward(&self.projection.forward_in_dtype(embeddings, xs.dtype())?)?;
         self.mlp.forward_times(xs, &factors)
     }
 

@@ -93,10 +93,7 @@ impl Experts {
             let first = linear(row.first, part(&first)?, inner, hidden)?;
             let mut expert = Mlp::plain(first, config.hidden_act, linear(row.last, part(&last)?.t()?, hidden, inner)?);
             for (linear, name) in [(&mut expert.activated, row.first), (&mut expert.last, row.last)] {
-                source.quantization(name).map_or(Ok(()), |format| linear.quantize(format))?;
-            }
-            if source.gives_own_tensors() {
-                expert.pack()?;
+                linear.pack_for(source, name)?;
             }
             experts.push(expert);
         }
@@ -119,7 +116,8 @@ impl Experts {
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let (b, s, hidden) = xs.dims3()?;
         let tokens = b * s;
-        let scores = self.router.forward(xs, compute_dtype(xs.dtype()))?.reshape((tokens, self.experts.len()))?;
+        let scores =
+            self.router.forward_in_dtype(xs, compute_dtype(xs.dtype()))?.reshape((tokens, self.experts.len()))?;
         let weights = softmax(&scores, D::Minus1)?;
         let rows = weights.to_dtype(DType::F32)?.to_vec2::<f32>()?;
         let routed = self.routed(rows.iter().map(Vec::as_slice));

@@ -43,23 +43,11 @@ impl Mlp {
     pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource) -> Result<Self> {
         let names = row.feed_forward;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let source = &source.base();
-        let read = |name: &str, out, input| {
-            let source = source.child(name);
-            // In gated families each bias is optional.
-            let bias = match names {
-                FeedForwardNames::Plain { .. } => row.feed_forward_bias,
-                _ => source.contains("bias"),
-            };
-            read_linear(&source, out, input, bias)
-        };
-        // Packed one after another, so that never all tensors and all packed weights are in memory.
-        let dense = |name: &str, out, input| -> Result<Linear> {
-            let mut linear = Linear::new(&source.full_name(name), read(name, out, input)?, out, input)?;
-            let source = source.child(name);
-            pack_for(&mut linear, &source)?;
-            let linear = source.with_changes(linear, "weight", 0..out)?;
-            Ok(linear)
+        // In gated families each bias is optional. Packed one after another, so that never all tensors and all packed
+        // weights are in memory.
+        let dense = |name: &str, out, input| match names {
+            FeedForwardNames::Plain { .. } => Linear::load_with(&source.child(name), out, input, row.feed_forward_bias),
+            _ => Linear::load(source, name, out, input),
         };
         let activation = config.hidden_act;
         Ok(match names {
@@ -71,11 +59,11 @@ impl Mlp {
                 Self { activated, plain: Some(plain), both: None, activation, last: dense(last, hidden, inner)? }
             }
             FeedForwardNames::Halves { both, activated: half, last } => {
-                let weights = read(both, 2 * inner, hidden)?;
+                let of_both = source.base().child(both);
+                let weights = read_linear(&of_both, 2 * inner, hidden, of_both.contains("bias"))?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
                 let [mut activated, mut plain] = halves(&whole, half)?;
-                let of_both = source.child(both);
-                [&mut activated, &mut plain].into_iter().try_for_each(|half| pack_for(half, &of_both))?;
+                [&mut activated, &mut plain].into_iter().try_for_each(|half| half.pack_for(&of_both, "weight"))?;
                 let last = dense(last, hidden, inner)?;
                 let with_changes = |linear: &Linear, half: usize| {
                     of_both.with_changes(linear.clone(), "weight", half * inner..(half + 1) * inner)
@@ -127,18 +115,18 @@ impl Mlp {
         {
             return self.last.forward_pending_bias(&inner);
         }
-        let inner = self.activation.forward(&self.activated.forward(xs, xs.dtype())?)?;
+        let inner = self.activation.forward(&self.activated.forward_in_dtype(xs, xs.dtype())?)?;
         let inner = match &self.plain {
-            Some(plain) => (inner * plain.forward(xs, xs.dtype())?)?,
+            Some(plain) => (inner * plain.forward_in_dtype(xs, xs.dtype())?)?,
             None => inner,
         };
-        Ok(self.last.forward(&inner, xs.dtype())?.into())
+        Ok(self.last.forward_in_dtype(&inner, xs.dtype())?.into())
     }
 
     /// [`forward`](Self::forward) of a part that is not gated, with its inner features times `factors`.
     pub fn forward_times(&self, xs: &Tensor, factors: &Tensor) -> Result<Tensor> {
-        let inner = (self.activation.forward(&self.activated.forward(xs, xs.dtype())?)? * factors)?;
-        self.last.forward(&inner, xs.dtype())
+        let inner = (self.activation.forward(&self.activated.forward_in_dtype(xs, xs.dtype())?)? * factors)?;
+        self.last.forward_in_dtype(&inner, xs.dtype())
     }
 
     /// [`forward_times`](Self::forward_times) on CPU buffers; only call it if [`supports_rows`](Self::supports_rows).
@@ -301,15 +289,6 @@ impl MapTensors for Mlp {
 pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
     let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
-}
-
-/// Packs the weights of a projection that was read at `source`: in few bits where the source has a format for them,
-/// and else as they are where it gives its tensors away.
-pub(crate) fn pack_for(linear: &mut Linear, source: &AnySource) -> Result<()> {
-    if let Some(format) = source.quantization("weight") {
-        linear.quantize(format)?;
-    }
-    if source.gives_own_tensors() { linear.pack() } else { Ok(()) }
 }
 
 /// Loads a projection `(out, input)` with its bias.

@@ -9,7 +9,6 @@ use candle_core::{DType, Tensor};
 
 use crate::families::model::ConvolutionRow;
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::{pack_for, read_linear};
 
 /// The widest kernel. Published models have 3.
 const MAX_KERNEL: usize = 1 << 8;
@@ -48,10 +47,7 @@ impl ShortConvolution {
                 let found = if has_bias { "is absent" } else { "is there" }.to_string();
                 return Err(Error::Tensor { name: source.full_name("bias"), found, expected });
             }
-            let mut linear =
-                Linear::new(&source.full_name(""), read_linear(&source, out, hidden, has_bias)?, out, hidden)?;
-            pack_for(&mut linear, &source)?;
-            Ok(linear)
+            Linear::load_with(&source, out, hidden, has_bias)
         };
         let own = source.child(row.kernel);
         let causal = config.key_flag("is_causal")?.unwrap_or(true);
@@ -80,7 +76,7 @@ impl ShortConvolution {
     pub fn forward(&self, xs: &Tensor, lengths: &[usize]) -> Result<Tensor> {
         let (b, s, hidden) = xs.dims3()?;
         let in_place = if b == lengths.len() { s } else { 0 };
-        let parts = self.input.forward(xs, xs.dtype())?.chunk(3, 2)?;
+        let parts = self.input.forward_in_dtype(xs, xs.dtype())?.chunk(3, 2)?;
         let inner = (&parts[0] * &parts[2])?;
         let width = self.kernel.dim(2)?;
         let after = width.saturating_sub(self.before + 1);
@@ -95,7 +91,7 @@ impl ShortConvolution {
         if let Some(bias) = &self.bias {
             sum = sum.broadcast_add(bias)?;
         }
-        self.output.forward(&(&parts[1] * sum)?, xs.dtype())
+        self.output.forward_in_dtype(&(&parts[1] * sum)?, xs.dtype())
     }
 
     /// For each of `tokens` places 1 if the token that `tap` reads there is one of the same sequence, else 0. Sequences

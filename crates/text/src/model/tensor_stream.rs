@@ -179,7 +179,7 @@ impl Stream for TensorStream<'_> {
     }
 
     fn project(&mut self, projection: &Linear) -> Result<()> {
-        self.hidden = projection.forward(&self.hidden, self.hidden.dtype())?;
+        self.hidden = projection.forward_in_dtype(&self.hidden, self.hidden.dtype())?;
         Ok(())
     }
 }

@@ -14,7 +14,6 @@ use crate::model::block::Block;
 use crate::model::config::TextModelConfig;
 use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
-use crate::model::mlp::{load_linear, pack_for, read_linear};
 use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::places::Places;
 use crate::model::stream::Stream;
@@ -145,10 +144,7 @@ impl TextModel {
             // ALBERT has one even where the widths are the same.
             projection: projection
                 .filter(|projection| width != config.hidden_size || projection.contains("weight"))
-                .map(|projection| {
-                    let mut linear = load_linear(&projection, config.hidden_size, width)?;
-                    pack_for(&mut linear, &projection).map(|()| linear)
-                })
+                .map(|projection| Linear::load_with(&projection, config.hidden_size, width, true))
                 .transpose()?,
             blocks,
             layers,
@@ -290,8 +286,7 @@ impl TextModel {
 /// Loads the projection of each token, which may be beside the body of the model.
 fn final_projection(config: &TextModelConfig, source: &AnySource) -> Result<Linear> {
     let (out, input) = (config.output_size()?, config.hidden_size);
-    let mut linear = Linear::new(&source.full_name(""), read_linear(source, out, input, false)?, out, input)?;
-    pack_for(&mut linear, source).map(|()| linear)
+    Linear::load_with(source, out, input, false)
 }
 
 /// One line, whatever the sizes: what the model is, its dtype and its device.

@@ -113,7 +113,7 @@ impl Dense {
     /// `(b, in_features)` → `(b, out_features)`, in the dtype of the input.
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let apply = |linear: &Linear| {
-            Ok::<_, Error>(linear.forward(&xs.to_dtype(DType::F32)?.unsqueeze(1)?, xs.dtype())?.squeeze(1)?)
+            Ok::<_, Error>(linear.forward_in_dtype(&xs.to_dtype(DType::F32)?.unsqueeze(1)?, xs.dtype())?.squeeze(1)?)
         };
         let ys = (self.activation)(&apply(&self.linear)?)?;
         Ok(match &self.residual {

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::visualize::maps::AttentionMaps;
+use crate::visualize::maps::{AttentionMaps, LayerMaps};
 use crate::visualize::tokens::Axis;
 
 /// A head and a query, as places in the lists of layers, heads and queries.
@@ -21,6 +21,14 @@ struct Sharpness {
 }
 
 impl AttentionMaps {
+    /// The layer and the head that the HTML page opens on: the one with the sharpest pattern between words, or else the
+    /// first; `None` without a head.
+    pub fn telling_head(&self) -> Option<[usize; 2]> {
+        let View { layer, head, .. } = self.telling_view().unwrap_or(View { layer: 0, head: 0, token: 0 });
+        let LayerMaps { layer, heads, .. } = self.layers.get(layer)?;
+        Some([*layer, *heads.get(head)?])
+    }
+
     /// The sharpest head and the query of its sharpest weight; `None` without two words.
     ///
     /// Many heads look at the next token, or all tokens look at the same one. Both are strong, and tell nothing about a

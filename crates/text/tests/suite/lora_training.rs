@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource, WeightSource};
 use candle_attention::lora::{LoraAdapter, LoraBias, LoraConfig, LoraTraining, TargetModules};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, Quantization};
-use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
+use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig, write_int8};
 use candle_core::{D, DType, Device, Module, Tensor};
 use candle_nn::{AdamW, Optimizer, SGD, VarBuilder};
 
@@ -156,6 +156,36 @@ fn an_adapter_learns_over_int8() {
     assert_eq!(numbers(&alone), numbers(&adapted.narrow(0, 1, 1).unwrap()));
     assert!(max_diff(&adapted, &before) > 1e-2);
     assert_eq!(numbers(&encoder.encode(&texts, &options).unwrap()), numbers(&before));
+}
+
+/// Whatever the adapter changes: the function whose gradient follows, and no mixture with the one that is served.
+#[test]
+fn training_over_int8_multiplies_with_the_dequantized_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("int8");
+    write_int8(fixture("tiny-bert"), &path, |_| true).unwrap();
+    let config = TextModelConfig::from_file(path.join("config.json")).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let mut random = Random::new(5);
+    for (modules, layers) in
+        [(["query", "value"], None), (["query", "key"], Some(vec![1])), (["output.dense", "x"], None)]
+    {
+        let modules: Vec<&str> = modules.into_iter().filter(|name| *name != "x").collect();
+        let mut lora = LoraConfig::new(3, 6.0, &modules);
+        if let Some(layers) = layers {
+            lora = lora.with_layers_to_transform(layers);
+        }
+        let training = LoraTraining::new(&lora, checkpoint.at("", Quantization::Int8, &CPU)).unwrap();
+        for variable in training.variables() {
+            variable.set(&(random.tensor(variable.dims(), DType::F32) * 0.3).unwrap()).unwrap();
+        }
+        let dequantized = training.adapter().unwrap().apply(checkpoint.at("", DType::F32, &CPU)).unwrap();
+        let want = hidden(&TextModel::load(&config, dequantized).unwrap());
+        let model = TextModel::load(&config, training.source_beside().unwrap()).unwrap();
+        assert_eq!(model.quantization(), Some(Quantization::Int8));
+        assert_close(&format!("{modules:?}"), &hidden(&model), &want, 2e-5);
+        assert!(max_diff(&hidden(&model.frozen().unwrap()), &want) > 1e-3, "served, inputs are rounded");
+    }
 }
 
 /// What cannot follow the variables without being loaded anew is refused, and named.

@@ -249,7 +249,7 @@ fn removing_padding_equals_masking_it() {
     }
     let layer = frozen(&config, DType::F32);
     let xs = random.tensor(&[2, 5, 48], DType::F32);
-    let attend = |keys: &Tensor, lengths: &[usize]| layer.attend(&xs, keys, keys, &AttentionMask::padding(lengths));
+    let attend = |keys: &Tensor, lengths: &[usize]| layer.attend(&xs, keys, keys, AttentionMask::padding(lengths));
     says(attend(&xs, &[5, 6]), &["padding[1] is 6", "at most 5"]);
     says(attend(&xs, &[5]), &["the number of rows in padding is 1", "2, the batch size"]);
     says(attend(&xs.narrow(1, 0, 4).unwrap(), &[3, 3]), &["5 queries and 4 keys", "self-attention"]);

@@ -24,7 +24,7 @@ fn outputs_destroy_nothing() {
     // All outputs are checked before one is written.
     fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), force);
     fails(&mut map(&["--html", "new.html", "--layer", "99"]), "--layer 99: the model has layers 0 to 1");
-    fails(&mut map(&["--head", "99"]), "--head 99: layer 0 has heads 0 to 3");
+    fails(&mut map(&["--head", "99"]), "--head 99: the model has heads 0 to 3");
     assert_eq!(scratch.names(), names, "nothing new");
     // Standard output.
     assert_eq!(succeeds(&mut map(&["--html", "-"])), page);

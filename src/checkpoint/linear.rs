@@ -1,0 +1,71 @@
+//! Loads single linear layers, as loaders of whole layers load their projections.
+
+use crate::checkpoint::source::{AnySource, WeightSource};
+use crate::error::Result;
+use crate::ops::Linear;
+use crate::weights::LinearWeights;
+
+impl Linear {
+    /// The linear layer that `source` holds below `name`, as attention layers load their projections: a `weight`
+    /// `(out, input)` and, where one is stored, a `bias` `(out)`.
+    ///
+    /// What [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) does for a layer, this does for the rest of a
+    /// model: weights are in few bits where the source has a format for them
+    /// ([`Quantization`](crate::Quantization) at [`Checkpoint::at`](crate::checkpoint::Checkpoint::at), a GGUF file),
+    /// and the changes of an adapter are beside them ([`LoraAdapter::beside`](crate::lora::LoraAdapter::beside)).
+    /// Weights of a checkpoint on disk are packed for the CPU kernels at once and take memory once; those that learn
+    /// stay variables.
+    ///
+    /// ```no_run
+    /// use candle_attention::Quantization;
+    /// use candle_attention::checkpoint::{Checkpoint, WeightSource};
+    /// use candle_attention::ops::Linear;
+    /// use candle_core::{DType, Device, Module, Tensor};
+    ///
+    /// let source = Checkpoint::open("Qwen3-0.6B")?.at("model.layers.0.mlp", Quantization::Int8, &Device::Cpu);
+    /// let up = Linear::load(&source, "up_proj", 3072, 1024)?;
+    /// let xs = Tensor::zeros((1, 5, 1024), DType::F32, &Device::Cpu)?;
+    /// assert_eq!(up.forward(&xs)?.dims(), [1, 5, 3072]);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape; for a format of few bits, a weight that is not finite.
+    pub fn load(source: &impl WeightSource, name: &str, out: usize, input: usize) -> Result<Self> {
+        let source = AnySource::new(source).child(name);
+        let has_bias = source.contains("bias");
+        Self::load_with(&source, out, input, has_bias)
+    }
+
+    /// [`load`](Self::load) of the layer that `source` points at; without its bias, or with one that has to be there.
+    ///
+    /// # Errors
+    /// The errors of [`load`](Self::load).
+    pub fn load_with(source: &AnySource, out: usize, input: usize, has_bias: bool) -> Result<Self> {
+        let base = source.base();
+        let bias = has_bias.then(|| base.get("bias", &[out])).transpose()?;
+        let weights = LinearWeights::new(base.get("weight", &[out, input])?, bias);
+        let mut linear = Self::new(&base.full_name(""), weights, out, input)?;
+        linear.pack_for(&base, "weight")?;
+        base.with_changes(linear, "weight", 0..out)
+    }
+
+    /// Packs the weights, which are `name` of `source`: in few bits where the source has a format for them, and else as
+    /// they are where it gives its tensors away. In training, weights in few bits are multiplied
+    /// [exactly](Self::set_exact).
+    ///
+    /// # Errors
+    /// For a format of few bits, a weight that is not finite; not enough memory.
+    pub fn pack_for(&mut self, source: &dyn WeightSource, name: &str) -> Result<()> {
+        if let Some(format) = source.quantization(name) {
+            self.quantize(format).map_err(|error| error.with_weight(&source.full_name(name)))?;
+        }
+        if source.gives_own_tensors() {
+            self.pack()?;
+        }
+        if source.is_in_training() {
+            self.set_exact();
+        }
+        Ok(())
+    }
+}
