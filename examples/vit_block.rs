@@ -102,7 +102,7 @@ pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
     };
     let block = Block {
         norm_before: norm("encoder.layer.0.layernorm_before")?,
-        attention: checkpoint.attention("encoder.layer.0.attention", &config.json, DType::F32, &device)?.layer,
+        attention: checkpoint.attention_with("encoder.layer.0.attention", &config.json, DType::F32, &device)?.layer,
         norm_after: norm("encoder.layer.0.layernorm_after")?,
         intermediate: linear("encoder.layer.0.intermediate.dense")?,
         output: linear("encoder.layer.0.output.dense")?,

@@ -58,8 +58,7 @@
 //!
 //! // A folder, a .safetensors or .gguf file, or a sharded index.
 //! let checkpoint = Checkpoint::open("Qwen3-0.6B")?;
-//! let json = checkpoint.config()?.expect("a config.json in the folder");
-//! let layer = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &Device::Cpu)?;
+//! let layer = checkpoint.attention("model.layers.0.self_attn", DType::F32, &Device::Cpu)?;
 //! # Ok::<(), candle_attention::Error>(())
 //! ```
 //!

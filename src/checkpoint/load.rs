@@ -12,7 +12,7 @@ use crate::checkpoint::open::Checkpoint;
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, CallInput};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::families::layout::Layout;
 use crate::mask::AttentionMask;
 use crate::ops::ComputeType;
@@ -162,12 +162,43 @@ impl Module for ModelAttention {
 }
 
 impl Checkpoint {
-    /// The attention layer at `prefix` as the model of this `config.json` runs it, read onto `device` as by
-    /// [`at`](Self::at), from which [`ModelAttention::load`] loads it.
+    /// The attention layer at `prefix` as its model runs it, by its [`config.json`](Self::config), read onto `device` as
+    /// by [`at`](Self::at).
+    ///
+    /// ```no_run
+    /// use candle_attention::checkpoint::Checkpoint;
+    /// use candle_core::{DType, Device, Module, Tensor};
+    ///
+    /// let checkpoint = Checkpoint::open("Qwen3-0.6B")?;
+    /// let layer = checkpoint.attention("model.layers.0.self_attn", DType::F32, &Device::Cpu)?;
+    /// let xs = Tensor::zeros((1, 5, 1024), DType::F32, &Device::Cpu)?; // (b, s, hidden_size)
+    /// assert_eq!(layer.forward(&xs)?.dims(), [1, 5, 1024]);
+    /// # Ok::<(), candle_attention::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`config`](Self::config) and [`ModelAttention::load`]; no `config.json` beside the weights.
+    pub fn attention(
+        &self,
+        prefix: &str,
+        compute_type: impl Into<ComputeType>,
+        device: &Device,
+    ) -> Result<ModelAttention> {
+        let config = self.config()?.ok_or_else(|| {
+            let path = self.path().map_or("weights in memory".to_string(), |path| path.display().to_string());
+            let expected = "the file in their folder; with one from elsewhere use `attention_with`, and with a \
+                            configuration of your own `MultiHeadAttention::load`";
+            Error::value(format!("the config.json of {path}"), "absent", expected)
+        })?;
+        self.attention_with(prefix, &config, compute_type, device)
+    }
+
+    /// [`attention`](Self::attention) by this `config.json`, or by a [`ModelConfig`] that says which family it is read
+    /// as.
     ///
     /// # Errors
     /// The errors of [`ModelAttention::load`].
-    pub fn attention<'a>(
+    pub fn attention_with<'a>(
         &self,
         prefix: &str,
         config: impl Into<ModelConfig<'a>>,

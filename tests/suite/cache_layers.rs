@@ -207,7 +207,7 @@ fn rotating_caches_give_what_transformers_gives() {
                 continue;
             };
             let json = family_config(&checkpoint);
-            let layer = checkpoint.attention(prefix, ModelConfig::new(&json), DType::F32, &CPU).unwrap().layer;
+            let layer = checkpoint.attention_with(prefix, ModelConfig::new(&json), DType::F32, &CPU).unwrap().layer;
             let fits = |window: &usize| layer.step(&xs, &mut KvCache::rotating(*window)).is_ok();
             // Layers of other kinds have no window.
             let Some(window) = (1..xs.dim(1).unwrap()).find(fits) else { continue };

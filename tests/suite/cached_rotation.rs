@@ -20,7 +20,7 @@ fn options() -> AttentionOptions<'static> {
 fn golden(name: &str) -> (ModelAttention, [Tensor; 2]) {
     let checkpoint = family(name);
     let json = family_config(&checkpoint);
-    let model = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
+    let model = checkpoint.attention_with("model.layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
     let golden = ["input", "output"].map(|part| checkpoint.tensor(&format!("golden.long.{part}"), &CPU).unwrap());
     (model, golden)
 }

@@ -82,7 +82,7 @@ impl Model {
     }
 
     fn layers(&self, json: &Value) -> candle_attention::Result<Vec<ModelAttention>> {
-        let layer = |prefix: &String| self.checkpoint.attention(prefix, json, DType::F32, &Device::Cpu);
+        let layer = |prefix: &String| self.checkpoint.attention_with(prefix, json, DType::F32, &Device::Cpu);
         self.prefixes.iter().map(layer).collect()
     }
 }

@@ -79,7 +79,7 @@ fn sections_are_read_from_a_configuration() {
     for (name, alternating) in [("qwen2_vl", false), ("qwen3_vl", true)] {
         let checkpoint = family(name);
         let json = family_config(&checkpoint);
-        let model = checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
+        let model = checkpoint.attention_with("layers.0.self_attn", &json, DType::F32, &CPU).unwrap();
         let Position::Rotary(rotary) = &model.layer.config().position else { panic!("{name}") };
         assert_eq!((rotary.mrope_section, rotary.mrope_interleaved), (Some([2, 1, 1]), alternating), "{name}");
     }

@@ -31,7 +31,7 @@ fn run(name: &str) {
             checkpoint.contains(&full).then(|| checkpoint.tensor(&full, &CPU).unwrap())
         };
         let config = ModelConfig::new(&json).with_like(metadata.contains_key("timm").then_some("timm"));
-        let model = checkpoint.attention(&case.prefix, config, DType::F32, &CPU).unwrap();
+        let model = checkpoint.attention_with(&case.prefix, config, DType::F32, &CPU).unwrap();
         let xs = get("input").unwrap();
         let key = get("key").unwrap_or_else(|| xs.clone());
         assert_eq!(case.kind == "cross", get("key").is_some(), "{what}");
@@ -266,7 +266,7 @@ families! {
 fn mismatch_of_checkpoint_and_configuration_is_an_error() {
     let load = |name: &str, prefix: &str, like: &str, json: serde_json::Value| {
         let checkpoint = family(name);
-        checkpoint.attention(prefix, ModelConfig::new(&json).with_like(like), DType::F32, &CPU)
+        checkpoint.attention_with(prefix, ModelConfig::new(&json).with_like(like), DType::F32, &CPU)
     };
     let heads = || serde_json::json!({"num_attention_heads": 4});
     let layer = "encoder.layer.0.attention";

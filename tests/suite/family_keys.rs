@@ -199,6 +199,6 @@ fn norms_that_the_family_does_not_have_are_refused() {
     let checkpoint = family("qwen3");
     let json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     let config = ModelConfig::new(&json).with_like("llama");
-    let model = checkpoint.attention("model.layers.0.self_attn", config, DType::F32, &Device::Cpu);
+    let model = checkpoint.attention_with("model.layers.0.self_attn", config, DType::F32, &Device::Cpu);
     says(model, &["norms of queries and keys", "`llama` has none"]);
 }

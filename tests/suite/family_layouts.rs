@@ -20,8 +20,8 @@ fn load_as(checkpoint: &Checkpoint, like: &str) -> candle_attention::Result<()> 
     let other = json!({"model_type": like, "num_attention_heads": heads.unwrap()});
     // The name in the file and the name that a caller gives are one.
     let nameless = json!({"num_attention_heads": heads.unwrap()});
-    let given = checkpoint.attention(prefix, ModelConfig::new(&nameless).with_like(like), DType::F32, &CPU);
-    let stated = checkpoint.attention(prefix, &other, DType::F32, &CPU);
+    let given = checkpoint.attention_with(prefix, ModelConfig::new(&nameless).with_like(like), DType::F32, &CPU);
+    let stated = checkpoint.attention_with(prefix, &other, DType::F32, &CPU);
     assert_eq!(given.is_ok(), stated.is_ok(), "{like}");
     stated.map(|_| ())
 }
@@ -52,7 +52,7 @@ fn rewritten_layer_is_of_its_family() {
     let checkpoint = family("bert");
     let json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     let prefix = "encoder.layer.0.attention";
-    let model = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
+    let model = checkpoint.attention_with(prefix, &json, DType::F32, &CPU).unwrap();
     let (config, weights) = (model.layer.config(), model.layer.weights().unwrap());
     let xs = Random::new(32).tensor(&[1, 5, config.hidden_size], DType::F32);
     let output = |layer: &MultiHeadAttention| numbers(&layer.attend(&xs, &xs, &xs, &config.mask).unwrap());
@@ -64,7 +64,7 @@ fn rewritten_layer_is_of_its_family() {
             continue;
         }
         let again = Checkpoint::open(&file).unwrap();
-        match again.attention(prefix, &json, DType::F32, &CPU) {
+        match again.attention_with(prefix, &json, DType::F32, &CPU) {
             Ok(again) => {
                 assert_eq!(output(&again.layer), output(&model.layer), "{}", layout.name());
                 loaded.push(layout.name());
@@ -125,7 +125,7 @@ fn shared_table_beside_one_of_the_layer_is_refused() {
         candle_core::safetensors::save(tensors, &path).unwrap();
         let json = json!({"num_heads": 4, "img_size": [12, 8], "patch_size": 4});
         let config = ModelConfig::new(&json).with_like("timm");
-        Checkpoint::open(&path).unwrap().attention("blocks.0.attn", config, DType::F32, &CPU)
+        Checkpoint::open(&path).unwrap().attention_with("blocks.0.attn", config, DType::F32, &CPU)
     };
     assert_eq!(load(&tensors).unwrap().layer.config().position.to_string().split('(').next(), Some("relative grid"));
     tensors.insert("blocks.0.attn.relative_position_bias_table".to_string(), table);

@@ -64,7 +64,11 @@ fn a_folder_has_its_config() {
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let json = checkpoint.config().unwrap().unwrap();
     let prefix = "model.layers.0.self_attn";
-    let model = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
+    let given = checkpoint.attention_with(prefix, &json, DType::F32, &CPU).unwrap();
+    let model = checkpoint.attention(prefix, DType::F32, &CPU).unwrap();
+    let xs = Random::new(2).tensor(&[1, 5, 32], DType::F32);
+    assert_eq!(numbers(&model.forward(&xs).unwrap()), numbers(&given.forward(&xs).unwrap()));
+    assert_eq!(model.mask().to_string(), "causal");
     // The methods of the layer are those of the model's layer.
     assert_eq!(model.config().num_attention_heads, 4);
     assert!(model.frozen().is_ok());
@@ -72,6 +76,11 @@ fn a_folder_has_its_config() {
     says(checkpoint.config(), &["config.json", "EOF"]);
     std::fs::remove_file(folder.path().join("config.json")).unwrap();
     assert!(checkpoint.config().unwrap().is_none());
+    let absent = checkpoint.attention(prefix, DType::F32, &CPU);
+    says(
+        absent,
+        &["the config.json of", "model.safetensors", "absent", "`attention_with`", "MultiHeadAttention::load"],
+    );
     let bytes = std::fs::read(folder.path().join("model.safetensors")).unwrap();
     assert!(Checkpoint::from_bytes(bytes).unwrap().config().unwrap().is_none());
 }
@@ -160,7 +169,7 @@ fn a_causal_layer_is_no_cross_attention() {
 fn a_layer_without_positions_lists_no_rotation() {
     let checkpoint = Checkpoint::open(fixture("tiny-bert")).unwrap();
     let json = checkpoint.config().unwrap().unwrap();
-    let model = checkpoint.attention("encoder.layer.0.attention", &json, DType::F32, &CPU).unwrap();
+    let model = checkpoint.attention_with("encoder.layer.0.attention", &json, DType::F32, &CPU).unwrap();
     assert!(model.config().steps.queries.is_empty() && model.config().steps.keys.is_empty());
     assert_eq!(*model.config(), AttentionConfig::new(24, 4), "and is the layer that lists an idle one");
     assert_ne!(AttentionConfig::new(24, 4), AttentionConfig::new(24, 4).with_position(Rotary::default()));

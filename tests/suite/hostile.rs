@@ -147,7 +147,7 @@ fn nan_weights_load_and_give_nan() {
 #[test]
 fn extreme_configuration_values_are_errors() {
     let (_folder, checkpoint) = saved(&projections(0.1), "layers.0.self_attn");
-    let load = |json: &Value| checkpoint.attention("layers.0.self_attn", json, DType::F32, &CPU);
+    let load = |json: &Value| checkpoint.attention_with("layers.0.self_attn", json, DType::F32, &CPU);
     let llama = |key: &str, value: Value| {
         // A family that reads the key.
         let model_type = match key {
@@ -211,7 +211,7 @@ fn extreme_configuration_values_are_errors() {
     beit["use_shared_relative_position_bias"] = json!(true);
     dino["rope_theta"] = json!(1e-300);
     beit["num_attention_heads"] = family_config(&family("vit"))["num_attention_heads"].clone();
-    let beit = family("vit").attention("encoder.layer.0.attention", &beit, DType::F32, &CPU);
+    let beit = family("vit").attention_with("encoder.layer.0.attention", &beit, DType::F32, &CPU);
     says(beit, &["the grid of patches = 18446744073709551615"]);
     says(load(&dino), &["rope_theta"]);
     for json in [json!(null), json!([]), json!("llama"), json!({"text_config": 3}), json!({"num_attention_heads": {}})]
@@ -224,7 +224,7 @@ fn extreme_configuration_values_are_errors() {
 #[test]
 fn many_sections_and_long_names_are_errors() {
     let (_folder, checkpoint) = saved(&projections(0.1), "layers.0.self_attn");
-    let load = |json: &Value| checkpoint.attention("layers.0.self_attn", json, DType::F32, &CPU);
+    let load = |json: &Value| checkpoint.attention_with("layers.0.self_attn", json, DType::F32, &CPU);
     let section = json!({"model_type": "llama", "num_attention_heads": 2});
     let many: serde_json::Map<String, Value> =
         (0..100_000).map(|i| (format!("part{i}_config"), section.clone())).collect();
@@ -248,7 +248,7 @@ fn inspect_reports_the_error_that_loading_gives() {
         let mut tensors = projections(0.1);
         tensors.insert(name.to_string(), tensor);
         let (_folder, checkpoint) = saved(&tensors, "layer");
-        let error = checkpoint.attention("layer", &json, DType::F32, &CPU).map(drop).unwrap_err().to_string();
+        let error = checkpoint.attention_with("layer", &json, DType::F32, &CPU).map(drop).unwrap_err().to_string();
         assert!(error.contains(&format!("tensor `layer.{name}`")), "{error}");
         assert_eq!(checkpoint.attention_layers(Some(ModelConfig::new(&json)))[0].problem.as_ref(), Some(&error));
     }
@@ -270,7 +270,7 @@ fn largest_windows_and_layer_numbers_do_not_overflow() {
         ("layers.4294967295.self_attn", "gemma3_text"),
     ] {
         let (_folder, checkpoint) = saved(&projections(0.1), prefix);
-        let model = checkpoint.attention(prefix, &json(model), DType::F32, &CPU).unwrap();
+        let model = checkpoint.attention_with(prefix, &json(model), DType::F32, &CPU).unwrap();
         let got = model.layer.attend(&xs, &xs, &xs, model.mask()).unwrap();
         let want = model.layer.attend(&xs, &xs, &xs, AttentionMask::causal()).unwrap();
         assert_eq!(got.to_vec3::<f32>().unwrap(), want.to_vec3::<f32>().unwrap(), "{prefix}");

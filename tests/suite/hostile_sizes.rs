@@ -124,10 +124,13 @@ fn nested_sets_of_rotary_parameters_are_read_once() {
     for key in ["rope_scaling", "rope_parameters"] {
         let nested = (0..100).fold(json!({"rope_type": "default", "rope_theta": 1e4}), |inner, _| json!({key: inner}));
         let json = json!({"model_type": "llama", "num_attention_heads": 2, key: nested});
-        assert!(checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU).is_ok());
+        assert!(checkpoint.attention_with("layers.0.self_attn", &json, DType::F32, &CPU).is_ok());
     }
     let wrong = json!({"model_type": "llama", "num_attention_heads": 2, "rope_scaling": {"factor": "2"}});
-    says(checkpoint.attention("layers.0.self_attn", &wrong, DType::F32, &CPU), &["config key `factor`", "a number"]);
+    says(
+        checkpoint.attention_with("layers.0.self_attn", &wrong, DType::F32, &CPU),
+        &["config key `factor`", "a number"],
+    );
 }
 
 #[test]
@@ -135,7 +138,7 @@ fn pruned_heads_that_are_no_heads_are_errors() {
     let checkpoint = saved(&projections(8));
     let load = |pruned: Value| {
         let json = json!({"model_type": "jamba", "num_attention_heads": 4, "pruned_heads": {"0": pruned}});
-        checkpoint.attention("layers.0.self_attn", &json, DType::F32, &CPU)
+        checkpoint.attention_with("layers.0.self_attn", &json, DType::F32, &CPU)
     };
     assert_eq!(load(json!([3, 1])).unwrap().layer.config().num_attention_heads, 2);
     says(load(json!([1, 1])), &["config key `pruned_heads`", "each head once"]);
@@ -178,7 +181,7 @@ fn layers_of_files_without_heads_load() {
             json
         };
         let said = checkpoint.attention_layers(Some(ModelConfig::new(&json)))[0].problem.clone();
-        match checkpoint.attention(prefix, &json, DType::F32, &CPU) {
+        match checkpoint.attention_with(prefix, &json, DType::F32, &CPU) {
             Ok(model) => {
                 assert_eq!(said, None);
                 let output = model.forward(&zeros(&[1, 2, d])).unwrap();

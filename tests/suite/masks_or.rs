@@ -280,7 +280,7 @@ fn golden(model: &str, i: usize) -> (ModelAttention, Tensor, Tensor) {
     // PaliGemma sets it, for its prompt; Gemma's own layers are causal.
     json["use_bidirectional_attention"] = false.into();
     let prefix = format!("{model}.layers.{i}.self_attn");
-    let layer = golden.0.attention(&prefix, &json, DType::F32, &CPU).unwrap();
+    let layer = golden.0.attention_with(&prefix, &json, DType::F32, &CPU).unwrap();
     let [input, output] = ["input", "output"].map(|part| golden.get(&format!("{model}.{i}.{part}")));
     (layer, input, output)
 }

@@ -93,7 +93,7 @@ impl Walked {
         let number = case.prefix.split('.').find(|part| part.parse::<usize>().is_ok()).unwrap();
         let prefix = case.prefix.replacen(&format!(".{number}."), &format!(".{other}."), 1);
         let other = self.cases.iter().find(|case| case.prefix == prefix).unwrap();
-        let model = self.checkpoint.attention(&other.prefix, &self.config, DType::F32, &Device::Cpu)?;
+        let model = self.checkpoint.attention_with(&other.prefix, &self.config, DType::F32, &Device::Cpu)?;
         let xs = self.get(other, "input").unwrap();
         let inputs = AttentionInputs::self_attention(&xs, model.mask());
         Ok(Some(model.layer.attend_sharing(&inputs, &AttentionOptions::default())?.1))
@@ -102,7 +102,7 @@ impl Walked {
     /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}` or `{"refused": reason}`.
     /// The difference is relative to outputs larger than 1.
     fn verdict(&self, case: &Case) -> Value {
-        let model = match self.checkpoint.attention(&case.prefix, &self.config, DType::F32, &Device::Cpu) {
+        let model = match self.checkpoint.attention_with(&case.prefix, &self.config, DType::F32, &Device::Cpu) {
             Ok(model) => model,
             Err(error) => return json!({"refused": error.to_string()}),
         };
@@ -174,7 +174,7 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
             }
         }
         for prefix in &walked.refused {
-            if walked.checkpoint.attention(prefix, &walked.config, DType::F32, &Device::Cpu).is_ok() {
+            if walked.checkpoint.attention_with(prefix, &walked.config, DType::F32, &Device::Cpu).is_ok() {
                 wrong.push(format!("{name} {prefix}: it loads, and is refused in the table"));
             }
             in_part.insert(name.to_string());
@@ -219,7 +219,7 @@ fn a_model_type_that_is_refused_loads_no_layer() {
 #[test]
 fn git_is_right_for_text_and_says_so() {
     let git = Walked::new(fixtures().checkpoint("git"));
-    let load = |prefix: &str| git.checkpoint.attention(prefix, &git.config, DType::F32, &Device::Cpu).unwrap();
+    let load = |prefix: &str| git.checkpoint.attention_with(prefix, &git.config, DType::F32, &Device::Cpu).unwrap();
     let text = load("git.encoder.layer.0.attention");
     assert_eq!(text.mask().to_string(), "causal");
     assert!(text.note.unwrap().contains("tokens of an image"));
@@ -234,7 +234,7 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
         let mut config = walked.config;
         change(&mut config);
         let prefix = walked.cases.iter().map(|case| &case.prefix).find(|prefix| !prefix.contains("cross")).unwrap();
-        walked.checkpoint.attention(prefix, &config, DType::F32, &Device::Cpu).map(|_| ())
+        walked.checkpoint.attention_with(prefix, &config, DType::F32, &Device::Cpu).map(|_| ())
     };
     config("big_bird", |_| {}).unwrap();
     let others: [fn(&mut Value); 2] =

@@ -141,7 +141,8 @@ fn a_layer_of_every_format_is_loaded() {
         let (checkpoint, golden) = (Checkpoint::open(folder.path()).unwrap(), file.golden());
         for dtype in [DType::F32, DType::BF16] {
             let xs = xs.to_dtype(dtype).unwrap();
-            let layer = |checkpoint: &Checkpoint| checkpoint.attention("layer", &file.config, dtype, &CPU).unwrap();
+            let layer =
+                |checkpoint: &Checkpoint| checkpoint.attention_with("layer", &file.config, dtype, &CPU).unwrap();
             let (read, expected) = (layer(&checkpoint), layer(&golden));
             let outputs =
                 [read.forward(&xs), expected.forward(&xs)].map(|ys| ys.unwrap().to_dtype(DType::F32).unwrap());
@@ -195,8 +196,8 @@ fn scales_of_activations_are_left_out() {
     for name in ["k_scale", "v_scale", "k_proj.output_scale", "o_proj.input_scale"] {
         file = file.with(&format!("layer.{name}"), Dtype::F32, &[1], scalar.clone());
     }
-    let expected = file.golden().attention("layer", &file.config, DType::F32, &CPU).unwrap();
-    let read = file.checkpoint().attention("layer", &file.config, DType::F32, &CPU).unwrap();
+    let expected = file.golden().attention_with("layer", &file.config, DType::F32, &CPU).unwrap();
+    let read = file.checkpoint().attention_with("layer", &file.config, DType::F32, &CPU).unwrap();
     let xs = Tensor::randn(0f32, 1.0, (1, 3, 64), &CPU).unwrap();
     assert_eq!(bits(&read.forward(&xs).unwrap()), bits(&expected.forward(&xs).unwrap()));
 }

@@ -32,7 +32,7 @@ pub(crate) fn load(json: &Value, like: Option<&str>) -> candle_attention::Result
     let folder = tempfile::tempdir().unwrap();
     let prefix = "model.layers.0.self_attn";
     let config = ModelConfig::new(json).with_like(like);
-    checkpoint(&folder, &[prefix]).attention(prefix, config, DType::F32, &CPU)
+    checkpoint(&folder, &[prefix]).attention_with(prefix, config, DType::F32, &CPU)
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn part_that_its_model_masks_otherwise_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let load = |prefix: &str, like: Option<&str>| {
         let config = ModelConfig::new(&json).with_like(like);
-        checkpoint(&folder, &[prefix]).attention(prefix, config, DType::F32, &CPU)
+        checkpoint(&folder, &[prefix]).attention_with(prefix, config, DType::F32, &CPU)
     };
     let layer = "language_model.model.layers.0.self_attn";
     let model = load(layer, None).unwrap();
@@ -104,7 +104,7 @@ fn gemma3_with_images_does_not_see_both_ways() {
         let vision = json!({"model_type": "siglip_vision_model", "num_attention_heads": 2});
         let json = json!({"model_type": "gemma3", "text_config": text(both), "vision_config": vision});
         let config = ModelConfig::new(&json).with_like(like);
-        checkpoint(&folder, &[layer]).attention(layer, config, DType::F32, &CPU)
+        checkpoint(&folder, &[layer]).attention_with(layer, config, DType::F32, &CPU)
     };
     let model = load(false, None).unwrap();
     assert_eq!(model.mask().to_string(), "causal");
@@ -192,7 +192,7 @@ fn own_mask_of_a_decoder_is_not_switched_off() {
     let prefix = "model.decoder.layers.0.self_attn";
     let mask = |family: &str| {
         let json = json!({"model_type": family, "decoder_attention_heads": 2, "is_causal": false});
-        checkpoint(&folder, &[prefix]).attention(prefix, &json, DType::F32, &CPU).unwrap().mask().to_string()
+        checkpoint(&folder, &[prefix]).attention_with(prefix, &json, DType::F32, &CPU).unwrap().mask().to_string()
     };
     assert_eq!((mask("fsmt").as_str(), mask("bart").as_str()), ("causal", "none"));
 }
@@ -213,7 +213,7 @@ fn prefix_leads_to_its_section() {
     let heads = |model_type: &str, heads: usize| json!({"model_type": model_type, "num_attention_heads": heads});
     let folder = tempfile::tempdir().unwrap();
     let load = |json: &Value, prefix: &str| {
-        checkpoint(&folder, &[prefix]).attention(prefix, json, DType::F32, &CPU).map(|model| {
+        checkpoint(&folder, &[prefix]).attention_with(prefix, json, DType::F32, &CPU).map(|model| {
             let config = model.layer.config();
             format!("{} heads, {}, {}", config.num_attention_heads, config.position, model.mask())
         })
@@ -292,14 +292,14 @@ fn like_gives_the_numbers_of_the_family() {
     let mut json: Value = serde_json::from_str(&checkpoint.metadata()["config"]).unwrap();
     let prefix = "model.layers.0.self_attn";
     let run = |config: ModelConfig| {
-        let model = checkpoint.attention(prefix, config, DType::F32, &CPU).unwrap();
+        let model = checkpoint.attention_with(prefix, config, DType::F32, &CPU).unwrap();
         let xs = Tensor::arange(0f32, 5.0 * model.layer.config().hidden_size as f32, &CPU).unwrap();
         let xs = xs.sin().unwrap().reshape((1, 5, model.layer.config().hidden_size)).unwrap();
         model.layer.attend(&xs, &xs, &xs, model.mask()).unwrap()
     };
     let want = run(ModelConfig::new(&json));
     json["model_type"] = json!("house_model");
-    says(checkpoint.attention(prefix, &json, DType::F32, &CPU), &["`house_model`"]);
+    says(checkpoint.attention_with(prefix, &json, DType::F32, &CPU), &["`house_model`"]);
     assert_close("like", &run(ModelConfig::new(&json).with_like("qwen3")), &want, 0.0);
     let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));
     assert!(layers[0].problem.as_ref().unwrap().contains("house_model"), "{:?}", layers[0]);
@@ -318,11 +318,11 @@ fn values_of_another_kind_are_errors() {
     ] {
         let mut config = config.clone();
         config[key] = value;
-        let failed = checkpoint.attention("model.layers.0.self_attn", &config, DType::F32, &CPU);
+        let failed = checkpoint.attention_with("model.layers.0.self_attn", &config, DType::F32, &CPU);
         says(failed, &[&format!("config key `{key}`"), kind]);
     }
     let mut config = config;
     config["rope_parameters"] = json!({"full_attention": {"rope_theta": "1e4"}});
-    let failed = checkpoint.attention("model.layers.0.self_attn", &config, DType::F32, &CPU);
+    let failed = checkpoint.attention_with("model.layers.0.self_attn", &config, DType::F32, &CPU);
     says(failed, &["config key `rope_theta`", "a number"]);
 }

@@ -31,7 +31,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     // Only one layer, for speed.
     let which = if layers.is_empty() { 0 } else { u.choose_index(layers.len())? };
     if let Some(LayerInfo { prefix, problem, .. }) = layers.get(which) {
-        match checkpoint.attention(prefix, &json, dtype, &CPU) {
+        match checkpoint.attention_with(prefix, &json, dtype, &CPU) {
             Ok(model) => {
                 assert!(problem.is_none(), "{prefix} loads, but: {problem:?}");
                 forward(&model, dtype, dtype == DType::F32 && is_plain(&checkpoint));
@@ -45,7 +45,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     // An arbitrary prefix.
     let source = checkpoint.at(&other, dtype, &CPU);
     detect(&source).err().map(message_of);
-    checkpoint.attention(&other, &json, dtype, &CPU).err().map(message_of);
+    checkpoint.attention_with(&other, &json, dtype, &CPU).err().map(message_of);
     Ok(())
 }
 

@@ -181,7 +181,7 @@ fn load(
         return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };
     let config = ModelConfig::new(&json).with_like(arguments.like.as_deref());
-    let read = checkpoint.attention(&arguments.prefix, config, compute_type, device).map_err(|e| match e {
+    let read = checkpoint.attention_with(&arguments.prefix, config, compute_type, device).map_err(|e| match e {
         Error::UnknownLayout { .. } | Error::MissingTensor { .. } | Error::UnsupportedTensor { .. } => {
             about(weights, &e)
         }

@@ -44,7 +44,7 @@ fn a_layer_of_a_checkpoint_prints_the_name_of_its_layout() {
     let json: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
-    let model = checkpoint.attention("model.layers.0.self_attn", &json, DType::F32, &Device::Cpu).unwrap();
+    let model = checkpoint.attention_with("model.layers.0.self_attn", &json, DType::F32, &Device::Cpu).unwrap();
     fits_a_log_line(&model, &["ModelAttention", "causal", "layout: "]);
 }
 

@@ -99,7 +99,7 @@ fn a_layer_of_lfm2_sees_as_its_model_does() {
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let layer = |config: &str| {
         let (checkpoint, config) = (Checkpoint::open(&folder).unwrap(), serde_json::from_str::<Value>(config).unwrap());
-        checkpoint.attention("layers.1.self_attn", &config, DType::F32, &Device::Cpu).unwrap().layer
+        checkpoint.attention_with("layers.1.self_attn", &config, DType::F32, &Device::Cpu).unwrap().layer
     };
     assert!(layer(&config).config().mask.is_full());
     let causal = config.replace("Lfm2BidirectionalModel", "Lfm2Model");

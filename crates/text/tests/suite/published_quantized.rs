@@ -121,7 +121,8 @@ fn published_int8_has_the_weights_of_its_owner() {
         let weights = |folder: &Path| {
             let json: Value = serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap();
             let checkpoint = Checkpoint::open(folder).unwrap();
-            let read = checkpoint.attention("encoder.layer.0.attention", &json, ComputeType::default(), &CPU).unwrap();
+            let read =
+                checkpoint.attention_with("encoder.layer.0.attention", &json, ComputeType::default(), &CPU).unwrap();
             assert_eq!(read.layer.quantization().is_some(), is_int8 && folder == quantized.path());
             read.layer.weights().unwrap().o.weight.to_vec2::<f32>().unwrap()
         };

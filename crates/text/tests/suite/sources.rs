@@ -51,7 +51,7 @@ fn every_source_gives_the_same_layer() {
         ("gemma3", "model.layers.1.self_attn"),
     ] {
         let (_folder, checkpoint, bytes, json) = family(name);
-        let want = checkpoint.attention(prefix, &json, DType::F32, &CPU).unwrap();
+        let want = checkpoint.attention_with(prefix, &json, DType::F32, &CPU).unwrap();
         let same = |what: &str, got: &ModelAttention| {
             assert_eq!(got.layer.config(), want.layer.config(), "{name} {what}");
             assert_eq!(got.layout.name(), want.layout.name());
@@ -59,10 +59,10 @@ fn every_source_gives_the_same_layer() {
         };
         let owned = Checkpoint::from_bytes(bytes.clone()).unwrap();
         assert!(owned.path().is_none() && owned.metadata() == checkpoint.metadata());
-        same("from bytes", &owned.attention(prefix, &json, DType::F32, &CPU).unwrap());
+        same("from bytes", &owned.attention_with(prefix, &json, DType::F32, &CPU).unwrap());
         let leaked: &'static [u8] = bytes.clone().leak();
         let borrowed = Checkpoint::from_bytes(leaked).unwrap();
-        same("from static bytes", &borrowed.attention(prefix, &json, DType::F32, &CPU).unwrap());
+        same("from static bytes", &borrowed.attention_with(prefix, &json, DType::F32, &CPU).unwrap());
         let vb = checkpoint.var_builder(DType::F32, &CPU);
         same("from its VarBuilder", &ModelAttention::load(&json, vb.pp(prefix)).unwrap());
         let vb = VarBuilder::from_buffered_safetensors(bytes, DType::F32, &CPU).unwrap();
@@ -112,7 +112,7 @@ fn trained_layer_is_written_and_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     map.save(&path).unwrap();
-    let again = Checkpoint::open(&path).unwrap().attention(prefix, &json, DType::F32, &CPU).unwrap();
+    let again = Checkpoint::open(&path).unwrap().attention_with(prefix, &json, DType::F32, &CPU).unwrap();
     assert_close("written", &output(&again), &trained, 1e-6);
     assert!(crate::common::max_diff(&trained, &before) > 1e-3);
 }
@@ -188,7 +188,7 @@ fn extent_of_norms_that_does_not_fit_is_named() {
         let config = config.with_qk_norm(HeadNorm::new(NormKind::Rms, over, 1e-6));
         MultiHeadAttention::load(&config, source)
     };
-    assert!(checkpoint.attention(prefix, &json, DType::F32, &CPU).is_ok());
+    assert!(checkpoint.attention_with(prefix, &json, DType::F32, &CPU).is_ok());
     says(load(NormOver::Head, "olmo2"), &["qk_norm.over = one head", "all heads", "self_attn.q_norm.weight` has"]);
     says(load(NormOver::AllHeads, "qwen3"), &["qk_norm.over = all heads", "one head", "self_attn.q_norm.weight` has"]);
 }

@@ -103,7 +103,7 @@ fn models_of_other_families_are_pruned() {
         assert!(layers.len() > 1, "{name}");
         for layer in layers {
             assert_eq!(layer.problem, None, "{name} {layer:?}");
-            let loaded = checkpoint.attention(&layer.prefix, &json, DType::F32, &CPU).unwrap().layer;
+            let loaded = checkpoint.attention_with(&layer.prefix, &json, DType::F32, &CPU).unwrap().layer;
             assert_eq!(Some(loaded.config().num_attention_heads), layer.num_attention_heads);
         }
     }
