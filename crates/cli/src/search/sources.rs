@@ -2,19 +2,21 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use candle_attention_text::search::Index;
+use candle_attention::Error;
+use candle_attention::io::{is_present, read_limited};
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use ignore::WalkBuilder;
 use ignore::overrides::OverrideBuilder;
 use ignore::types::TypesBuilder;
 use rayon::prelude::*;
 
-use super::super::shared::{Result, bar, print, read};
-use super::passages::{By, Passage, passages};
+use super::super::shared::{Result, about, bar, print, read};
+use super::passages::{By, LineRange, passages};
 
 /// The options for what of a folder is searched.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args)]
 pub struct Walk {
     /// Of folders, search only the files that match, or with `!` in front those that do not, as `-g '*.md'`; may be
     /// given several times [default: all]
@@ -30,17 +32,24 @@ pub struct Walk {
     /// Of folders, also search what .gitignore and .ignore name
     #[arg(long)]
     no_ignore: bool,
-    /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org and .tex, and in .txt, names
-    /// without an extension and standard input if most of their lines are wrapped; a line elsewhere]
+    /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org, .tex, .html and .xml, and where
+    /// lines are wrapped; a line elsewhere]. What has less than 30 bytes goes with the next, but for lines of .txt
     #[arg(long, value_enum)]
     by: Option<By>,
 }
 
-/// A file, a folder or standard input, as the user named it.
-pub struct Source {
-    pub path: PathBuf,
+/// The most bytes of all ignore files of a search, and the most braces in one: the crate `ignore` makes a program of
+/// each line, by recursion where braces are nested, and also reads what never ends.
+const MAX_IGNORE: (u64, usize) = (1 << 16, 100);
+
+/// All that is searched.
+#[derive(Default)]
+pub struct Corpus {
     pub documents: Vec<Document>,
-    pub passages: Vec<Passage>,
+    /// In the order of their texts.
+    passages: Vec<Passage>,
+    /// The distinct texts, each with its number.
+    texts: HashMap<String, u32>,
 }
 
 /// A text file.
@@ -49,38 +58,47 @@ pub struct Document {
     pub text: String,
 }
 
+/// A part of a document, and the number of its text: there may be as many as half of the bytes of the documents.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Passage {
+    text: u32,
+    pub document: u32,
+    pub lines: LineRange,
+}
+
 impl Walk {
-    /// Reads what is searched. A file that two paths lead to is in the first one only.
-    pub fn read(&self, paths: &[PathBuf]) -> Result<Vec<Source>> {
-        let (mut known, mut skipped, mut sources) = (HashSet::new(), Vec::new(), Vec::new());
+    /// Reads what is searched, a file that two paths lead to once.
+    pub fn read(&self, paths: &[PathBuf]) -> Result<Corpus> {
+        let (mut known, mut skipped, mut corpus) = (HashSet::new(), Vec::new(), Corpus::default());
         for path in paths {
-            let mut source = Source { path: path.clone(), documents: Vec::new(), passages: Vec::new() };
-            for path in if path.is_dir() { self.files(path)? } else { vec![path.clone()] } {
+            let is_folder = path.is_dir();
+            for path in if is_folder { self.files(path)? } else { vec![path.clone()] } {
                 if !known.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
                     continue;
                 }
-                match read::text_or_reason(&path)? {
-                    Ok(text) => {
-                        let of = source.documents.len();
-                        source.passages.extend(passages(of, &path, &text, self.by));
-                        source.documents.push(Document { path, text });
-                    }
-                    Err(_) if is_index(&path) => {}
-                    Err(reason) => skipped.push((path, reason)),
+                match read::text_or_reason(&path) {
+                    Ok(Ok(text)) => corpus.add(Document { path, text }, self.by),
+                    Ok(Err(reason)) => skipped.push((format!("{}: {reason}", path.display()), reason.contains("NUL"))),
+                    Err(error) if is_folder => skipped.push((error.to_string(), false)),
+                    Err(error) => return Err(error),
                 }
             }
-            sources.push(source);
         }
-        let (files, reason) = match &skipped[..] {
-            [] => return Ok(sources),
-            [(path, reason)] => (path.display().to_string(), reason.as_str()),
-            more => (print::count(more.len(), "file"), "not text in UTF-8"),
-        };
-        if sources.iter().all(|source| source.documents.is_empty()) {
-            return Err(format!("{files}: {reason}, and there is nothing else to search").into());
+        corpus.passages.sort_unstable();
+        if let ([(first, _), ..], true) = (&skipped[..], corpus.documents.is_empty()) {
+            return Err(format!("{first}, and there is nothing else to search").into());
         }
-        print::note(format_args!("skipped {files}: {reason}"));
-        Ok(sources)
+        // As grep, without a word about files that are no text at all.
+        skipped.retain(|(_, is_binary)| !is_binary);
+        if let [(first, _), more @ ..] = &skipped[..] {
+            let more = if more.is_empty() {
+                String::new()
+            } else {
+                format!(", and {} more", print::count(more.len(), "file"))
+            };
+            print::note(format_args!("skipped {first}{more}"));
+        }
+        Ok(corpus)
     }
 
     /// The files in a folder and the folders in it, in the order of their names.
@@ -95,7 +113,18 @@ impl Walk {
         }
         let types = types.build().map_err(|e| format!("--type: {e}"))?;
         let mut walk = WalkBuilder::new(folder);
-        walk.standard_filters(!self.no_ignore).hidden(!self.hidden).types(types).overrides(globs.build()?);
+        walk.standard_filters(false).hidden(!self.hidden).types(types).overrides(globs.build()?);
+        let left = Mutex::new(MAX_IGNORE.0);
+        let check = move |folder: &Path, otherwise: &str| {
+            let checked = check_ignore_files(folder, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
+            checked.inspect_err(|error| print::note(format_args!("{error}; {otherwise}"))).is_ok()
+        };
+        let whole = folder.canonicalize().map_err(|e| about(folder, &e))?;
+        if !self.no_ignore && whole.ancestors().all(|folder| check(folder, "no ignore file is read")) {
+            walk.git_ignore(true).ignore(true).parents(true).filter_entry(move |entry| {
+                !entry.file_type().is_some_and(|kind| kind.is_dir()) || check(entry.path(), "its folder is skipped")
+            });
+        }
         let mut files = Vec::new();
         for entry in walk.sort_by_file_name(Ord::cmp).build() {
             match entry {
@@ -110,41 +139,65 @@ impl Walk {
     }
 }
 
-/// Whether a file that is not text is one of saved embeddings, which earlier versions kept beside what they searched.
-fn is_index(path: &Path) -> bool {
-    path.is_file() && Index::check_writable(path).is_ok()
-}
-
-/// The distinct passages of a source, and the windows of them that are embedded.
-pub struct Corpus<'a> {
-    /// Each distinct text, with its passages.
-    pub texts: Vec<(&'a str, Vec<&'a Passage>)>,
-    /// Parts of texts that fit into the model; of a short text, all of it.
-    pub windows: Vec<&'a str>,
-    /// The text of each window.
-    pub text_of: Vec<usize>,
-}
-
-impl<'a> Corpus<'a> {
-    pub fn new(source: &'a Source, encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<Self> {
-        let (mut texts, mut known) = (Vec::new(), HashMap::new());
-        for passage in &source.passages {
-            let index = *known.entry(passage.text.as_str()).or_insert(texts.len());
-            if index == texts.len() {
-                texts.push((passage.text.as_str(), Vec::new()));
+/// Checks the files of a folder that the crate `ignore` reads without limits, and whatever they are.
+fn check_ignore_files(folder: &Path, left: &mut u64) -> candle_attention::Result<()> {
+    for path in [".gitignore", ".ignore"].map(|name| folder.join(name)) {
+        if is_present(&path)? {
+            let bytes = read_limited(&path, *left)?;
+            *left -= bytes.len() as u64;
+            if bytes.iter().filter(|byte| **byte == b'{').count() > MAX_IGNORE.1 {
+                return Err(Error::file(path, format!("more than {} braces", MAX_IGNORE.1)));
             }
-            texts[index].1.push(passage);
         }
+    }
+    Ok(())
+}
+
+impl Corpus {
+    fn add(&mut self, document: Document, by: Option<By>) {
+        let number = self.documents.len() as u32;
+        passages(&document.path, &document.text, by, |lines, text| {
+            let next = self.texts.len() as u32;
+            let text = *self.texts.entry(text).or_insert(next);
+            self.passages.push(Passage { text, document: number, lines });
+        });
+        self.documents.push(document);
+    }
+
+    /// The distinct texts by their numbers.
+    pub fn texts(&self) -> Vec<&str> {
+        let mut texts = vec![""; self.texts.len()];
+        self.texts.iter().for_each(|(text, number)| texts[*number as usize] = text);
+        texts
+    }
+
+    /// The passages of a text.
+    pub fn passages(&self, text: u32) -> &[Passage] {
+        let start = self.passages.partition_point(|passage| passage.text < text);
+        let count = self.passages[start..].partition_point(|passage| passage.text == text);
+        &self.passages[start..start + count]
+    }
+}
+
+/// The parts of the texts that fit into the model; of a short text, all of it.
+pub struct Windows<'a> {
+    pub texts: Vec<&'a str>,
+    /// The number of the text of each window.
+    pub text_of: Vec<u32>,
+}
+
+impl<'a> Windows<'a> {
+    pub fn new(texts: &[&'a str], encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<Self> {
         let bar = bar::bar(texts.len(), "reading", "passages")?;
-        let windows_of = |&(text, _): &(&'a str, _)| {
+        let windows_of = |text: &&'a str| {
             let windows = encoder.windows(text, options)?;
             bar.inc(1);
             Ok(windows.into_iter().map(|range| &text[range]).filter(|window| !window.is_empty()).collect())
         };
-        let split: Vec<Vec<&str>> =
-            texts.par_iter().map(windows_of).collect::<candle_attention::Result<Vec<Vec<&str>>>>()?;
+        let split: candle_attention::Result<Vec<Vec<&str>>> = texts.par_iter().map(windows_of).collect();
+        let split = split?;
+        let text_of = (0..).zip(&split).flat_map(|(number, parts)| parts.iter().map(move |_| number)).collect();
         bar.finish_and_clear();
-        let text_of = split.iter().enumerate().flat_map(|(text, windows)| windows.iter().map(move |_| text)).collect();
-        Ok(Self { texts, windows: split.concat(), text_of })
+        Ok(Self { texts: split.concat(), text_of })
     }
 }

@@ -15,7 +15,8 @@ pub(super) type Key = [u8; 16];
 /// Number of texts that are embedded between two calls of the caller's function: a second of work of a small model.
 const CHUNK: usize = 128;
 
-/// A searchable index of texts by their embeddings, filled incrementally and cached in a file.
+/// A searchable index of texts by their embeddings, filled incrementally and cached in a file, which indexes of other
+/// texts by the same model may share.
 ///
 /// Vectors are unit vectors in f16: 2 bytes per element in memory and in the file. Rounding to f16 changes a score by
 /// at most 5e-4 (half a unit in the last place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5,

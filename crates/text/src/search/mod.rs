@@ -1,10 +1,10 @@
 //! Semantic search over texts: exact nearest neighbors by the cosine similarity of their embeddings.
 //!
-//! An [`Index`] holds one vector per text. A saved index is a cache keyed by the content of the texts: the vectors of
-//! texts that are still there are loaded, and only the other texts are embedded. Search compares the query with every
-//! vector. An approximate index was rejected: for the number of lines a file has, memory bandwidth answers in
-//! milliseconds, and exact results need no tuning and no tests of recall. [`Vectors`] are the same without texts and
-//! files.
+//! An [`Index`] holds one vector per text. Its file is a cache keyed by the content of the texts, for any number of
+//! indexes of one model: the vectors of texts that it has are loaded, and only the other texts are embedded. Search
+//! compares the query with every vector. An approximate index was rejected: for the number of lines a file has, memory
+//! bandwidth answers in milliseconds, and exact results need no tuning and no tests of recall. [`Vectors`] are the same
+//! without texts and files.
 //!
 //! ```no_run
 //! use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
@@ -15,9 +15,9 @@
 //! let encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
 //!
 //! let mut index = Index::new(&lines, encoder.embedding_size(), fingerprint("all-MiniLM-L6-v2")?)?;
-//! index.load_cached("notes.safetensors").ok(); // from an earlier run, if there was one
+//! index.load_cached("notes.index").ok(); // from an earlier run, if there was one
 //! index.embed(&encoder, &EncodeOptions::default(), |_| Ok(()))?;
-//! index.save("notes.safetensors")?;
+//! index.save("notes.index")?;
 //!
 //! let query = encoder.encode(&["When is the rent due?"], &EncodeOptions::default())?;
 //! for hit in index.search(&query.get(0)?.to_vec1()?, 10)? {

@@ -102,16 +102,27 @@ impl Vectors {
         let query = self.unit(query, || "the embedding of the query".to_string())?;
         // A vector rounded to f16 may be slightly longer than 1.
         let ranked = |(row, score): (usize, f32)| Ranked { index: index(row), score: score.clamp(-1.0, 1.0) };
-        let ranked = scores(&self.elements, &query).into_iter().enumerate().map(ranked).collect();
+        let mut ranked: Vec<Ranked> = scores(&self.elements, &query).into_iter().enumerate().map(ranked).collect();
         let by = |a: &Ranked, b: &Ranked| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index));
-        Ok(nearest(ranked, top_k, by))
+        if top_k < ranked.len() {
+            // The rest is only partitioned, not sorted.
+            ranked.select_nth_unstable_by(top_k, by);
+            ranked.truncate(top_k);
+        }
+        ranked.sort_unstable_by(by);
+        Ok(ranked)
     }
 
+    /// `vector` scaled to length 1; a zero vector stays zero.
     fn unit(&self, vector: &[f32], what: impl Fn() -> String) -> Result<Vec<f32>> {
         if vector.len() != self.size {
             return Err(Error::shape(what(), &[vector.len()], format!("({})", self.size)));
         }
-        unit(vector).ok_or_else(|| Error::value(what(), "not finite", "finite numbers"))
+        let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        if !length.is_finite() {
+            return Err(Error::value(what(), "not finite", "finite numbers"));
+        }
+        Ok(vector.iter().map(|x| (f64::from(*x) / length.max(f64::MIN_POSITIVE)) as f32).collect())
     }
 }
 
@@ -119,7 +130,7 @@ impl Vectors {
 const BLOCK: usize = 512;
 
 /// The dot product of each row of `vectors` `(n, query.len())` with `query`, in f32.
-pub(super) fn scores(vectors: &[f16], query: &[f32]) -> Vec<f32> {
+fn scores(vectors: &[f16], query: &[f32]) -> Vec<f32> {
     let size = query.len();
     let block = |rows: &[f16]| {
         let mut wide = vec![0.0; size];
@@ -143,24 +154,4 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     }
     let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
     sums.iter().sum::<f32>() + rest
-}
-
-/// The first `count` of `items` in the order of `by`, sorted; the rest is only partitioned, not sorted.
-pub(super) fn nearest<T>(mut items: Vec<T>, count: usize, by: impl Fn(&T, &T) -> std::cmp::Ordering) -> Vec<T> {
-    if count == 0 {
-        return Vec::new();
-    }
-    if count < items.len() {
-        items.select_nth_unstable_by(count - 1, &by);
-        items.truncate(count);
-    }
-    items.sort_unstable_by(by);
-    items
-}
-
-/// `vector` scaled to length 1; a zero vector stays zero. `None` if it is not finite.
-pub(super) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
-    let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-    let divide = |x: &f32| (f64::from(*x) / length.max(f64::MIN_POSITIVE)) as f32;
-    length.is_finite().then(|| vector.iter().map(divide).collect())
 }

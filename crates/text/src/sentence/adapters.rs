@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
-use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraTasks};
+use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraConfig, LoraTasks};
 use candle_attention::{ComputeType, Error, Result};
 use candle_core::Device;
 
@@ -62,6 +62,28 @@ impl TaskModels {
     }
 }
 
+/// The folder of the base model that the adapter in `transformer` names; `None` without an adapter.
+pub(super) fn base_folder(folder: ModelFolder, transformer: &Path) -> Result<Option<PathBuf>> {
+    let path = transformer.join("adapter_config.json");
+    if !folder.holds(&path)? {
+        return Ok(None);
+    }
+    if folder.is_in_memory() {
+        return Err(Error::file(path, "an adapter in memory: load its base model, and add the adapter to it"));
+    }
+    let Some(name) = LoraConfig::from_file(&path)?.base_model_name_or_path else {
+        return Err(Error::file(path, "it names no base model (base_model_name_or_path)"));
+    };
+    let base = PathBuf::from(&name);
+    if !base.join("config.json").is_file() {
+        let reason = format!(
+            "its base model, `{name}`, is not a local folder with a model: load that one, and add this adapter to it"
+        );
+        return Err(Error::file(path, reason));
+    }
+    Ok(Some(base))
+}
+
 /// The configuration of the base model of a folder that holds an adapter, as sentence-transformers saves a model with
 /// one, and the weights of both. `None` for a folder without an adapter.
 pub(super) fn adapted_folder(
@@ -70,24 +92,8 @@ pub(super) fn adapted_folder(
     compute_type: ComputeType,
     device: &Device,
 ) -> Result<Option<(TextModelConfig, AdaptedSource<CheckpointSource>)>> {
-    let path = transformer.join("adapter_config.json");
-    if !folder.holds(&path)? {
-        return Ok(None);
-    }
-    if folder.is_in_memory() {
-        return Err(Error::file(path, "an adapter in memory: load its base model, and add the adapter to it"));
-    }
+    let Some(base) = base_folder(folder, transformer)? else { return Ok(None) };
     let adapter = LoraAdapter::open(transformer)?;
-    let Some(name) = &adapter.config().base_model_name_or_path else {
-        return Err(Error::file(path, "it names no base model (base_model_name_or_path)"));
-    };
-    let base = PathBuf::from(name);
-    if !base.join("config.json").is_file() {
-        let reason = format!(
-            "its base model, `{name}`, is not a local folder with a model: load that one, and add this adapter to it"
-        );
-        return Err(Error::file(path, reason));
-    }
     let checkpoint = Checkpoint::open(&base)?;
     let source = checkpoint.at("", compute_type, device);
     // Merged weights would be rounded to the stored bits again; those that are rounded here first have the change.

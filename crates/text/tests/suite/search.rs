@@ -7,6 +7,9 @@ use candle_attention::checkpoint::Checkpoint;
 use candle_attention_text::search::{Index, Vectors};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, fingerprint};
 use candle_core::{DType, Device, Tensor};
+use half::f16;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::common::{fixture, says};
 use crate::models::lines;
@@ -49,10 +52,14 @@ fn order_and_scores_equal_brute_force() {
     let texts = lines(2500);
     let texts = borrowed(&texts);
     let index = filled(&texts, &encoder);
-    let path = folder.path().join("kept/index.safetensors");
-    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    let path = folder.path().join("index");
     index.save(&path).unwrap();
-    let kept = Checkpoint::open(&path).unwrap().tensor("embeddings", &Device::Cpu).unwrap();
+    // The file has a line and then rows: a key of 16 bytes, the numbers, a checksum of 8 bytes.
+    let bytes = std::fs::read(&path).unwrap();
+    let rows = bytes[bytes.iter().position(|byte| *byte == b'\n').unwrap() + 1..].chunks_exact(16 + 2 * 24 + 8);
+    let numbers = |row: &[u8]| row[16..64].as_chunks().0.iter().map(|&n| f16::from_le_bytes(n).to_f32()).collect();
+    let kept: Vec<Vec<f32>> = rows.map(numbers).collect();
+    let kept = Tensor::new(kept, &Device::Cpu).unwrap();
     let exact = encoder.encode(&texts, &EncodeOptions::default()).unwrap();
     let lengths = exact.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_keepdim(1).unwrap().sqrt().unwrap();
     assert!((lengths.get(0).unwrap().to_vec1::<f64>().unwrap()[0] - 1.0).abs() > 0.1);
@@ -104,7 +111,7 @@ fn texts_of_equal_scores_are_in_their_own_order() {
 #[test]
 fn only_new_texts_are_embedded() {
     let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
-    let path = folder.path().join("index.safetensors");
+    let path = folder.path().join("index");
     let texts = lines(1500);
     let texts = borrowed(&texts);
     let before = filled(&texts[..1200], &encoder);
@@ -139,67 +146,95 @@ fn only_new_texts_are_embedded() {
     assert_eq!(stopped.len(), 200);
 }
 
+/// Indexes of any texts share a file: what one of them saves, the others need not embed, and nothing is written twice.
 #[test]
-fn foreign_and_damaged_files_are_errors_and_load_nothing() {
+fn a_file_is_shared_and_only_grows() {
     let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
-    let path = folder.path().join("index.safetensors");
+    let path = folder.path().join("index");
+    let length = || std::fs::metadata(&path).unwrap().len();
+    let texts = ["one", "two", "three", "four"];
+    filled(&texts[..2], &encoder).save(&path).unwrap();
+    let before = length();
+    filled(&texts[1..], &encoder).save(&path).unwrap();
+    assert_eq!(length(), before + 2 * (16 + 2 * 24 + 8));
+    filled(&texts, &encoder).save(&path).unwrap();
+    assert_eq!(length(), before + 2 * (16 + 2 * 24 + 8));
+    assert_eq!(Index::new(&texts, 24, "tiny").unwrap().load_cached(&path).unwrap(), 4);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}
+
+/// Whole rows are loaded, and saving adds what is missing.
+#[test]
+fn damaged_rows_are_passed_over_and_written_again() {
+    let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("index");
     let texts = ["one", "two", "three"];
     let index = filled(&texts, &encoder);
     index.save(&path).unwrap();
     let good = std::fs::read(&path).unwrap();
-    let fails = |bytes: &[u8], model: &str, parts: &[&str]| {
+    let (row, start) = (16 + 2 * 24 + 8, good.iter().position(|byte| *byte == b'\n').unwrap() + 1);
+    let load = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        let mut index = Index::new(&texts, 24, model).unwrap();
-        says(index.load_cached(&path), &[&["index.safetensors"], parts].concat());
-        assert!(index.is_empty());
+        Index::new(&texts, 24, "tiny").unwrap().load_cached(&path).unwrap()
     };
-    fails(&[], "tiny", &["the file is empty"]);
-    (1..good.len()).for_each(|length| fails(&good[..length], "tiny", &["not a valid safetensors file"]));
-    fails(&[&good[..], b"more"].concat(), "tiny", &["not a valid safetensors file"]);
-    fails(&[0xFF; 4096], "tiny", &["not a valid safetensors file"]);
-    fails(&good, "large", &["made with another model"]);
-    let mut nan = good.clone();
-    // The last number; the keys and checksums of three texts follow.
-    let end = nan.len() - 3 * (16 + 8);
-    nan[end - 2..end].copy_from_slice(&[0, 0x7E]);
-    fails(&nan, "tiny", &["is damaged: row 2 does not match its checksum"]);
-    let replaced = |from: &str, to: &str| {
-        let text: Vec<u8> = good.clone();
-        let at = text.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
-        [&text[..at], to.as_bytes(), &text[at + from.len()..]].concat()
+    let check = |bytes: &[u8], rows: usize| {
+        assert_eq!(load(bytes), rows);
+        index.save(&path).unwrap();
+        assert_eq!(load(&std::fs::read(&path).unwrap()), 3);
     };
-    fails(&replaced("index 2", "index 9"), "tiny", &["is a search index of another version of this crate"]);
-    fails(&replaced("\"keys\"", "\"keyz\""), "tiny", &["keys"]);
-    fails(&replaced("[3,16]", "[6,08]"), "tiny", &["not a valid safetensors file"]);
-    fails(&replaced("[3,24]", "[4,18]"), "tiny", &["`embeddings` is F16 [4, 18]"]);
-    fails(&replaced("\"F16\"", "\"I16\""), "tiny", &["`embeddings` is I16"]);
-    says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
+    (start..good.len()).for_each(|length| check(&good[..length], (length - start) / row));
+    for byte in start..good.len() {
+        let mut flipped = good.clone();
+        flipped[byte] ^= 1;
+        check(&flipped, 2);
+    }
+    // A row that is no unit vector, with a checksum that is right.
+    for number in [f16::NAN, f16::from_f32(2.0)] {
+        let mut made = good[start..start + row - 8].to_vec();
+        made[16..18].copy_from_slice(&number.to_le_bytes());
+        made.extend_from_slice(&Sha256::digest(&made)[..8]);
+        check(&[&good[..start], &made, &good[start + row..]].concat(), 2);
+    }
+}
 
-    // A damaged index may be written over, other tensors may not.
-    std::fs::write(&path, &good[..100]).unwrap();
+#[test]
+fn foreign_files_are_errors_and_stay() {
+    let (encoder, folder) = (encoder(), tempfile::tempdir().unwrap());
+    let (path, texts) = (folder.path().join("index"), ["one", "two", "three"]);
+    let index = filled(&texts, &encoder);
+    index.save(&path).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    let fails = |bytes: &[u8], model: &str, part: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        let mut other = Index::new(&texts, 24, model).unwrap();
+        says(other.load_cached(&path), &["index: ", part]);
+        assert!(other.is_empty());
+        if !bytes.is_empty() {
+            says(other.save(&path), &["index: ", part]);
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+    };
+    fails(&good, "large", "another model, dtype or prompt");
+    fails(
+        &good.iter().map(|byte| if *byte == b'3' { b'9' } else { *byte }).collect::<Vec<_>>(),
+        "tiny",
+        "another version",
+    );
+    for foreign in
+        [&b""[..], &[0xFF; 4096], b"candle-attention", &std::fs::read(fixture("tiny-bert/model.safetensors")).unwrap()]
+    {
+        fails(foreign, "tiny", "is not a search index");
+    }
+    says(Index::new(&texts, 24, "tiny").unwrap().load_cached(folder.path().join("no")), &["no: No such file"]);
+    says(index.save(folder.path()), &["not a regular file"]);
+    says(index.save(folder.path().join("no/index")), &["index: No such file"]);
+    std::fs::write(&path, "").unwrap();
     index.save(&path).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), good);
-    let weights = folder.path().join("model.safetensors");
-    std::fs::copy(fixture("tiny-bert/model.safetensors"), &weights).unwrap();
-    says(index.save(&weights), &["model.safetensors: is not a search index, and its content would be lost"]);
-    // Not even if it cannot be read: it may be a model of a later version of the format.
-    let later = folder.path().join("later.safetensors");
-    std::fs::write(&later, [&64u64.to_le_bytes()[..], &[b' '; 64]].concat()).unwrap();
-    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
-    assert_eq!(std::fs::read(&later).unwrap().len(), 72);
-    // Nor a text about the format.
-    let notes = "A file of `candle-attention search index 2` has \"format\":\"candle-attention search index 2\".";
-    std::fs::write(&later, notes).unwrap();
-    says(index.save(&later), &["later.safetensors: is not a search index, and its content would be lost"]);
-    std::fs::write(&later, "").unwrap();
-    index.save(&later).unwrap();
-    std::fs::remove_file(later).unwrap();
-    says(Index::check_writable(folder.path()), &["is a folder"]);
-    says(Index::check_writable(folder.path().join("no/index.safetensors")), &["its folder does not exist"]);
-    Index::check_writable("index.safetensors").unwrap();
-    let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    left.sort();
-    assert_eq!(left, ["index.safetensors", "model.safetensors"]);
 }
 
 #[test]
@@ -224,6 +259,31 @@ fn fingerprint_depends_on_the_loaded_files_alone() {
     let path = |name: &str| renamed.path().join(name);
     std::fs::rename(path("sentence_bert_config.json"), path("sentence_other_config.json")).unwrap();
     assert_ne!(fingerprint(renamed.path()).unwrap(), own);
+    // Shards of any name that the index lists.
+    let sharded = tiny();
+    let path = |name: &str| sharded.path().join(name);
+    std::fs::rename(path("model.safetensors"), path("model-1.bin")).unwrap();
+    let tensors = Checkpoint::open(path("model-1.bin")).unwrap();
+    let map: serde_json::Map<String, Value> = tensors.names().map(|name| (name.into(), "model-1.bin".into())).collect();
+    std::fs::write(path("model.safetensors.index.json"), json!({"weight_map": map}).to_string()).unwrap();
+    let before = fingerprint(sharded.path()).unwrap();
+    let mut bytes = std::fs::read(path("model-1.bin")).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(path("model-1.bin"), bytes).unwrap();
+    assert_ne!(fingerprint(sharded.path()).unwrap(), before);
+    // The base model of an adapter.
+    let (base, adapted) = (tiny(), tempfile::tempdir().unwrap());
+    crate::common::programs::copy_folder(&fixture("lora/sentences"), adapted.path());
+    let config = adapted.path().join("adapter_config.json");
+    let mut keys: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    keys["base_model_name_or_path"] = base.path().to_str().unwrap().into();
+    std::fs::write(&config, keys.to_string()).unwrap();
+    let before = fingerprint(adapted.path()).unwrap();
+    let weights = base.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(weights, bytes).unwrap();
+    assert_ne!(fingerprint(adapted.path()).unwrap(), before);
     says(fingerprint("/no/such/folder"), &["/no/such/folder: No such file"]);
 }
 
