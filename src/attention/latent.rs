@@ -1,18 +1,13 @@
-//! Calls of a layer with latent attention: from inputs to what attention compares, in the expanded and the absorbed
-//! form.
+//! Latent attention: its latents, the form in which a call compares them, and the limits of its keys.
 
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::KvCache;
-use crate::attention::call::PreparedCall;
-use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
-use crate::attention::padded::NewPlaces;
+use crate::attention::tokens::NewPlaces;
 use crate::config::LatentAttention;
 use crate::error::{Error, Result};
 use crate::ops::{Latent, accumulate_dtype, concat_last};
 use crate::position::TokenPositions;
-use crate::ragged::{BatchCache, RaggedBatch, offsets};
 use crate::sdpa::{Backend, Call, Plan, SdpaOptions};
 
 impl LatentAttention {
@@ -44,74 +39,41 @@ impl MultiHeadAttention {
         Plan::choose(&call, options).ok().map(|backend| (call, backend))
     }
 
-    /// Checks that a call has one input for keys and values, and no more keys than an indexer chooses.
-    pub(super) fn check_latent(&self, inputs: &AttentionInputs, s_kv: usize) -> Result<()> {
-        let Some(latent) = &self.config.latent else { return Ok(()) };
-        if inputs.key.id() != inputs.value.id() {
+    /// Checks that a call of `xs` has one input for keys and values where the layer makes both of one, and no more keys
+    /// than the layer takes.
+    pub(super) fn check_keys(&self, [_, key, value]: &[Tensor; 3], s_kv: usize) -> Result<()> {
+        if self.config.latent.is_some() && key.id() != value.id() {
             let expected = "the tensor of the keys: latent attention makes both of one input";
             return Err(Error::value("the input of values", "another tensor", expected));
         }
-        match latent.index_topk {
-            Some(most) if s_kv > most => {
-                let why = "beyond it an indexer chooses the keys, which this version does not run";
-                let expected = format!("at most `index_topk` = {most}: {why}");
-                Err(Error::value("the number of keys", s_kv, expected))
-            }
-            _ => Ok(()),
-        }
+        self.check_key_count(s_kv)
     }
 
-    /// [`transformed`](Self::transformed) of a layer with latent attention, in the absorbed form if `prepared` has it.
-    pub(super) fn transformed_latent(
-        &self,
-        latent: &Latent,
-        inputs: &AttentionInputs,
-        prepared: &PreparedCall,
-        dtype: DType,
-        options: &AttentionOptions,
-        cache: Option<&mut KvCache>,
-    ) -> Result<[Tensor; 3]> {
-        let PreparedCall { call, new_tokens, absorbed, .. } = prepared;
-        let xs = [inputs.query, inputs.key];
-        let tokens = prepared.positions(options.grid, None);
-        let (q, latents) = match (&inputs.tokens, cache, new_tokens) {
-            (Tokens::Memory(_) | Tokens::Shared(_), ..) => {
-                let expected = "its own: a layer with latent attention makes keys of its input";
-                return Err(Error::value("the keys of a call", "those of a memory or of another layer", expected));
+    /// Checks that a sequence has no more keys than the layer takes: an indexer chooses among more.
+    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
+        let of_latents = self.config.latent.as_ref().and_then(|latent| latent.index_topk);
+        let limits = [("max_keys", self.config.max_keys), ("index_topk", of_latents)];
+        match limits.into_iter().find_map(|(name, most)| Some((name, most.filter(|most| keys > *most)?))) {
+            None => Ok(()),
+            Some((name, most)) => {
+                let beyond = "beyond it an indexer chooses the keys, which this version does not run";
+                Err(Error::value("the number of keys", keys, format!("at most `{name}` = {most}: {beyond}")))
             }
-            (Tokens::Ragged(lengths), ..) => {
-                let (xs, own_batch) = (inputs.query.unsqueeze(0)?, BatchCache::default());
-                let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
-                let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
-                self.latents(latent, [&xs; 2], None, dtype, &TokenPositions { ragged, ..tokens })?
-            }
-            (Tokens::Padded, Some(cache), Some(new)) => {
-                let (q, latents) = self.latents(latent, xs, NewPlaces::of(inputs), dtype, &tokens)?;
-                let [latents] = cache.add([latents], new, call.tracks_gradient)?;
-                (q, latents)
-            }
-            (Tokens::Padded, ..) => self.latents(latent, xs, None, dtype, &tokens)?,
-        };
-        if absorbed.is_some() {
-            let values = latents.narrow(3, 0, latent.sizes().rank)?;
-            return Ok([latent.absorb(&q)?, latents, values]);
         }
-        let [k, v] = latent.expand(&latents, dtype)?;
-        Ok([q, k, v])
     }
 
     /// Queries `(b, s, h, d)`, and latents with rotated keys `(b, s, 1, ·)`, in `dtype`. Of padded tokens only those
     /// at `places` are projected.
-    fn latents(
+    pub(super) fn latents(
         &self,
         latent: &Latent,
         [query, key]: [&Tensor; 2],
-        places: Option<NewPlaces>,
+        places: Option<&NewPlaces>,
         dtype: DType,
         tokens: &TokenPositions,
     ) -> Result<(Tensor, Tensor)> {
         let wide = accumulate_dtype(latent.like());
-        let [q, latents, shared] = match &places {
+        let [q, latents, shared] = match places {
             None => {
                 let [latents, shared] = latent.compress(key, wide)?;
                 [latent.queries(query, wide)?, latents, shared]

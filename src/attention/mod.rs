@@ -11,6 +11,7 @@
 //! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a
 //! prepared call that does not run.
 
+mod buckets;
 mod build;
 mod cache;
 mod call;
@@ -19,11 +20,11 @@ mod latent;
 mod observe;
 mod options;
 mod output_stage;
-mod padded;
 mod projections;
 mod required;
 mod rows;
 mod steps;
+mod tokens;
 mod transform;
 
 pub use cache::{CrossCache, KeyValues, KvCache};
@@ -31,9 +32,8 @@ pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
 use cache::Identity;
-use call::{PreparedCall, Route};
+use call::CallOutput;
 use candle_core::{DType, Device, Module, Tensor};
-use options::Tokens;
 use steps::StepState;
 
 use crate::config::AttentionConfig;
@@ -247,7 +247,7 @@ impl MultiHeadAttention {
     ///   positions of image patches.
     /// - Over a cached memory: a cache of another layer, of other weights, or of another batch.
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
-        let (output, attention_weights) = self.attended(inputs, options)?;
+        let CallOutput { output, attention_weights } = self.open(inputs, options, |call| call.run())?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
     }
 
@@ -273,7 +273,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
     pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
-        self.attended(inputs, &AttentionOptions::default()).map(|(output, _)| output)
+        self.open(inputs, &AttentionOptions::default(), |call| call.run()).map(|ran| ran.output)
     }
 
     /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch
@@ -283,22 +283,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
-        self.check_required(inputs, options)?;
-        self.check(inputs, options)?;
-        let quantization = self.quantization().filter(|_| self.exact_for(inputs, options).is_none());
-        let (cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
-        let inputs = &inputs.with_sums(&sums);
-        let PreparedCall { call, options, route, absorbed, .. } =
-            self.prepare(inputs, options, cache.as_deref().map(|cache| &**cache))?;
-        let call = absorbed.map_or(call, |(call, _)| call);
-        let plan = match (route, &inputs.tokens) {
-            (Route::Buckets, Tokens::Ragged(lengths)) => {
-                let padded = options.mask.clone().into_owned().and(AttentionMask::padding(lengths));
-                Plan::new(&call, &options.with_mask(padded))?
-            }
-            _ => Plan::new(&call, &options)?,
-        };
-        Ok(Plan { quantization, ..plan })
+        self.open(inputs, options, |call| call.plan())
     }
 }
 

@@ -9,9 +9,7 @@ use std::borrow::Cow;
 
 use candle_core::{D, DType, Device, Tensor};
 
-use crate::attention::cache::KvCache;
-use crate::attention::call::PreparedCall;
-use crate::attention::options::Tokens;
+use crate::attention::call::OpenCall;
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
@@ -121,74 +119,50 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
-        self.check_required(inputs, options)?;
-        self.observe_as_given(inputs, options, what)
-    }
-
-    /// [`observe`](Self::observe) of inputs that hold what the layer requires.
-    pub(super) fn observe_as_given(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-        what: &ObserveOptions,
-    ) -> Result<AttentionStats> {
-        self.check(inputs, options)?;
         let options = &options.with_return_attention_weights(false);
-        let (mut cache, sums) = (inputs.lock_cache(), inputs.with_vectors()?);
-        let inputs = &inputs.with_sums(&sums);
-        let exact = self.exact_for(inputs, options);
-        let layer = exact.as_ref().unwrap_or(self);
-        if let Tokens::Ragged(lengths) = inputs.tokens {
-            return layer.observe_padded(inputs, lengths, options, what);
+        self.open(inputs, options, |call| call.observe(what))
+    }
+}
+
+impl OpenCall<'_> {
+    /// The output of the call and the selected statistics of its attention weights. After an error, a cache is as it
+    /// was.
+    pub(super) fn observe(mut self, what: &ObserveOptions) -> Result<AttentionStats> {
+        if let Some((lengths, _)) = self.tokens.ragged() {
+            return self.observe_padded(lengths, what);
         }
-        match cache.as_deref_mut() {
-            Some(cache) => cache.or_unchanged(|cache| layer.observe_with(inputs, options, what, Some(cache))),
-            None => layer.observe_with(inputs, options, what, None),
-        }
+        self.or_undone(|call| call.observe_tensors(what))
     }
 
-    fn observe_with(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-        what: &ObserveOptions,
-        cache: Option<&mut KvCache>,
-    ) -> Result<AttentionStats> {
-        let (b, s_q, _) = inputs.query.dims3()?;
-        let h = self.config.num_attention_heads;
+    fn observe_tensors(&mut self, what: &ObserveOptions) -> Result<AttentionStats> {
+        let (layer, AttnShape { b, h, s_q, s_kv }) = (self.layer, self.sizes.shape);
         let heads = chosen("head", what.heads.as_deref(), h)?;
         let queries = chosen("query", what.queries.as_deref(), s_q)?;
-
         if h == 0 {
-            let output = self.without_heads(inputs.query)?;
-            let s_kv = match inputs.tokens {
-                Tokens::Memory(memory) => memory.len(),
-                Tokens::Shared(shared) => shared.len(),
-                _ => inputs.key.dim(1)?,
-            };
-            let empty = [b, 0, queries.len()];
-            return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, inputs.query.device());
+            let (output, empty) = (layer.without_heads(&self.xs[0])?, [b, 0, queries.len()]);
+            return StatBlocks::default().concatenated(output, what, empty, s_kv, DType::F32, self.xs[0].device());
         }
-        let mut prepared = self.prepare(inputs, options, cache.as_deref())?;
         // The statistics are of queries and keys, which the absorbed form does not have.
-        prepared.absorbed = None;
-        if what.mean_distance && prepared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some()) {
+        self.absorbed = None;
+        if what.mean_distance && self.counted.starts().is_some() {
             let allowed = "false for sequences of unequal length in a cache";
             return Err(Error::config("mean_distance", true, allowed));
         }
         // The dtype in which the eager backend computes; a cache has its own.
-        let is_cached = cache.is_some() || matches!(inputs.tokens, Tokens::Memory(_) | Tokens::Shared(_));
-        let wide = if is_cached { prepared.call.dtype } else { accumulate_dtype(self.qkv.like()) };
-        let qkv = self.transformed(inputs, &mut prepared, wide, options, cache)?;
-        let PreparedCall { call, options: sdpa, .. } = prepared;
+        let is_stored = self.counted.stored.is_some();
+        let wide = if is_stored { self.sizes.dtype } else { accumulate_dtype(layer.qkv.like()) };
+        let qkv = self.keys(wide)?;
+        let (call, sdpa) = (self.sizes, &self.sdpa);
         let output = if call.dtype == wide {
-            let attended = sdpa::attend_call(Plan::choose(&call, &sdpa)?, qkv.each_ref(), None, &call, &sdpa)?;
-            self.finish(attended, inputs, options)?.0
+            let attended = sdpa::attend_call(Plan::choose(&call, sdpa)?, qkv.each_ref(), None, &call, sdpa)?;
+            self.finish(attended)?.output
         } else {
-            self.attended_as_given(inputs, options)?.0
+            let [query, key, value] = &self.xs;
+            let inputs = AttentionInputs::new(query, key, value, self.mask);
+            layer.open_given(&inputs, self.options, |call| call.run())?.output
         };
         let output = output.apply()?;
-        let ([q, k, _], s_kv) = (qkv, call.shape.s_kv);
+        let [q, k, _] = qkv;
         let keys = k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {
             return Err(Error::config("top_k", k, format!("1 to {keys}, the keys")));
@@ -201,7 +175,7 @@ impl MultiHeadAttention {
             }
             select(t, &heads.iter().map(|head| head / group).collect::<Vec<_>>(), dim)
         };
-        let group = h / self.config.resolved_num_key_value_heads();
+        let group = h / layer.config.resolved_num_key_value_heads();
         let (q, k) = (select_heads(&q, 2, 1)?, select_heads(&k, 2, group)?);
         // The output is not needed here, so values of one element are enough.
         let v = k.narrow(3, 0, 1)?;
@@ -210,8 +184,8 @@ impl MultiHeadAttention {
         } else {
             Cow::Owned(sdpa.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?)
         };
-        let sinks = self.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
-        let score = self.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
+        let sinks = layer.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
+        let score = layer.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
 
         // A half type would round entropies and distances to a few digits.

@@ -1,7 +1,7 @@
 //! Inputs and options of one call.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::Tensor;
 
@@ -55,7 +55,7 @@ pub struct AttentionInputs<'a> {
     pub(super) value: &'a Tensor,
     pub(super) mask: Cow<'a, AttentionMask>,
     pub(super) tokens: Tokens<'a>,
-    /// Locked for the length of a call, so that all calls take shared inputs.
+    /// Locked for the length of a call: inputs are shared by calls, which threads may make at the same time.
     pub(super) cache: Option<Mutex<&'a mut KvCache>>,
     /// The new tokens of each sequence in the cache, if some of them are padding.
     pub(super) new_lengths: Option<&'a [usize]>,
@@ -209,11 +209,6 @@ impl<'a> AttentionInputs<'a> {
     pub fn with_buffers(mut self, buffers: &'a Buffers) -> Self {
         self.buffers = Some(buffers);
         self
-    }
-
-    /// The cache, for one call.
-    pub(super) fn lock_cache(&self) -> Option<MutexGuard<'_, &'a mut KvCache>> {
-        self.cache.as_ref().map(|cache| cache.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -124,11 +124,4 @@ impl AttentionInputs<'_> {
         let key = if same { query.clone() } else { sum(self.key, self.vectors[1])? };
         Ok([query, key])
     }
-
-    /// These inputs without their cache, with what [`with_vectors`](Self::with_vectors) made of queries and keys.
-    pub(super) fn with_sums<'b>(&'b self, [query, key]: &'b [Tensor; 2]) -> AttentionInputs<'b> {
-        let Self { value, ref mask, tokens, new_lengths, buffers, .. } = *self;
-        let (mask, vectors) = (Cow::Borrowed(&**mask), [None; 2]);
-        AttentionInputs { query, key, value, mask, tokens, cache: None, new_lengths, buffers, vectors }
-    }
 }

@@ -1,74 +1,23 @@
 //! From inputs to what attention compares: projection, clipping, steps and extra keys.
 
-use std::borrow::Cow;
-
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::KvCache;
-use crate::attention::call::PreparedCall;
-use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
-use crate::attention::padded::NewPlaces;
-use crate::error::Result;
-use crate::mask::{AttentionMask, DistanceEmbeddings, DistanceProducts};
+use crate::attention::tokens::{NewPlaces, Projection};
+use crate::error::{Error, Result};
+use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
-use crate::position::{EmbeddingCall, QueryCall, TokenPositions};
-use crate::ragged::{BatchCache, RaggedBatch, offsets};
+use crate::position::{EmbeddingCall, TokenPositions};
+
+/// The projections that a cache holds.
+pub(super) enum Stored {
+    /// Keys and values `(b, s, h_kv, ·)`.
+    KeyValues([Tensor; 2]),
+    /// The latents of latent attention beside the rotated keys that all heads share, `(b, s, 1, rank + rope)`.
+    Latents([Tensor; 1]),
+}
 
 impl MultiHeadAttention {
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, ready for attention: with the extra keys of the layer,
-    /// and with the keys and values of the cache, to which the new ones are added. What depends on queries and keys is
-    /// added to the mask of the call.
-    pub(super) fn transformed(
-        &self,
-        inputs: &AttentionInputs,
-        prepared: &mut PreparedCall,
-        dtype: DType,
-        options: &AttentionOptions,
-        cache: Option<&mut KvCache>,
-    ) -> Result<[Tensor; 3]> {
-        if let Some(latent) = self.qkv.latent() {
-            return self.transformed_latent(latent, inputs, prepared, dtype, options, cache);
-        }
-        let PreparedCall { call, new_tokens, .. } = &*prepared;
-        let xs = [inputs.query, inputs.key, inputs.value];
-        let tokens = TokenPositions { cos_sin: options.cos_sin, ..prepared.positions(options.grid, None) };
-        let [q, k, v] = match (&inputs.tokens, cache, new_tokens) {
-            (Tokens::Memory(memory), ..) => {
-                let q = self.project_queries(inputs.query, memory.len(), dtype, &tokens)?;
-                return Ok([q, memory.keys.clone(), memory.values.clone()]);
-            }
-            (Tokens::Shared(shared), ..) => {
-                let q = self.project_queries(inputs.query, shared.tokens, dtype, &tokens)?;
-                return Ok([q, shared.keys.clone(), shared.values.clone()]);
-            }
-            (Tokens::Ragged(lengths), ..) => {
-                let own_batch = BatchCache::default();
-                let cache = inputs.buffers.map_or(&own_batch, |buffers| &buffers.positions);
-                let ragged = Some(RaggedBatch { offsets: &offsets(lengths), cache });
-                let [query, key, value] = each_once(xs, |xs| Ok(xs.unsqueeze(0)?))?;
-                return self.project([&query, &key, &value], None, dtype, &TokenPositions { ragged, ..tokens });
-            }
-            (Tokens::Padded, Some(cache), Some(new)) => {
-                let [q, k, v] = self.project(xs, NewPlaces::of(inputs), dtype, &tokens)?;
-                let [k, v] = cache.add([k, v], new, call.tracks_gradient)?;
-                return Ok([q, k, v]);
-            }
-            (Tokens::Padded, ..) => self.project(xs, None, dtype, &tokens)?,
-        };
-        let (s_q, s_kv) = (call.shape.s_q, call.shape.s_kv);
-        if let Some(embeddings) = self.distance_embeddings(s_q, s_kv)? {
-            let scale = self.config.resolved_scale();
-            let products = AttentionMask::of_term(DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale });
-            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(products));
-        }
-        let queries = QueryCall { xs: inputs.query, q: &q, s_kv, grid: options.grid, state: &self.position };
-        if let Some(term) = self.config.position.scheme().query_term(&queries)? {
-            prepared.options.mask = Cow::Owned(AttentionMask::clone(&prepared.options.mask).and(term));
-        }
-        Ok([q, self.append(k, 0)?, self.append(v, 1)?])
-    }
-
     /// The embeddings of the distances of a call whose last query stands at the last key, if the scheme has some.
     pub(super) fn distance_embeddings(&self, s_q: usize, s_kv: usize) -> Result<Option<DistanceEmbeddings>> {
         let heads = self.config.num_attention_heads;
@@ -76,21 +25,26 @@ impl MultiHeadAttention {
         self.config.position.scheme().distance_embeddings(&call)
     }
 
-    /// Queries, keys and values `(b, s, heads, d)` in `dtype`, projected, clipped and stepped. Of padded
+    /// Queries `(b, s, h, d)` and what a cache holds of the tokens, in `dtype`: projected, clipped and stepped. Of padded
     /// tokens only those at `places` are projected.
-    fn project(
+    pub(super) fn project(
         &self,
         xs: [&Tensor; 3],
-        places: Option<NewPlaces>,
+        places: Option<&NewPlaces>,
         dtype: DType,
         tokens: &TokenPositions,
-    ) -> Result<[Tensor; 3]> {
+    ) -> Result<(Tensor, Stored)> {
+        if let Some(latent) = self.qkv.latent() {
+            let (q, latents) = self.latents(latent, [xs[0], xs[1]], places, dtype, tokens)?;
+            return Ok((q, Stored::Latents([latents])));
+        }
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
         let query_bias = config.position.scheme().query_bias(&self.position)?;
         let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation() && query_bias.is_none();
         if unchanged && !config.position.scheme().rotates() {
-            return self.project_at(xs, places, sizes, dtype);
+            let [q, k, v] = self.project_at(xs, places, sizes, dtype)?;
+            return Ok((q, Stored::KeyValues([k, v])));
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
@@ -98,14 +52,29 @@ impl MultiHeadAttention {
         if let Some(bias) = query_bias {
             q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
         }
-        Ok([q.to_dtype(dtype)?, k.to_dtype(dtype)?, v.to_dtype(dtype)?])
+        Ok((q.to_dtype(dtype)?, Stored::KeyValues([k.to_dtype(dtype)?, v.to_dtype(dtype)?])))
+    }
+
+    /// Queries, keys and values of what [`project`](Self::project) has made and a cache holds.
+    pub(super) fn compared(&self, q: Tensor, stored: Stored, projection: &Projection) -> Result<[Tensor; 3]> {
+        match (stored, self.qkv.latent()) {
+            (Stored::KeyValues([k, v]), _) => Ok([q, k, v]),
+            (Stored::Latents([latents]), Some(latent)) if projection.absorbed => {
+                let values = latents.narrow(3, 0, latent.sizes().rank)?;
+                Ok([latent.absorb(&q)?, latents, values])
+            }
+            (Stored::Latents([latents]), latent) => {
+                let [k, v] = latent.expect("the latents are those of this layer").expand(&latents, projection.dtype)?;
+                Ok([q, k, v])
+            }
+        }
     }
 
     /// The products of [`project`](Self::project).
     fn project_at(
         &self,
         xs: [&Tensor; 3],
-        places: Option<NewPlaces>,
+        places: Option<&NewPlaces>,
         sizes: [usize; 3],
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
@@ -116,7 +85,17 @@ impl MultiHeadAttention {
     }
 
     /// The queries alone in `dtype`, as [`project`](Self::project) makes them, over `s_kv` keys that are there already.
-    fn project_queries(&self, query: &Tensor, s_kv: usize, dtype: DType, tokens: &TokenPositions) -> Result<Tensor> {
+    pub(super) fn project_queries(
+        &self,
+        query: &Tensor,
+        s_kv: usize,
+        dtype: DType,
+        tokens: &TokenPositions,
+    ) -> Result<Tensor> {
+        if self.qkv.latent().is_some() {
+            let expected = "its own: a layer with latent attention makes keys of its input";
+            return Err(Error::value("the keys of a call", "those of a memory or of another layer", expected));
+        }
         let wide = accumulate_dtype(self.qkv.like());
         let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
         Ok(self.stepped_queries(self.clipped(q)?, s_kv, tokens)?.to_dtype(dtype)?)
@@ -133,7 +112,7 @@ impl MultiHeadAttention {
     }
 
     /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.
-    fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
+    pub(super) fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
         let (b, s, h_kv, d) = xs.dims4()?;
         // candle cannot concatenate an empty tensor.
         let mut tokens = if s == 0 { Vec::new() } else { vec![xs.clone()] };

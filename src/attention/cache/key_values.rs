@@ -3,16 +3,14 @@
 use candle_core::Tensor;
 
 use super::append::NewTokens;
-use super::kv_cache::KvCache;
 use crate::attention::MultiHeadAttention;
-use crate::attention::call::{PreparedCall, Ran, Route};
+use crate::attention::call::CallOutput;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ExplicitPositions;
-use crate::sdpa::Plan;
 
 /// The keys and values that one call of a layer attended to, with the positions of its tokens, for later layers of the
 /// same model that have none of their own (Gemma 3n, Gemma 4).
@@ -84,32 +82,6 @@ impl KeyValues {
     }
 }
 
-impl PreparedCall<'_> {
-    /// Makes the call one over tensors that shares its keys and values. `cache` is that of the call.
-    pub(in crate::attention) fn share(&mut self, cache: Option<&KvCache>) -> Result<()> {
-        if let Route::Rows { .. } = self.route {
-            self.route = Route::Tensors(Plan::choose(&self.call, &self.options)?);
-        }
-        // What is shared is keys and values, not latents.
-        self.absorbed = None;
-        let unequal = self.new_tokens.as_ref().and_then(|new| new.unequal.as_ref());
-        let full = AttentionMask::full();
-        self.shared_mask = Some(cache.map_or(full.clone(), |cache| cache.mask(&full, unequal)));
-        Ok(())
-    }
-
-    /// What layers after this one need of a call that [shares](Self::share) these keys and values.
-    pub(in crate::attention) fn key_values(
-        &self,
-        [keys, values]: [Tensor; 2],
-        inputs: &AttentionInputs,
-    ) -> Option<KeyValues> {
-        let (mask, tokens) = (self.shared_mask.clone()?, inputs.key.dims()[1]);
-        let (explicit, lengths, new_tokens) = (self.explicit.clone(), self.lengths.clone(), self.new_tokens.clone());
-        Some(KeyValues { keys, values, tokens, explicit, lengths, new_tokens, mask })
-    }
-}
-
 impl MultiHeadAttention {
     /// [`attend_sharing`](Self::attend_sharing), with the last bias left to the next operation.
     pub(in crate::attention) fn attended_sharing(
@@ -125,26 +97,8 @@ impl MultiHeadAttention {
             let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
             return Err(Error::value(what, "another one", expected));
         }
-        self.check_required(inputs, options)?;
-        match self.attended_in(inputs, options, true)? {
-            Ran { output, attention_weights, key_values: Some(key_values) } => {
-                Ok((output, attention_weights, key_values))
-            }
-            _ => Err(Error::value(what, "one without tensors of keys", "one over tensors")),
-        }
-    }
-
-    /// Checks that a call gives the keys of another layer if and only if the layer has none of its own.
-    pub(in crate::attention) fn check_source(&self, inputs: &AttentionInputs) -> Result<()> {
-        match (self.config.key_value_source, inputs.tokens) {
-            (KeyValueSource::Shared { .. }, Tokens::Shared(_)) => Ok(()),
-            (KeyValueSource::Shared { .. }, _) => self.check_own_keys(),
-            (_, Tokens::Shared(_)) => {
-                let found = "those of another layer";
-                Err(Error::value("the keys and values of a call", found, "none: the layer has its own"))
-            }
-            _ => Ok(()),
-        }
+        let (CallOutput { output, attention_weights }, key_values) = self.open(inputs, options, |call| call.share())?;
+        Ok((output, attention_weights, key_values))
     }
 
     /// Checks that the layer makes keys of its own.
@@ -154,40 +108,5 @@ impl MultiHeadAttention {
         let expected =
             format!("those of {whose}, which its `attend_sharing` returns, by `AttentionInputs::shared`; padded");
         Err(Error::value("the keys and values of a call", "none", expected))
-    }
-
-    /// Checks queries against the keys and values of another layer.
-    pub(in crate::attention) fn check_shared(
-        &self,
-        queries: &Tensor,
-        shared: &KeyValues,
-        options: &AttentionOptions,
-    ) -> Result<()> {
-        self.check_input("query", queries, self.config.resolved_query_size())?;
-        let (b, s, h_kv) = (queries.dim(0)?, queries.dim(1)?, self.config.resolved_num_key_value_heads());
-        let sizes = [
-            ("keys", &shared.keys, self.config.resolved_head_dim()),
-            ("values", &shared.values, self.config.resolved_value_head_dim()),
-        ];
-        for (name, tensor, d) in sizes {
-            let want = [b, shared.len(), h_kv, d];
-            if tensor.dims() != want {
-                return Err(Error::shape(format!("the {name} of another layer"), tensor.dims(), format!("{want:?}")));
-            }
-        }
-        if !shared.keys.device().same_device(queries.device()) {
-            let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));
-            return Err(Error::Device { tensor: "the keys of another layer".to_string(), found, expected });
-        }
-        let unequal = shared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some());
-        if s > shared.tokens || unequal && s < shared.tokens {
-            let expected = format!("{}, the tokens of the call that made the keys", shared.tokens);
-            return Err(Error::value("the number of queries", s, expected));
-        }
-        if options.positions.is_some() {
-            let allowed = "none: they are those of the call that made the keys";
-            return Err(Error::config("positions", "given by the call", allowed));
-        }
-        Ok(())
     }
 }

@@ -493,7 +493,7 @@ impl KvCache {
         result
     }
 
-    fn snapshot(&self) -> Self {
+    pub(in crate::attention) fn snapshot(&self) -> Self {
         Self { buffers: self.buffers.clone(), sequences: self.sequences.clone(), ..*self }
     }
 

@@ -1,78 +1,70 @@
-//! Ragged batches through padding, which is right for every layer and every option and slower than the other ways; and
-//! padded tokens of a call with a cache without their padding.
+//! Ragged batches through padding, which is right for every layer and every option and slower than the other ways.
 
 use candle_core::{DType, Tensor};
 
+use crate::attention::call::{CallOutput, OpenCall};
 use crate::attention::transform::each_once;
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ragged::{Bucket, offsets};
-use crate::sdpa::AttentionOutput;
-use crate::tensor::{check_tensor_memory, select};
+use crate::tensor::check_tensor_memory;
 
-impl MultiHeadAttention {
+impl OpenCall<'_> {
     /// Self-attention within each sequence of inputs `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
     ///
     /// Sequences of like length are padded together; with options that belong to a padded batch, all of them.
-    pub(super) fn attend_buckets(
-        &self,
-        inputs: &AttentionInputs,
-        lengths: &[usize],
-        options: &AttentionOptions,
-    ) -> Result<AttentionOutput> {
-        let (xs, mask) = (inputs.query, &*inputs.mask);
-        let (tokens, size) = (xs.dim(0)?, self.config.resolved_output_size());
+    pub(super) fn run_buckets(&self, lengths: &[usize]) -> Result<CallOutput> {
+        let Self { layer, xs: [xs, ..], options, .. } = self;
+        let (tokens, size) = (xs.dim(0)?, layer.config.resolved_output_size());
         if tokens == 0 {
             let zeros = |dims: &[usize]| Tensor::zeros(dims, xs.dtype(), xs.device());
-            let weights = [lengths.len(), self.config.num_attention_heads, 0, 0];
+            let weights = [lengths.len(), layer.config.num_attention_heads, 0, 0];
             let attention_weights = options.return_attention_weights.then(|| zeros(&weights)).transpose()?;
-            return Ok(AttentionOutput { output: zeros(&[0, size])?, attention_weights });
+            return Ok(CallOutput { output: zeros(&[0, size])?.into(), attention_weights });
         }
-        let buckets = match options.need_padding(self.config.dropout) {
+        let buckets = match options.need_padding(layer.config.dropout) {
             true => vec![Bucket::of_all(lengths)],
             false => Bucket::of_like_lengths(lengths),
         };
-        let padding = Padding::new(inputs, lengths, &buckets)?;
+        let padding = Padding::new(&self.xs, lengths, &buckets)?;
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
         for bucket in &buckets {
             let ([query, key, value], positions) = padding.pad(bucket, options)?;
-            let options = AttentionOptions { positions: positions.as_ref(), ..*options };
+            let options = AttentionOptions { positions: positions.as_ref(), ..**options };
             // Padding as queries is removed below, and shows in the weights alone.
-            let mask = mask.clone().and(match options.return_attention_weights || self.rotates_for_length() {
+            let mask = self.mask.clone().and(match options.return_attention_weights || layer.rotates_for_length() {
                 true => AttentionMask::padding(&padding.lengths_of(bucket)),
                 false => AttentionMask::lengths(&padding.lengths_of(bucket)),
             });
             let padded = AttentionInputs::new(&query, &key, &value, mask);
-            let (output, weights) = self.attended_as_given(&padded, &options)?;
+            let CallOutput { output, attention_weights: weights } =
+                layer.open_given(&padded, &options, |call| call.run())?;
             outputs.push(output.apply()?.reshape((bucket.padded_tokens(), size))?);
             attention_weights = weights;
         }
         let output = Tensor::cat(&outputs, 0)?.index_select(&padding.places()?, 0)?;
-        Ok(AttentionOutput { output, attention_weights })
+        Ok(CallOutput { output: output.into(), attention_weights })
     }
 
     /// [`observe`](Self::observe) of a ragged batch: that of all sequences padded to the longest one.
-    pub(super) fn observe_padded(
-        &self,
-        inputs: &AttentionInputs,
-        lengths: &[usize],
-        options: &AttentionOptions,
-        what: &ObserveOptions,
-    ) -> Result<AttentionStats> {
-        if inputs.query.dim(0)? == 0 {
+    pub(super) fn observe_padded(&self, lengths: &[usize], what: &ObserveOptions) -> Result<AttentionStats> {
+        if self.xs[0].dim(0)? == 0 {
             return Err(Error::value("a ragged batch to observe", "without tokens", "at least one token"));
         }
         let all = [Bucket::of_all(lengths)];
-        let padding = Padding::new(inputs, lengths, &all)?;
-        let ([query, key, value], positions) = padding.pad(&all[0], options)?;
-        let options = AttentionOptions { positions: positions.as_ref(), ..*options };
-        let mask = inputs.mask.clone().into_owned().and(AttentionMask::padding(lengths));
-        let stats = self.observe_as_given(&AttentionInputs::new(&query, &key, &value, mask), &options, what)?;
+        let padding = Padding::new(&self.xs, lengths, &all)?;
+        let ([query, key, value], positions) = padding.pad(&all[0], self.options)?;
+        let options = AttentionOptions { positions: positions.as_ref(), ..*self.options };
+        let mask = self.mask.clone().and(AttentionMask::padding(lengths));
+        let padded = AttentionInputs::new(&query, &key, &value, mask);
+        let stats = self.layer.open_given(&padded, &options, |call| call.observe(what))?;
         let output = stats.output.flatten(0, 1)?.index_select(&padding.places()?, 0)?;
         Ok(AttentionStats { output, ..stats })
     }
+}
 
+impl MultiHeadAttention {
     /// Whether a padded batch needs [`AttentionMask::padding`], because keys are rotated for the length of their
     /// sequence. For other layers, where nobody looks at padding as queries, [`AttentionMask::lengths`] hides it as
     /// keys in a mask that is smaller by a factor of `s`.
@@ -91,8 +83,8 @@ struct Padding<'a> {
 }
 
 impl<'a> Padding<'a> {
-    fn new(inputs: &AttentionInputs, lengths: &'a [usize], buckets: &'a [Bucket]) -> Result<Self> {
-        let xs = inputs.query;
+    fn new(inputs: &[Tensor; 3], lengths: &'a [usize], buckets: &'a [Bucket]) -> Result<Self> {
+        let [xs, key, value] = inputs.each_ref();
         let (tokens, width) = xs.dims2()?;
         // Many empty sequences beside a long one are a small ragged batch and may be a large padded one.
         let padded = buckets.iter().fold(0usize, |sum, bucket| sum.saturating_add(bucket.padded_tokens()));
@@ -103,8 +95,7 @@ impl<'a> Padding<'a> {
         }
         check_tensor_memory("the number of tokens to pad", tokens, &[tokens + 1, width], xs.dtype(), xs.device())?;
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
-        let all = [xs, inputs.key, inputs.value];
-        let with_zero = each_once(all, |xs| Ok(Tensor::cat(&[xs, &zero], 0)?))?;
+        let with_zero = each_once([xs, key, value], |xs| Ok(Tensor::cat(&[xs, &zero], 0)?))?;
         Ok(Self { with_zero, lengths, offsets: offsets(lengths), buckets })
     }
 
@@ -153,35 +144,4 @@ fn padded_positions(positions: &Tensor, tokens: usize, to_padded: &Tensor) -> Re
     }
     let positions = positions.to_device(to_padded.device())?.to_dtype(DType::I64)?.reshape((axes, tokens))?;
     Ok(positions.pad_with_zeros(1, 0, 1)?.contiguous()?.index_select(to_padded, 1)?)
-}
-
-/// The new tokens of a call with a cache among their padding, for which nothing is projected.
-pub(super) struct NewPlaces {
-    /// `[b, s]`.
-    padded: [usize; 2],
-    /// The place of each token among the padded ones.
-    places: Vec<usize>,
-}
-
-impl NewPlaces {
-    /// `None` if there is no padding, or nothing else. The lengths of `inputs` are checked.
-    pub(super) fn of(inputs: &AttentionInputs) -> Option<Self> {
-        let (&[b, s, _], lengths) = (inputs.query.dims(), inputs.new_lengths?) else { return None };
-        let places: Vec<usize> = lengths.iter().enumerate().flat_map(|(i, n)| i * s..i * s + n).collect();
-        (!places.is_empty() && places.len() < b * s).then_some(Self { padded: [b, s], places })
-    }
-
-    /// `(b, s, width)` → `(1, tokens, width)`.
-    pub(super) fn pack(&self, xs: &Tensor) -> Result<Tensor> {
-        Ok(select(&xs.flatten(0, 1)?, &self.places, 0)?.unsqueeze(0)?)
-    }
-
-    /// `(1, tokens, …)` → `(b, s, …)`. What stands at padding is the first token.
-    pub(super) fn pad(&self, ys: &Tensor) -> Result<Tensor> {
-        let [b, s] = self.padded;
-        let mut tokens = vec![0; b * s];
-        self.places.iter().enumerate().for_each(|(token, &place)| tokens[place] = token);
-        let dims: Vec<usize> = [b, s].into_iter().chain(ys.dims()[2..].iter().copied()).collect();
-        Ok(select(&ys.squeeze(0)?, &tokens, 0)?.reshape(dims)?)
-    }
 }

@@ -2,10 +2,10 @@
 //!
 //! The bytes choose a real file and the damage to it. Random files would nearly all be rejected by the first check.
 //!
-//! The file is compiled twice: as the library of the fuzzers (`fuzz_targets`), and as the test `fuzz` of crates/text,
-//! which runs every target over the corpus and some mutations of it (`short.rs`).
+//! The file is compiled twice: as the library of the fuzzers (`fuzz/fuzz_targets`), and as this test, which runs every
+//! target over the corpus and some mutations of it (`short.rs`).
 
-#[path = "../../tests/common/mod.rs"]
+#[path = "../../../../tests/common/mod.rs"]
 #[allow(dead_code, unused_imports)]
 mod common;
 mod config;

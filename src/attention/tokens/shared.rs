@@ -1,0 +1,77 @@
+//! Queries over the keys and values that another layer returned.
+
+use std::borrow::Cow;
+
+use candle_core::Tensor;
+
+use super::{CallTokens, Counted, Projection};
+use crate::attention::MultiHeadAttention;
+use crate::attention::cache::KeyValues;
+use crate::attention::options::{AttentionInputs, AttentionOptions};
+use crate::config::KeyValueSource;
+use crate::error::{Error, Result};
+use crate::mask::AttentionMask;
+
+pub(super) struct Shared<'a>(pub &'a KeyValues);
+
+impl CallTokens for Shared<'_> {
+    fn check(&self, layer: &MultiHeadAttention, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<usize> {
+        let (config, shared, queries) = (&layer.config, self.0, inputs.query);
+        if !matches!(config.key_value_source, KeyValueSource::Shared { .. }) {
+            let found = "those of another layer";
+            return Err(Error::value("the keys and values of a call", found, "none: the layer has its own"));
+        }
+        layer.check_input("query", queries, config.resolved_query_size())?;
+        let (b, s, h_kv) = (queries.dim(0)?, queries.dim(1)?, config.resolved_num_key_value_heads());
+        let sizes = [
+            ("keys", &shared.keys, config.resolved_head_dim()),
+            ("values", &shared.values, config.resolved_value_head_dim()),
+        ];
+        for (name, tensor, d) in sizes {
+            let want = [b, shared.len(), h_kv, d];
+            if tensor.dims() != want {
+                return Err(Error::shape(format!("the {name} of another layer"), tensor.dims(), format!("{want:?}")));
+            }
+        }
+        if !shared.keys.device().same_device(queries.device()) {
+            let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));
+            return Err(Error::Device { tensor: "the keys of another layer".to_string(), found, expected });
+        }
+        let unequal = shared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some());
+        if s > shared.tokens || unequal && s < shared.tokens {
+            let expected = format!("{}, the tokens of the call that made the keys", shared.tokens);
+            return Err(Error::value("the number of queries", s, expected));
+        }
+        if options.positions.is_some() {
+            let allowed = "none: they are those of the call that made the keys";
+            return Err(Error::config("positions", "given by the call", allowed));
+        }
+        Ok(b)
+    }
+
+    fn count<'m>(
+        &mut self,
+        _: &MultiHeadAttention,
+        [query, ..]: &[Tensor; 3],
+        _: &AttentionOptions,
+        mask: Cow<'m, AttentionMask>,
+    ) -> Result<(Counted, Cow<'m, AttentionMask>)> {
+        let counted = Counted {
+            explicit: self.0.explicit.clone(),
+            new_tokens: self.0.new_tokens.clone(),
+            stored: Some((self.0.keys.dtype(), self.0.tracks_gradient())),
+            ..Counted::new([query.dim(0)?, query.dim(1)?, self.0.len()])
+        };
+        Ok((counted, Cow::Owned(mask.into_owned().and(self.0.mask.clone()))))
+    }
+
+    fn lengths(&self, _: &AttentionMask, _: &Counted) -> Option<Vec<usize>> {
+        self.0.lengths.clone()
+    }
+
+    fn keys(&mut self, projection: &Projection, _: &mut Cow<AttentionMask>) -> Result<[Tensor; 3]> {
+        let Projection { layer, xs, positions, dtype, .. } = projection;
+        let q = layer.project_queries(xs[0], self.0.tokens, *dtype, positions)?;
+        Ok([q, self.0.keys.clone(), self.0.values.clone()])
+    }
+}
