@@ -327,6 +327,7 @@ impl AttentionConfig {
         /// Sets the position scheme.
         with_position, position: impl Into<Position> = position.into();
         /// Sets the mask of every call: full, causal, a window or chunks.
+        #[doc(alias = "with_causal", alias = "is_causal")]
         with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);

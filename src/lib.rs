@@ -101,7 +101,8 @@
 //! # Errors
 //!
 //! Every function returns [`Result`] with this crate's [`Error`], which can be matched. `forward` of candle's traits
-//! returns [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it.
+//! returns [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it. candle and this crate have types
+//! of these two names: import names, or one crate by `*`, and not both.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod attention;

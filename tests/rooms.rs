@@ -2,8 +2,8 @@
 //! paths in documents.
 //!
 //! A room is a module at the root of a package. Each room builds on the rooms before it and on nothing else, so that a
-//! reader can take them one after the other. This test reads the sources of the layer and of the text encoders as text; unit tests are left out, because a
-//! test may compare with a room above its own.
+//! reader can take them one after the other. This test reads the sources of the layer and of the text encoders as text;
+//! unit tests are left out, because a test may compare with a room above its own.
 
 use std::path::{Path, PathBuf};
 

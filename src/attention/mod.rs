@@ -71,7 +71,8 @@ use crate::weights::NormWeights;
 /// gradient, return attention weights or apply dropout run candle's differentiable operations, on any device.
 /// [`Backend`](crate::Backend) lists what GPUs run, and [`plan`](Self::plan) shows the choice for a call.
 /// # Gradients
-/// Every operation is differentiable. A parameter that is a variable gets its gradient with any mask and scoring.
+/// Every operation is differentiable. A parameter that is a variable gets its gradient with any mask and scoring. They
+/// are of first order: those of fused kernels are constants also with candle's `CANDLE_GRAD_DO_NOT_DETACH`.
 /// [`frozen`](Self::frozen) is the layer of the moment for inference, with the fused kernels.
 /// # Projections of one's own
 /// [`projection`](Self::projection) reads one out as a [`Linear`], [`with_projection`](Self::with_projection) puts one

@@ -25,8 +25,8 @@ impl MultiHeadAttention {
         self.config.position.scheme().distance_embeddings(&call)
     }
 
-    /// Queries `(b, s, h, d)` and what a cache holds of the tokens, in `dtype`: projected, clipped and stepped. Of padded
-    /// tokens only those at `places` are projected.
+    /// Queries `(b, s, h, d)` and what a cache holds of the tokens, in `dtype`: projected, clipped and stepped. Of
+    /// padded tokens only those at `places` are projected.
     pub(super) fn project(
         &self,
         xs: [&Tensor; 3],

@@ -14,9 +14,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredA
 use crate::checkpoint::gguf::blocks::{Change, GgufTensor};
 use crate::error::{Error, Result, cut, cut_to};
 
-/// The longest header or index that is read, in bytes; also the limit of the headers of all shards together.
-/// safetensors has the same limit. Those of the largest published models have some 15 MB.
-pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(crate) use crate::io::MAX_HEADER_BYTES;
 
 /// The most tensors of a file or an index. It bounds the memory that their entries take. The largest published models,
 /// with hundreds of experts per layer, have some 300,000.

@@ -162,8 +162,8 @@ impl Module for ModelAttention {
 }
 
 impl Checkpoint {
-    /// The attention layer at `prefix` as its model runs it, by its [`config.json`](Self::config), read onto `device` as
-    /// by [`at`](Self::at).
+    /// The attention layer at `prefix` as its model runs it, by its [`config.json`](Self::config), read onto `device`
+    /// as by [`at`](Self::at).
     ///
     /// ```no_run
     /// use candle_attention::checkpoint::Checkpoint;

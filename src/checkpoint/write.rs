@@ -148,7 +148,8 @@ impl AttentionWeights {
 /// into the header; to keep that of the source, pass [`Checkpoint::metadata`](crate::checkpoint::Checkpoint::metadata).
 ///
 /// # Errors
-/// The errors of [`AttentionWeights::to_layout`]; a file that cannot be written.
+/// The errors of [`AttentionWeights::to_layout`]; two layers with a tensor of the same name; a file that cannot be
+/// written.
 pub fn write_layers(
     path: impl AsRef<Path>,
     layers: &[(&str, &AttentionWeights, &AttentionConfig)],
@@ -156,10 +157,10 @@ pub fn write_layers(
     metadata: HashMap<String, String>,
 ) -> Result<()> {
     let path = path.as_ref();
-    let mut tensors = BTreeMap::new();
+    let mut tensors = Vec::new();
     for (prefix, weights, config) in layers {
         for (name, tensor) in weights.to_layout(config, layout)? {
-            tensors.insert(join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?);
+            tensors.push((join(prefix, &name), tensor.to_device(&Device::Cpu)?.contiguous()?));
         }
     }
     write_tensors(path, tensors, metadata)

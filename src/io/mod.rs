@@ -13,10 +13,11 @@
 //!   content may be back after a power failure.
 //!
 //! What others wrote is read only from regular files and only up to a limit: a pipe would block, a device may never
-//! end.
+//! end. Regular expressions in it are compiled only up to an amount of work.
 
 mod foreign;
 mod json;
+mod pattern_work;
 mod read;
 mod stored_file;
 mod tensors;
@@ -26,8 +27,10 @@ mod write;
 pub use foreign::foreign_content;
 pub(crate) use json::{number, whole_number};
 pub use json::{parse_json, read_json};
+pub use pattern_work::PatternWork;
 pub use read::{is_present, open_regular, read_limited};
 pub(crate) use stored_file::StoredFile;
+pub(crate) use tensors::MAX_HEADER_BYTES;
 pub use tensors::{WrittenTensor, write_tensors};
 pub use text::utf8_text;
 pub use write::{create_folder, write_atomic, write_file, write_new_folder};

@@ -11,8 +11,10 @@ use safetensors::tensor::{TensorInfo, View};
 use crate::error::{Error, Result};
 use crate::io::write_atomic;
 
-/// The longest header that readers of the format accept, in bytes: a file with a longer one could be written, not read.
-const MAX_HEADER_BYTES: usize = 100_000_000;
+/// The longest header that is written, and the longest header or index that is read, in bytes; also the limit of the
+/// headers of all shards together. safetensors has the same limit. Those of the largest published models have some
+/// 15 MB.
+pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The name of the metadata in a header, which no tensor may have.
 const METADATA: &str = "__metadata__";
@@ -88,8 +90,8 @@ impl WrittenTensor {
 /// can read.
 ///
 /// # Errors
-/// The errors of [`write_atomic`]; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`, `F6E3M2`, `F4`); a number of
-/// integers that is not that of the shape.
+/// The errors of [`write_atomic`]; a name that two tensors have; a dtype that candle cannot write (`F8E8M0`, `F6E2M3`,
+/// `F6E3M2`, `F4`); a number of integers that is not that of the shape.
 ///
 /// ```
 /// use candle_attention::checkpoint::Checkpoint;
@@ -107,8 +109,14 @@ pub fn write_tensors(
     tensors: impl IntoIterator<Item = (impl Into<String>, impl Into<WrittenTensor>)>,
     metadata: HashMap<String, String>,
 ) -> Result<()> {
-    let tensors = tensors.into_iter().map(|(name, tensor)| (name.into(), tensor.into())).collect();
-    write_atomic(target, |file| write_content(file, target, &tensors, &metadata))
+    let mut by_name = BTreeMap::new();
+    for (name, tensor) in tensors {
+        let name = name.into();
+        if by_name.insert(name.clone(), tensor.into()).is_some() {
+            return Err(Error::value("the name of a tensor to write", format!("`{name}` twice"), "each name once"));
+        }
+    }
+    write_atomic(target, |file| write_content(file, target, &by_name, &metadata))
 }
 
 /// Writes the content of the file `target`. The safetensors crate would need all of it in memory, or write a temporary
@@ -148,7 +156,7 @@ fn write_content(
     let mut header = format!("{{{}}}", entries.join(",")).into_bytes();
     // The data starts at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() > MAX_HEADER_BYTES {
+    if header.len() as u64 > MAX_HEADER_BYTES {
         let reason = format!("its header would have {} bytes, expected at most {MAX_HEADER_BYTES}", header.len());
         return Err(Error::file(target, reason));
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tempfile::Builder;
 
@@ -57,6 +57,8 @@ pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Resul
 /// What `fill` returns, with paths inside `target`; [`Error::File`] if something has the name, also a link that leads
 /// nowhere; [`Error::Io`] if the folder cannot be written.
 pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    // `new/.` is no name that a folder can be renamed to.
+    let target = &target.components().collect::<PathBuf>();
     let io = |e| Error::io(target, e);
     let parent = folder_of(target)?;
     let exists = || Error::file(target, "exists already");

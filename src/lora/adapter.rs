@@ -19,10 +19,6 @@ use crate::tensor::{check_allocation, element_count};
 pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The most modules that an adapter changes. The largest models, with hundreds of experts per layer, have fewer linear
-/// layers.
-const MAX_MODULES: usize = 1 << 16;
-
 /// A LoRA adapter: low-rank changes of some weights of a model, and tensors that take the place of others. Cheap to
 /// clone.
 #[derive(Debug, Clone)]
@@ -65,6 +61,7 @@ impl LoraAdapter {
     /// does not fit the configuration; an adapter without low-rank changes; a pattern of the configuration that is not
     /// valid.
     pub fn new(config: LoraConfig, checkpoint: &Checkpoint) -> Result<Self> {
+        let patterns = Patterns::new(&config, checkpoint.names().count())?;
         let source = checkpoint.at("", DType::F32, &Device::Cpu);
         let (mut modules, mut whole) = (BTreeMap::<String, Parts>::new(), BTreeMap::new());
         let (mut unclear, mut tokens) = (Vec::new(), BTreeMap::new());
@@ -91,14 +88,6 @@ impl LoraAdapter {
                 }
                 Named::Unknown => return Err(unknown(name, "is not a tensor that this version applies")),
             }
-            if modules.len() > MAX_MODULES {
-                let found = format!("more than {MAX_MODULES}");
-                return Err(Error::value(
-                    "the number of modules of an adapter",
-                    found,
-                    format!("at most {MAX_MODULES}"),
-                ));
-            }
         }
         if tokens.len() < config.trainable_token_indices.len() {
             let found = format!("rows of {} tables", tokens.len());
@@ -108,7 +97,6 @@ impl LoraAdapter {
         if modules.is_empty() {
             return Err(Error::value("the number of low-rank changes of the adapter", 0, "at least 1"));
         }
-        let patterns = Patterns::new(&config, modules.len().max(unclear.len()))?;
         for (name, to) in unclear {
             let (module, parameter) = to.rsplit_once('.').unwrap_or(("", &to));
             let bias = config.bias != LoraBias::None && parameter == "bias";
@@ -252,7 +240,7 @@ impl LoraAdapter {
     /// `PeftModel.from_pretrained` and [`open`](Self::open) read. The folder gets its name when it is complete.
     ///
     /// # Errors
-    /// A folder that exists, or that cannot be written.
+    /// A folder that exists, or that cannot be written; two tensors that PEFT would give the same name.
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<()> {
         // PEFT reads a tensor of a module that it wraps one level deeper, and ignores it elsewhere.
         let name_of_whole = |name: &str| match name.rsplit_once('.') {
@@ -262,9 +250,9 @@ impl LoraAdapter {
             _ => format!("{PREFIX}{name}"),
         };
         let whole = self.whole.iter().map(|(name, tensor)| (name_of_whole(name), tensor.clone()));
-        let mut tensors: BTreeMap<String, Tensor> = whole.collect();
+        let mut tensors: Vec<(String, Tensor)> = whole.collect();
         for (module, rows) in &self.tokens {
-            tensors.insert(format!("{PREFIX}{module}{TOKENS}"), rows.values.clone());
+            tensors.push((format!("{PREFIX}{module}{TOKENS}"), rows.values.clone()));
         }
         for (module, change) in &self.changes {
             // Tables of embeddings have their width as the outputs, under names of their own.
@@ -276,7 +264,7 @@ impl LoraAdapter {
             let parts =
                 parts.into_iter().filter_map(|(part, tensor)| Some((name_of(module, part), tensor?.contiguous())));
             for (name, tensor) in parts {
-                tensors.insert(name, tensor?);
+                tensors.push((name, tensor?));
             }
         }
         let config = format!("{:#}\n", self.config.to_json());

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use fancy_regex::{Regex, RegexBuilder};
 
 use crate::error::{Error, Result};
+use crate::io::PatternWork;
 use crate::lora::config::{LoraConfig, TargetModules};
 
-/// Steps and bytes that one regular expression may take. Those of published adapters take some hundred steps.
+/// Steps that one regular expression may take. Those of published adapters take some hundred.
 const MAX_STEPS: usize = 100_000;
-const MAX_BYTES: usize = 1 << 20;
 
-/// The most comparisons of a module with a name or a pattern for one adapter.
-const MAX_COMPARISONS: usize = 1 << 22;
+/// The most comparisons of a tensor or a module with a name or a pattern for one adapter.
+const MAX_COMPARISONS: usize = 1 << 23;
 
 /// The patterns of a configuration, compiled.
 pub(super) struct Patterns<'a> {
@@ -21,49 +21,42 @@ pub(super) struct Patterns<'a> {
     excluded: Option<Regex>,
     saved: Vec<Regex>,
     layers: Vec<Regex>,
-    ranks: Vec<(Regex, usize)>,
-    alphas: Vec<(Regex, f64)>,
+    ranks: Vec<(Ending, usize)>,
+    alphas: Vec<(Ending, f64)>,
+}
+
+/// A pattern for the end of a module's name.
+enum Ending {
+    /// A name, in which a dot stands for any character. Adapters may have thousands.
+    Plain(String),
+    Pattern(Regex),
 }
 
 impl<'a> Patterns<'a> {
-    /// `modules` is the number of modules that are to be compared.
+    /// `modules` is the number of modules that are to be compared, or of tensors in their place.
     pub(super) fn new(config: &'a LoraConfig, modules: usize) -> Result<Self> {
         config.validate()?;
-        let whole = |targets: &TargetModules, key| match targets {
-            TargetModules::Pattern(pattern) if pattern != ALL_LINEAR => {
-                compile(key, &format!("^(?:{pattern})$")).map(Some)
+        let names = config.names();
+        if names.saturating_mul(modules) > MAX_COMPARISONS {
+            let found = format!("{names} for {modules} tensors or modules");
+            return Err(Error::value("the number of names and patterns of an adapter", found, "fewer"));
+        }
+        let mut compiler = Compiler::default();
+        let mut whole = |key, targets: Option<&TargetModules>| match targets {
+            Some(TargetModules::Pattern(pattern)) if pattern != ALL_LINEAR => {
+                compiler.compile(key, &format!("^(?:{pattern})$")).map(Some)
             }
             _ => Ok(None),
         };
-        let excluded = config.exclude_modules.as_ref();
-        let saved = config.modules_to_save.iter();
-        let layers = config.layers_pattern.iter();
-        let patterns = Self {
+        Ok(Self {
             config,
-            targets: whole(&config.target_modules, "target_modules")?,
-            excluded: excluded.map_or(Ok(None), |excluded| whole(excluded, "exclude_modules"))?,
-            saved: saved
-                .map(|name| compile("modules_to_save", &format!(r"^(?:|.*\.){name}(?:$|\.)")))
-                .collect::<Result<_>>()?,
-            layers: layers
-                .map(|name| compile("layers_pattern", &format!(r"^(?:|.*?\.){name}\.(\d+)\.")))
-                .collect::<Result<_>>()?,
-            ranks: by_name("rank_pattern", &config.rank_pattern)?,
-            alphas: by_name("alpha_pattern", &config.alpha_pattern)?,
-        };
-        let all = config.target_modules.count()
-            + excluded.map_or(0, TargetModules::count)
-            + patterns.saved.len()
-            + patterns.layers.len()
-            + patterns.ranks.len()
-            + patterns.alphas.len();
-        match all.saturating_mul(modules) > MAX_COMPARISONS {
-            true => {
-                let found = format!("{all} for {modules} modules");
-                Err(Error::value("the number of names and patterns of an adapter", found, "fewer"))
-            }
-            false => Ok(patterns),
-        }
+            targets: whole("target_modules", Some(&config.target_modules))?,
+            excluded: whole("exclude_modules", config.exclude_modules.as_ref())?,
+            saved: compiler.all("modules_to_save", &config.modules_to_save, [r"^(?:|.*\.)", r"(?:$|\.)"])?,
+            layers: compiler.all("layers_pattern", &config.layers_pattern, [r"^(?:|.*?\.)", r"\.(\d+)\."])?,
+            ranks: compiler.endings("rank_pattern", &config.rank_pattern)?,
+            alphas: compiler.endings("alpha_pattern", &config.alpha_pattern)?,
+        })
     }
 
     /// Whether the configuration names a module as one to change.
@@ -141,16 +134,11 @@ fn is_or_ends_with(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Patterns for the end of a module's name.
-fn by_name<T: Copy>(key: &'static str, values: &BTreeMap<String, T>) -> Result<Vec<(Regex, T)>> {
-    values.iter().map(|(name, value)| Ok((compile(key, &format!(r"^(?:.*\.)?(?:{name})$"))?, *value))).collect()
-}
-
 /// The value of the patterns that match. PEFT takes the first in the order of the file, which JSON does not promise.
-fn lookup<T: Copy + PartialEq>(key: &'static str, patterns: &[(Regex, T)], module: &str) -> Result<Option<T>> {
+fn lookup<T: Copy + PartialEq>(key: &'static str, patterns: &[(Ending, T)], module: &str) -> Result<Option<T>> {
     let mut found = None;
     for (pattern, value) in patterns {
-        if !matches(pattern, module)? {
+        if !pattern.matches(module)? {
             continue;
         }
         if found.is_some_and(|found| found != *value) {
@@ -169,7 +157,44 @@ fn not_searched(pattern: &Regex, error: fancy_regex::Error) -> Error {
     Error::value(format!("a pattern of an adapter, `{}`,", pattern.as_str()), error, "one that can be searched")
 }
 
-fn compile(key: &'static str, pattern: &str) -> Result<Regex> {
-    let built = RegexBuilder::new(pattern).backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_BYTES).build();
-    built.map_err(|e| Error::config(key, pattern, format!("a regular expression: {e}")))
+impl Ending {
+    fn matches(&self, module: &str) -> Result<bool> {
+        match self {
+            Self::Plain(name) => {
+                let mut end = module.chars().rev();
+                let is_end = name.chars().rev().all(|c| end.next().is_some_and(|found| c == found || c == '.'));
+                Ok(is_end && matches!(end.next(), None | Some('.')))
+            }
+            Self::Pattern(pattern) => matches(pattern, module),
+        }
+    }
+}
+
+/// Compiles the patterns of a configuration.
+#[derive(Default)]
+struct Compiler(PatternWork);
+
+impl Compiler {
+    fn compile(&mut self, key: &'static str, pattern: &str) -> Result<Regex> {
+        self.0.add(key, pattern)?;
+        let built = RegexBuilder::new(pattern).backtrack_limit(MAX_STEPS).build();
+        built.map_err(|e| Error::config(key, pattern, format!("a regular expression: {e}")))
+    }
+
+    /// Names, each between the same two expressions.
+    fn all(&mut self, key: &'static str, names: &[String], [before, after]: [&str; 2]) -> Result<Vec<Regex>> {
+        names.iter().map(|name| self.compile(key, &format!("{before}{name}{after}"))).collect()
+    }
+
+    fn endings<T: Copy>(&mut self, key: &'static str, values: &BTreeMap<String, T>) -> Result<Vec<(Ending, T)>> {
+        let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+        let ending = |(name, value): (&String, &T)| {
+            let ending = match is_plain(name) {
+                true => Ending::Plain(name.clone()),
+                false => Ending::Pattern(self.compile(key, &format!(r"^(?:.*\.)?(?:{name})$"))?),
+            };
+            Ok((ending, *value))
+        };
+        values.iter().map(ending).collect()
+    }
 }

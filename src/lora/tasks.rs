@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
+use crate::lora::config::MAX_RANK;
 use crate::lora::task_source::{Task, TaskSource};
 
 /// The most tasks of a model. The published one has five.
@@ -13,9 +14,6 @@ const MAX_TASKS: usize = 256;
 
 /// The longest instruction, in bytes: it is tokenized with each text. Published ones have up to 60.
 const MAX_INSTRUCTION_BYTES: usize = 1 << 14;
-
-/// The largest rank. The published one is 4.
-const MAX_RANK: usize = 1 << 16;
 
 /// The task adapters that a checkpoint holds, by its `config.json`: `lora_adaptations`, `lora_rank`, `lora_alpha` and
 /// `task_instructions`, as in Jina embeddings v3 ([Sturua 2024](https://arxiv.org/abs/2409.10173)).

@@ -8,6 +8,7 @@ use candle_nn::Init;
 
 use super::scheme::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{PositionScheme, QueryCall};
+use super::t5_relative_bias::MAX_BUCKETS;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::ops::Linear;
@@ -17,9 +18,6 @@ use crate::weights::LinearWeights;
 const TABLE: &str = "rel_attn_embed.weight";
 const GATE: [&str; 2] = ["gru_rel_pos_linear.weight", "gru_rel_pos_linear.bias"];
 const GATE_FACTOR: &str = "gru_rel_pos_const";
-
-/// The most buckets. Rows of the table are indexed by 32 bits.
-const MAX_BUCKETS: usize = 1 << 20;
 
 /// Gated relative position bias (WavLM, [Chen 2021](https://arxiv.org/abs/2110.13900)): distances are sorted into
 /// buckets as in T5, in both directions, and the bias of a bucket and head is multiplied with a gate of the query.

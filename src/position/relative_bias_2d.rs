@@ -83,12 +83,17 @@ impl fmt::Display for RelativeBias2d {
     }
 }
 
+/// Checks the rows and columns of a grid of patches.
+pub(super) fn check_grid(grid: [usize; 2]) -> Result<()> {
+    match grid.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
+        Some(side) => Err(Error::config("the grid of patches", side, format!("1 to {MAX_SIDE} rows and columns"))),
+        None => Ok(()),
+    }
+}
+
 impl PositionScheme for RelativeBias2d {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        match self.grid.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
-            Some(side) => Err(Error::config("the grid of patches", side, format!("1 to {MAX_SIDE} rows and columns"))),
-            None => Ok(()),
-        }
+        check_grid(self.grid)
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {

@@ -6,6 +6,7 @@ use std::fmt;
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
+use super::relative_bias_2d::check_grid;
 use super::scheme::{LayerSizes, PositionParameter, Presence};
 use super::scheme::{PositionScheme, QueryCall};
 use crate::error::{Error, Result};
@@ -14,9 +15,6 @@ use crate::tensor::compute_dtype;
 
 const ROWS: &str = "rel_pos_h";
 const COLUMNS: &str = "rel_pos_w";
-
-/// Upper bound of rows and columns of patches.
-const MAX_SIDE: usize = 1 << 10;
 
 /// Decomposed relative positions of image patches (MViTv2, [Li 2022](https://arxiv.org/abs/2112.01526); SAM, [Kirillov
 /// 2023](https://arxiv.org/abs/2304.02643)): `q · r + q · c` is added to the scores, not scaled, where `r` and `c` are
@@ -96,10 +94,7 @@ impl fmt::Display for RelativeKey2d {
 
 impl PositionScheme for RelativeKey2d {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        match self.grid.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
-            Some(side) => Err(Error::config("the grid of patches", side, format!("1 to {MAX_SIDE} rows and columns"))),
-            None => Ok(()),
-        }
+        check_grid(self.grid)
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {

@@ -13,7 +13,7 @@ use crate::mask::{AttentionMask, RelativeBias};
 const TABLE: &str = "relative_attention_bias.weight";
 
 /// The most buckets. Rows of the table are indexed by 32 bits; published models have up to 64.
-const MAX_BUCKETS: usize = 1 << 20;
+pub(super) const MAX_BUCKETS: usize = 1 << 20;
 
 /// T5's relative position bias ([Raffel 2020](https://arxiv.org/abs/1910.10683)): distances are sorted into buckets,
 /// short ones exactly, long ones by their logarithm, and each bucket and head has a learned bias.

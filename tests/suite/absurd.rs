@@ -139,6 +139,16 @@ fn numbers_are_checked_as_kernels_compute_with_them() {
     }
 }
 
+/// One sequence in memory, seen as more than any memory has outputs for: they are not counted one by one.
+#[test]
+fn sequences_that_are_one_row_of_memory_are_not_counted() {
+    let one = Tensor::zeros((1, 2, 2, 4), DType::F32, &CPU).unwrap();
+    let many = one.broadcast_as((1usize << 44, 2, 2, 4)).unwrap();
+    for mask in [AttentionMask::full(), AttentionMask::causal()] {
+        says(attend_bshd(&many, &many, &many, &SdpaOptions::new(mask)), &["the memory for"]);
+    }
+}
+
 #[test]
 fn configurations_of_absurd_sizes_are_errors() {
     let new = |config: &AttentionConfig| {

@@ -114,6 +114,28 @@ fn a_rotating_cache_is_truncated_as_far_as_it_can_be() {
     assert_close("begun anew", &got, &want, TOLERANCE);
 }
 
+/// Sequences that keep as many tokens, of which one has seen more: the position of the next token differs.
+#[test]
+fn keys_of_ones_own_are_appended_to_sequences_of_one_length() {
+    let filled = |tokens: usize| {
+        let mut cache = KvCache::rotating(4);
+        let keys = Tensor::zeros((1, tokens, 2, 4), DType::F32, &Device::Cpu).unwrap();
+        cache.append(&keys, &keys).unwrap();
+        cache
+    };
+    let one = Tensor::zeros((2, 1, 2, 4), DType::F32, &Device::Cpu).unwrap();
+    for (second, is_equal) in [(9, true), (6, false), (3, false)] {
+        let mut cache = filled(9);
+        cache.append_sequences(&filled(second)).unwrap();
+        let appended = cache.append(&one, &one);
+        assert_eq!(appended.is_ok(), is_equal, "{second}");
+        if !is_equal {
+            says(appended, &["the lengths of the sequences in the cache", &format!("[9, {second}]"), "equal ones"]);
+            assert_eq!(cache.lengths(), [9, second]);
+        }
+    }
+}
+
 /// Many more tokens than the window, in memory that is used again: what a window over all tokens gives.
 #[test]
 fn a_rotating_cache_rotates_many_times() {

@@ -95,7 +95,8 @@ fn layout_of_a_family_is_that_of_its_files() {
                 .iter()
                 .filter_map(|layer| Some(detect(&checkpoint.at(&layer.prefix, DType::F32, &CPU)).ok()?.name()))
                 .collect();
-            // Layers of cross-attention; the Lite version of DeepSeek V2; a part that is saved without its model's renames.
+            // Layers of cross-attention; the Lite version of DeepSeek V2; a part that is saved without its model's
+            // renames.
             let other = ["gpt2_cross", "deepseek_v2"].contains(&name) || found == BTreeSet::from(["candle-attention"]);
             if !other && !found.contains(layout.name()) {
                 wrong.push(format!("{name}: {model_type} is {found:?}, not {}", layout.name()));

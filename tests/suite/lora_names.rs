@@ -101,10 +101,31 @@ fn patterns_that_cannot_be_right_are_errors() {
     says(adapter(&config, &[(QUERY, 2)]), &["rank_pattern = two values for `encoder.layer.1"]);
     let config = named(&[]).with_target_modules(TargetModules::Pattern("(query".to_string()));
     says(adapter(&config, &[(QUERY, 4)]), &["target_modules", "a regular expression"]);
-    let [names, modules] = [4096, 1025].map(|count| (0..count).map(|i| format!("m.{i}")).collect::<Vec<String>>());
+    let [names, modules] = [4096, 2049].map(|count| (0..count).map(|i| format!("m.{i}")).collect::<Vec<String>>());
     let config = named(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let modules: Vec<_> = modules.iter().map(|module| (module.as_str(), 1)).collect();
     says(adapter(&config, &modules), &["the number of names and patterns"]);
+}
+
+/// Each class of all letters is an automaton of some 90 KB, so that little text would take gigabytes.
+#[test]
+fn patterns_are_weighed_before_they_are_compiled() {
+    let pattern = |pattern: String| named(&[]).with_target_modules(TargetModules::Pattern(pattern));
+    for many in [r"\w".repeat(300_000), "a".repeat(10_000_000)] {
+        let error = "bytes of a pattern of `target_modules`";
+        says(adapter(&pattern(many), &[(QUERY, 4)]), &[error, "expected at most 4096"]);
+    }
+    let work = "repeated ones counted as often";
+    let of_4_kb = r"(?!\w{20})".repeat(370) + ".*";
+    says(adapter(&pattern(of_4_kb), &[(QUERY, 4)]), &[work, "`target_modules`", "at most 65536"]);
+    let many = |end: &str| (0..1000).map(|i| (format!("{end}x{i:04}"), 4)).collect::<BTreeMap<String, usize>>();
+    let config = named(&["query"]);
+    says(adapter(&config.clone().with_rank_pattern(many(r"\w{20}")), &[(QUERY, 4)]), &[work, "`rank_pattern`"]);
+    // Names, of which adapters may have thousands, are not compiled.
+    let mut names = many("encoder.layer.0.self_attn.");
+    names.insert("r.1.attention.self.query".to_string(), 5);
+    names.extend([("1.attention.self.query".to_string(), 3), ("layer.1_attention.self.query".to_string(), 5)]);
+    adapter(&config.with_rank_pattern(names), &[(QUERY, 3)]).unwrap();
 }
 
 #[test]

@@ -183,8 +183,8 @@ fn segments(queries: &Tensor, keys: &Tensor) -> AttentionMask {
     AttentionMask::segments(queries, &keys).unwrap()
 }
 
-/// Chunks of any size give the result of one call, at equal and at unequal places of the sequences, as long as what sees
-/// forward is in one chunk.
+/// Chunks of any size give the result of one call, at equal and at unequal places of the sequences, as long as what
+/// sees forward is in one chunk.
 #[test]
 fn chunks_with_a_cache_equal_one_call() {
     let mut random = Random::new(83);

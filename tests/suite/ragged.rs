@@ -10,7 +10,8 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::common::{Random, attend_ragged, numbers, random_layer, says};
 
-/// Sizes and offsets are those of a caller: nothing is computed, and nothing read outside of a slice, if they do not fit.
+/// Sizes and offsets are those of a caller: nothing is computed, and nothing read outside of a slice, if they do not
+/// fit.
 #[test]
 fn rows_and_offsets_that_do_not_fit_are_errors() {
     let config = AttentionConfig::new(8, 2).with_query_size(6).with_key_size(6).with_value_size(6).with_output_size(10);

@@ -97,5 +97,8 @@ fn unwritable_layer_is_an_error_and_leaves_no_file() {
     let weights = fresh(&plain).weights().unwrap();
     let failed = write_layers(&elsewhere, &[("layer", &weights, &plain)], layout("bert"), HashMap::new());
     says(failed, &["no/such/folder.safetensors"]);
+    // Two layers of one name, of which the last would be there alone.
+    let twice = [("layer", &weights, &plain), ("layer", &weights, &plain)];
+    says(write_layers(&file, &twice, layout("bert"), HashMap::new()), &["the name of a tensor", "`layer.", "twice"]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

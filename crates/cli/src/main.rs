@@ -47,6 +47,7 @@ enum Commands {
 
 impl Command for Program {
     fn run(self) -> Result<()> {
+        // Rayon panics where it starts the threads itself and cannot; 0 is its own number.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0).into());
         pool.build_global().map_err(|e| match self.threads {
             Some(threads) => format!("--threads {threads}: {e}"),

@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use candle_attention::io::write_file;
+use candle_attention::io::{create_folder, write_file, write_new_folder};
 use clap::Parser;
 use clap_mangen::Man;
 
-use super::shared::output::check_new_folder;
-use super::shared::{Result, about, print};
+use super::shared::output::{check_new_folder, folder_of};
+use super::shared::{Result, print};
 
 /// Print the man page, or write those of all commands to a folder.
 #[derive(Parser)]
@@ -41,10 +41,8 @@ impl ManPages {
             Ok((format!("{name}.1"), page(command)?))
         });
         let pages = pages.collect::<Result<Vec<_>>>()?;
-        std::fs::create_dir_all(folder).map_err(|e| about(folder, &e))?;
-        for (name, page) in &pages {
-            write_file(&folder.join(name), page)?;
-        }
+        create_folder(folder_of(folder))?;
+        write_new_folder(folder, |new| pages.iter().try_for_each(|(name, page)| write_file(&new.join(name), page)))?;
         writeln!(out, "{}: {}", print::plain(folder.display()), print::count(pages.len(), "page"))?;
         Ok(out.flush()?)
     }

@@ -73,6 +73,10 @@ impl PackedWeights {
         activation: Activation,
         out: ElementsOut,
     ) -> Result<()> {
+        // Rows of nothing, of which there may be any number.
+        if self.out_features == 0 {
+            return Ok(());
+        }
         let panels = self.bias.len() / self.panel_width;
         let row_block = self.row_block();
         let row_blocks = rows.div_ceil(row_block);

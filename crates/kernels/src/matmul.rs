@@ -63,7 +63,7 @@ pub fn matmul(isa: Isa, team: Team, a: Matrix, b: Matrix, bias: Option<&[f32]>, 
     if terms == 0 || size == 0 {
         to.clear();
         super::memory::try_reserve(what, to, size)?;
-        (0..rows).for_each(|_| match bias {
+        (0..size / columns.max(1)).for_each(|_| match bias {
             Some(bias) => to.extend_from_slice(bias),
             None => to.extend(std::iter::repeat_n(0.0, columns)),
         });

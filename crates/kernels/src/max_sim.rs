@@ -17,10 +17,13 @@ const ROWS: usize = 64;
 /// least one. NaN stays NaN. The result does not depend on other documents.
 ///
 /// # Errors
-/// If `document` is empty or of another width, and if there is not enough memory.
+/// If `document` or the query is empty, or `document` of another width, and if there is not enough memory.
 pub fn max_sim(query: &PackedWeights, document: &[f32], pool: &ScratchPool) -> Result<f32> {
     let (width, count) = (query.in_features(), query.out_features());
-    if width == 0 || document.is_empty() || !document.len().is_multiple_of(width) {
+    if width == 0 || count == 0 {
+        return Err(Error::shape("the tokens of a query", &[count, width], "at least one of at least one feature"));
+    }
+    if document.is_empty() || !document.len().is_multiple_of(width) {
         return Err(Error::shape("the tokens of a document", &[document.len()], format!("a multiple of {width}")));
     }
     let mut scratch = pool.take(count * (ROWS + 1))?;

@@ -50,11 +50,14 @@ impl<T: Element> AttentionProblem<'_, T> {
     pub fn multiply_adds(&self) -> usize {
         const MIN_QUERIES: usize = 8;
         let group = self.h / self.h_kv.max(1);
-        let pairs = self.batch.sequences().map(|b| {
+        let pairs = |b: usize| {
             let keys = self.batch.s_kv(b).saturating_add(self.appended);
             self.batch.s_q(b).saturating_mul(group).max(MIN_QUERIES).saturating_mul(keys)
-        });
-        let pairs = pairs.fold(0, usize::saturating_add);
+        };
+        let pairs = match self.batch {
+            Batch::Padded { b, .. } => pairs(0).saturating_mul(b),
+            _ => self.batch.sequences().map(pairs).fold(0, usize::saturating_add),
+        };
         pairs.saturating_mul(self.h_kv).saturating_mul(self.d.saturating_add(self.d_v))
     }
 

@@ -1,8 +1,8 @@
 //! Sizes that wrap around in `usize`, and operands that contradict each other: errors before anything is written.
 
 use candle_attention_kernels::{
-    Activation, AttentionProblem, Batch, Broadcast, Distances, Lengths, Mask, MaskStructure, PackedWeights, RowNorm,
-    Team, attend,
+    Activation, AttentionProblem, Batch, Broadcast, Distances, Lengths, Mask, MaskStructure, Matrix, PackedWeights,
+    Packer, QuantizedRows, RowNorm, ScratchPool, Team, WeightFormat, attend, matmul, max_sim,
 };
 
 use super::support::reference::{Sizes, problem, qkv};
@@ -132,6 +132,42 @@ fn products_check_their_sizes() {
         assert!(norm(&mut [1.0; 6], Some(&[1.0; 3]), &[1.0; 3], &[0.0; 3]).unwrap_err().contains("residual"));
         norm(&mut [], None, &[], &[]).unwrap();
     }
+}
+
+/// Rows and sequences without memory of their own are not gone through one by one.
+#[test]
+fn sizes_that_take_no_memory_are_not_counted() {
+    let mut output = vec![1.0f32];
+    for isa in isas() {
+        for format in [WeightFormat::F32, WeightFormat::Int8, WeightFormat::Q8_0, WeightFormat::Q4_0] {
+            let nothing = Packer::new(isa, format, 0, 0).unwrap().finish().unwrap();
+            for rows in [1 << (usize::BITS - 5), 1 << (usize::BITS - 1)] {
+                nothing.multiply(Team::ALONE, &[0f32; 0], rows, Activation::Identity, &mut output).unwrap();
+                assert!(output.is_empty());
+            }
+            for (features, document) in [(0, &[][..]), (32, &[1.0; 32])] {
+                let query = Packer::new(isa, format, 0, features).unwrap().finish().unwrap();
+                let error = max_sim(&query, document, &ScratchPool::default()).unwrap_err().to_string();
+                assert!(error.contains("the tokens of a query"), "{error}");
+            }
+        }
+        let matrix = |dims| Matrix { data: &[], dims, transposed: false };
+        let (rows, nothing) = (matrix([1 << (usize::BITS - 5), 0]), matrix([0, 0]));
+        matmul(isa, Team::ALONE, rows, nothing, Some(&[]), &mut output).unwrap();
+        assert!(output.is_empty());
+    }
+    for width in [1 << (usize::BITS - 5), 1 << (usize::BITS - 2)] {
+        let mut table = QuantizedRows::new(WeightFormat::Q8_0, 0, width).unwrap();
+        table.push(&[0f32; 0]).unwrap();
+        assert!(table.push(&[0f32; 32]).is_err());
+    }
+    // One sequence in memory, seen as many.
+    let error = error(|call| {
+        call.batch = Batch::Padded { b: 1 << (usize::BITS - 16), s_q: 4, s_kv: 4 };
+        (call.q.strides[0], call.k.strides[0], call.v.strides[0]) = (0, 0, 0);
+        assert!(call.multiply_adds() >= 1 << (usize::BITS - 16));
+    });
+    assert!(error.contains("the memory for"), "{error}");
 }
 
 /// A few keys more than the limit has room for; all of them are one key in memory. The queries are too many for the

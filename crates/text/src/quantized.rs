@@ -6,7 +6,7 @@
 //! [`Quantization::Int8`] makes of the model. Which weights are int8 is the choice of the caller, because some models
 //! lose much by a few of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,6 +17,7 @@ use candle_attention::{ComputeType, Error, Quantization, Result};
 use candle_attention_kernels::QuantizedRows;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use safetensors::tensor::View;
 use serde_json::{Value, json};
 
 use crate::folder::{ModelFolder, modules, transformer_of};
@@ -180,19 +181,24 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
     let modules = modules(ModelFolder::new(folder))?.unwrap_or_default();
     let inside = modules.first().map_or("", |module| module.path.as_str());
     let checkpoint = Checkpoint::open(folder.join(inside))?;
-    let (mut tensors, mut kept) = (BTreeMap::<String, WrittenTensor>::new(), Vec::new());
-    for name in checkpoint.names() {
+    let (mut tensors, mut kept) = (Vec::<(String, WrittenTensor)>::new(), Vec::new());
+    let is_int8 = |name: &str| chosen.iter().any(|other| other == name);
+    // As it is written, if it is not in int8.
+    let read = |name: &str| {
         let tensor = checkpoint.tensor(name, &Device::Cpu)?;
-        let is_in = |list: &[String]| list.iter().any(|other| other == name);
-        if !is_in(chosen) {
+        let is_wide = matches!(tensor.dtype(), DType::F32 | DType::F64);
+        let is_rounded = is_wide && others.iter().any(|other| other == name);
+        Ok::<_, Error>(if is_rounded { tensor.to_dtype(DType::BF16)? } else { tensor })
+    };
+    for name in checkpoint.names() {
+        let tensor = read(name)?;
+        if is_int8(name) {
+            let [values, scales] = parts(&rows(&tensor).map_err(|e| Error::file(name, e))?)?;
+            tensors.extend([(name.to_string(), values), (format!("{name}_scale"), scales)]);
+        } else {
             kept.extend(name.strip_suffix(WEIGHT).filter(|_| tensor.rank() == 2).map(str::to_string));
-            let is_wide = matches!(tensor.dtype(), DType::F32 | DType::F64);
-            let tensor = if is_in(others) && is_wide { tensor.to_dtype(DType::BF16)? } else { tensor };
-            tensors.insert(name.to_string(), tensor.into());
-            continue;
+            tensors.push((name.to_string(), tensor.into()));
         }
-        let [values, scales] = int8(&tensor.to_dtype(DType::F32)?).map_err(|e| Error::file(name, e))?;
-        tensors.extend([(name.to_string(), values), (format!("{name}_scale"), scales)]);
     }
     let own_config = folder.join(inside).join("config.json");
     let mut config: Value = read_json(&own_config)?;
@@ -206,14 +212,33 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
     let inside: PathBuf = new.join(inside);
     let text = serde_json::to_string_pretty(&config).map_err(|e| Error::file(new, e))?;
     write_file(&inside.join("config.json"), text + "\n")?;
-    write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())
+    write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
+    // Loaded again, each tensor is what it was to be.
+    let written = Checkpoint::open(&inside)?;
+    for name in checkpoint.names() {
+        let (got, want) = (written.tensor(name, &Device::Cpu)?, read(name)?);
+        let is_same = match is_int8(name) {
+            true => rows(&got)?.has_same_bits(&rows(&want)?),
+            false => (got.dtype(), got.dims(), got.data()) == (want.dtype(), want.dims(), want.data()),
+        };
+        if !is_same {
+            return Err(Error::file(&inside, format!("tensor `{name}` differs when it is loaded")));
+        }
+    }
+    Ok(())
 }
 
-/// The integers of a weight `(out, in)` in f32, and their scales `(out, 1)`.
-fn int8(weight: &Tensor) -> Result<[WrittenTensor; 2]> {
+/// A weight `(out, in)` in int8.
+fn rows(weight: &Tensor) -> Result<QuantizedRows> {
     let (out, input) = weight.dims2()?;
     let mut rows = QuantizedRows::new(Quantization::Int8.weight_format(), out, input)?;
-    with_slices([weight], |[weight]: [&[f32]; 1]| rows.push(weight))??;
+    with_slices([&weight.to_dtype(DType::F32)?], |[weight]: [&[f32]; 1]| rows.push(weight))??;
+    Ok(rows)
+}
+
+/// The integers of a weight `(out, in)`, and their scales `(out, 1)`.
+fn parts(rows: &QuantizedRows) -> Result<[WrittenTensor; 2]> {
+    let (out, input) = (rows.rows(), rows.width());
     let (mut values, mut scales) = (Vec::with_capacity(out * input), Vec::with_capacity(out));
     for (row, scale) in (0..out).filter_map(|row| rows.int8_row(row)) {
         values.extend_from_slice(row);

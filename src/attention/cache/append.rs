@@ -243,8 +243,7 @@ impl KvCache {
         }
         for (i, sequence) in sequences.iter_mut().enumerate() {
             sequence.add(new[i], |token| explicit.as_ref().map(|positions| positions.largest(i, token)));
-            sequence.dropped += totals[i] - kept[i];
-            sequence.retained = kept[i];
+            sequence.keep_last(kept[i]);
             // Without a new token the cached keys stay as they are, also behind a `truncate`.
             if new[i] > 0 {
                 sequence.rotated_for = rotated_for[i];

@@ -94,8 +94,10 @@ pub(in crate::attention) struct Sequence {
     pub retained: usize,
     /// Tokens that a rotating cache dropped, all before those that it keeps.
     pub dropped: usize,
-    /// Where each token seen stands; `None` as long as positions are 0, 1, 2, ….
+    /// Where each kept token stands; `None` as long as positions are 0, 1, 2, ….
     pub positions: Option<Vec<usize>>,
+    /// The position behind all dropped tokens.
+    pub behind_dropped: usize,
     /// The length of the sequence for which the kept keys are rotated.
     pub rotated_for: usize,
 }
@@ -105,32 +107,45 @@ impl Sequence {
         self.dropped + self.retained
     }
 
-    /// Takes note of the positions of `new` more tokens, before they are counted as kept. `position` is `None` for
-    /// tokens that follow each other.
+    /// Counts `new` more tokens at their positions. `position` is `None` for tokens that follow each other.
     pub(super) fn add(&mut self, new: usize, position: impl Fn(usize) -> Option<usize>) {
         let (seen, mut next) = (self.seen(), self.next_position());
         for token in 0..new {
             let position = position(token).unwrap_or(next);
             if self.positions.is_none() && position != seen + token {
-                self.positions = Some((0..seen + token).collect());
+                self.positions = Some((self.dropped..seen + token).collect());
             }
             self.positions.iter_mut().for_each(|positions| positions.push(position));
             next = next.max(position.saturating_add(1));
         }
+        self.retained += new;
+    }
+
+    /// Drops all but the last `kept` tokens.
+    pub(super) fn keep_last(&mut self, kept: usize) {
+        let count = self.retained - kept;
+        let dropped = self.positions.as_mut().map(|positions| positions.drain(..count).max());
+        self.dropped += count;
+        self.retained = kept;
+        self.behind_dropped = match dropped {
+            None => self.dropped,
+            Some(largest) => largest.map_or(0, |last| last.saturating_add(1)).max(self.behind_dropped),
+        };
     }
 
     /// The position of the next token.
     pub(in crate::attention) fn next_position(&self) -> usize {
         let end = |positions: &Vec<usize>| positions.iter().max().map_or(0, |last| last.saturating_add(1));
-        self.positions.as_ref().map_or_else(|| self.seen(), end)
+        self.positions.as_ref().map_or_else(|| self.seen(), |positions| end(positions).max(self.behind_dropped))
     }
 
     /// Keeps these of the kept tokens, which are counted from the first one seen.
     fn select(&mut self, tokens: &[usize]) {
-        let kept = (0..self.dropped).chain(tokens.iter().copied());
-        let kept: Vec<usize> = kept.map(|token| self.positions.as_ref().map_or(token, |all| all[token])).collect();
+        let position = |&token: &usize| self.positions.as_ref().map_or(token, |all| all[token - self.dropped]);
+        let kept: Vec<usize> = tokens.iter().map(position).collect();
         self.retained = tokens.len();
-        self.positions = Some(kept).filter(|kept| !kept.iter().copied().eq(0..kept.len()));
+        let follow = self.behind_dropped <= self.dropped && kept.iter().copied().eq(self.dropped..self.seen());
+        self.positions = (!follow).then_some(kept);
     }
 }
 
@@ -253,7 +268,7 @@ impl KvCache {
                 0 => *sequence = Sequence::default(),
                 _ => sequence.retained = len - sequence.dropped,
             }
-            sequence.positions.iter_mut().for_each(|positions| positions.truncate(len));
+            sequence.positions.iter_mut().for_each(|positions| positions.truncate(sequence.retained));
         }
         Ok(())
     }
@@ -423,7 +438,8 @@ impl KvCache {
         let chunk = [keys.clone(), values.clone()];
         let counts = self.check_chunk(TokenShape::of(&chunk)?, keys.device(), s, None)?;
         self.check_layer(None)?;
-        if self.unequal(&counts, s).is_some() {
+        let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
+        if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {
             let expected = "equal ones; a layer of the crate takes unequal ones";
             return Err(Error::value(
                 "the lengths of the sequences in the cache",
@@ -531,5 +547,34 @@ pub(super) fn check_sequences(sequences: &[usize], b: usize) -> Result<()> {
             Err(Error::value("a sequence to select", sequence, format!("less than {b}, the sequences in the cache")))
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a gap the positions of the tokens that are kept are all that a stream needs, however long it is.
+    #[test]
+    fn positions_of_dropped_tokens_are_not_kept() {
+        let mut sequence = Sequence::default();
+        let stream = |sequence: &mut Sequence, tokens: usize, position: Option<usize>| {
+            for _ in 0..tokens {
+                sequence.add(1, |_| position);
+                sequence.keep_last(sequence.retained.min(8));
+            }
+        };
+        stream(&mut sequence, 20, None);
+        assert_eq!((sequence.seen(), sequence.next_position(), &sequence.positions), (20, 20, &None));
+        sequence.select(&[12, 13, 14, 15, 16, 17, 19]);
+        stream(&mut sequence, 100, None);
+        assert_eq!((sequence.seen(), sequence.next_position()), (119, 120));
+        assert_eq!(sequence.positions.as_deref(), Some(&[112, 113, 114, 115, 116, 117, 118, 119][..]));
+        // The largest position is that of a token that is dropped.
+        stream(&mut sequence, 1, Some(500));
+        stream(&mut sequence, 9, Some(3));
+        assert_eq!((sequence.next_position(), sequence.positions.as_deref()), (501, Some(&[3; 8][..])));
+        sequence.select(&[122, 123]);
+        assert_eq!((sequence.next_position(), sequence.positions.as_deref()), (501, Some(&[3; 2][..])));
     }
 }

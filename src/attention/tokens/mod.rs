@@ -1,7 +1,7 @@
 //! How the tokens of a call are stored and where its keys come from: one file for each kind, behind one trait.
 //!
-//! A kind checks its tensors, counts queries and keys, joins the mask with what it hides itself, and makes queries, keys
-//! and values. All else of a call is the same for every kind.
+//! A kind checks its tensors, counts queries and keys, joins the mask with what it hides itself, and makes queries,
+//! keys and values. All else of a call is the same for every kind.
 
 mod cached;
 mod memory;
@@ -35,8 +35,8 @@ pub(super) trait CallTokens {
     /// Checks the tensors of a call against the layer. Returns the number of sequences.
     fn check(&self, layer: &MultiHeadAttention, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<usize>;
 
-    /// Counts the queries and keys of checked inputs `xs`, and finds their positions. Joins `mask`, that of the call and
-    /// of the layer, with what the kind hides. A cache does not change.
+    /// Counts the queries and keys of checked inputs `xs`, and finds their positions. Joins `mask`, that of the call
+    /// and of the layer, with what the kind hides. A cache does not change.
     fn count<'m>(
         &mut self,
         layer: &MultiHeadAttention,

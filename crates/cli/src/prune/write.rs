@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::Path;
 
+use candle_attention::io::create_folder;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::{PruneOptions, write_pruned_with};
 
+use super::super::shared::Result;
 use super::super::shared::model::weight_bytes;
 use super::super::shared::output::folder_of;
 use super::super::shared::print::plain;
-use super::super::shared::{Result, about};
 use super::card::{self, Measured};
 
 /// A model to write.
@@ -28,8 +29,7 @@ impl Written<'_> {
     pub fn write(&self, out: &mut impl Write, heads: &PrunedHeads, masked: bool, measured: &Measured) -> Result<()> {
         let Self { name, folder, target, all } = self;
         let card = card::text(name, folder, heads, *all, masked, measured)?;
-        let around = folder_of(target);
-        std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
+        create_folder(folder_of(target))?;
         write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&card))?;
         let (count, shown) = (heads.count(), plain(target.display()));
         let [before, after] = [weight_bytes(folder)?, weight_bytes(target)?].map(|bytes| bytes as f64 / 1e6);

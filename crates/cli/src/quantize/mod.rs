@@ -6,6 +6,7 @@ mod report;
 use std::io::Write;
 use std::path::PathBuf;
 
+use candle_attention::io::create_folder;
 use candle_attention_text::{SentenceEncoder, int8_groups, write_int8};
 use candle_core::{DType, Device};
 use clap::Parser;
@@ -95,8 +96,7 @@ impl Command for Quantize {
         let mut report =
             Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
         if let Some(output) = &self.output {
-            let around = folder_of(output);
-            std::fs::create_dir_all(around).map_err(|e| about(around, &e))?;
+            create_folder(folder_of(output))?;
             write_int8(&folder, output, is_int8)?;
             report.written(output, [weight_bytes(&folder)?, weight_bytes(output)?]);
         }

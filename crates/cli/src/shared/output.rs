@@ -181,11 +181,12 @@ pub fn check_parent(path: &Path) -> Result<()> {
     if path.as_os_str() == "-" {
         return Err("-: standard output cannot hold a folder; for a folder of this name write ./-".into());
     }
-    if path.file_name().is_none() {
-        return Err(about(path, &"is not the name of a folder to make").into());
-    }
-    let mut around = folder_of(path);
+    let mut around = path;
     while around.symlink_metadata().is_err() {
+        // `..` would lead elsewhere once the folder before it is made.
+        if around.file_name().is_none() {
+            return Err(about(path, &"is not the name of a folder to make").into());
+        }
         around = folder_of(around);
     }
     check_folder(around, path)

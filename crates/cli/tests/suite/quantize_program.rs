@@ -123,6 +123,11 @@ fn quantize_rejects_wrong_input_and_writes_nothing() {
     let inside = fixture("tiny-bert").join("int8").display().to_string();
     fails(&mut folder.quantize(&["--output", &inside]), "the model that is quantized");
     fails(&mut folder.quantize_model(&folder.path("nope"), &["--output", "new"]), "nope");
+    // What does not exist cannot be gone back from; once it is made, the rest leads into the model.
+    copy_folder(&fixture("tiny-bert"), &folder.path("model"));
+    let into = ["--output", "nowhere/../model/int8"];
+    fails(&mut folder.quantize_model(&folder.path("model"), &into), "is not the name of a folder to make");
+    assert!(!folder.path("nowhere").exists() && !folder.path("model/int8").exists());
 
     let damaged = folder.path("damaged");
     copy_folder(&fixture("tiny-bert"), &damaged);
@@ -132,7 +137,7 @@ fn quantize_rejects_wrong_input_and_writes_nothing() {
     tensors.insert(name.to_string(), Tensor::full(f32::NAN, 24, &Device::Cpu).unwrap());
     candle_core::safetensors::save(&tensors, &path).unwrap();
     fails(&mut folder.quantize_model(&damaged, &["--output", "new"]), "NaN or an infinity in");
-    succeeds(&mut folder.quantize(&["--output", "int8"]));
+    succeeds(&mut folder.quantize(&["--output", "int8/."]));
     fails(&mut folder.quantize_model(&folder.path("int8"), &["--output", "new"]), "int8 already");
     assert!(!folder.path("new").exists());
 }

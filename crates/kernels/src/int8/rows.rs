@@ -58,6 +58,10 @@ impl QuantizedRows {
             let expected = format!("at most {room} rows of {}", self.width);
             return Err(Error::shape("rows of a table", &[rows.len()], expected));
         }
+        // A table of no rows may have any width.
+        if rows.is_empty() {
+            return Ok(());
+        }
         let (mut upcast, mut values, mut scales) = (vec![0.0; self.width], vec![0; self.width], vec![0.0; groups]);
         for row in rows.chunks_exact(self.width) {
             self.format.encode(self.rows, T::as_f32(row, &mut upcast), &mut values, &mut scales)?;

@@ -19,6 +19,7 @@ use crate::gguf::head::{Head, SCORE, classifier_pooling};
 use crate::gguf::tokenizer::Usage;
 
 pub(crate) use head::{check_classifier, check_embeds};
+pub(crate) use tokenizer::MAX_VALUES;
 
 /// The end of the names of GGUF files.
 pub(crate) const EXTENSION: &str = "gguf";

@@ -11,6 +11,15 @@ use serde_json::{Map, Value, json};
 
 use crate::gguf::merges::merges;
 
+/// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file
+/// is read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.
+pub(crate) const MAX_VALUES: usize = 1 << 23;
+
+/// As how many values a control token or one that a user defined counts: it becomes an object of some 1,000 bytes.
+const VALUES_PER_ADDED: usize = 64;
+
+const MERGES: &str = "tokenizer.ggml.merges";
+
 /// llama.cpp's kinds of tokens.
 const NORMAL: i64 = 1;
 const CONTROL: i64 = 3;
@@ -182,6 +191,15 @@ impl<'a> Reader<'a> {
             Some(GgufValue::Integers(kinds)) if kinds.len() == tokens.len() => kinds.clone(),
             Some(_) => return Err(wrong_list(KINDS, tokens.len())),
         };
+        let added = kinds.iter().filter(|kind| [CONTROL, USER_DEFINED].contains(kind)).count();
+        let merges = metadata.texts(MERGES)?.map_or(0, <[String]>::len);
+        // A token with its score, or a merge, is an array of two.
+        let values = 3 * (tokens.len() + merges) + VALUES_PER_ADDED * added;
+        if values > MAX_VALUES {
+            let what =
+                format!("the number of values of a tokenizer of {} tokens, {added} of them added,", tokens.len());
+            return Err(Error::value(what, values, format!("at most {MAX_VALUES}")));
+        }
         Ok(Self { metadata, usage, tokens, kinds })
     }
 
@@ -344,7 +362,6 @@ impl<'a> Reader<'a> {
 
     /// That of GPT-2, RoBERTa, ModernBERT, Qwen and Llama 3.
     fn byte_level(&self) -> Result<Parts> {
-        const MERGES: &str = "tokenizer.ggml.merges";
         let name = self.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
         let Some(split) = SPLITS.iter().find(|split| split.names.contains(&name)) else {
             let known: Vec<&str> = SPLITS.iter().flat_map(|split| split.names).copied().collect();
@@ -415,7 +432,7 @@ impl<'a> Reader<'a> {
             Error::value(
                 "metadata `tokenizer.ggml.tokens`",
                 "too many or too long pieces",
-                "up to 4194304 merges of 67108864 bytes",
+                "up to 1048576 merges, and 134217728 as the sum of the squares of their lengths",
             )
         };
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
@@ -482,4 +499,45 @@ fn absent(key: &str) -> Error {
 
 fn wrong_list(key: &str, count: usize) -> Error {
     Error::value(format!("metadata `{key}`"), "another kind or number of values", format!("{count} numbers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_attention::checkpoint::Checkpoint;
+
+    use super::*;
+
+    /// The tokenizer of a file with `tokens` tokens of one letter of a kind, and as many merges.
+    fn one_letter(model: &str, tokens: usize, kind: i32, merges: usize) -> Result<TokenizerFiles> {
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let value = |key: &str, kind: u32, value: &[u8]| [&text(key), &kind.to_le_bytes()[..], value].concat();
+        let list = |key: &str, kind: u32, count: usize, item: &[u8]| {
+            let head = [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
+            value(key, 9, &[head, item.repeat(count)].concat())
+        };
+        let file = [
+            [b"GGUF", &3u32.to_le_bytes()[..], &0u64.to_le_bytes(), &5u64.to_le_bytes()].concat(),
+            value("general.architecture", 8, &text("test")),
+            value("tokenizer.ggml.model", 8, &text(model)),
+            list("tokenizer.ggml.tokens", 8, tokens, &text("a")),
+            list("tokenizer.ggml.token_type", 5, tokens, &kind.to_le_bytes()),
+            list("tokenizer.ggml.merges", 8, merges, &text("a a")),
+        ];
+        let checkpoint = Checkpoint::from_bytes(file.concat()).unwrap();
+        let usage = Usage { is_encoder: true, pools_last: false, has_one_separator: false };
+        of(checkpoint.gguf().unwrap(), tokens, usage)
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_made() {
+        let refused = |model, tokens, kind: i64, merges, error: &str| {
+            let found = one_letter(model, tokens, kind as i32, merges).err().unwrap().to_string();
+            assert!(found.contains(error), "{found}");
+        };
+        refused("t5", 200_000, CONTROL, 0, "200000 of them added");
+        refused("bert", 200_000, USER_DEFINED, 0, "is 13400000, expected at most 8388608");
+        refused("gpt2", 10, NORMAL, 2_800_000, "is 8400030, expected at most 8388608");
+        refused("t5", 2_800_000, NORMAL, 0, "the number of values of a tokenizer of 2800000 tokens");
+        refused("bert", 100, CONTROL, 100, "`a` twice");
+    }
 }

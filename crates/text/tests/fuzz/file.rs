@@ -6,8 +6,8 @@ use serde_json::json;
 use crate::rarely;
 use crate::templates::Template;
 
-/// A tensor of a header. Without `data`, as many bytes as shape and dtype require; without `offsets`, right after the tensor
-/// before it.
+/// A tensor of a header. Without `data`, as many bytes as shape and dtype require; without `offsets`, right after the
+/// tensor before it.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub name: String,

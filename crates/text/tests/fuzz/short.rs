@@ -1,7 +1,7 @@
 //! The short run of every target: the corpus, and mutations of it, the same in every run.
 //!
-//! `CANDLE_ATTENTION_FUZZ_RUNS` is the number of mutations for each target. A panic is preceded by the input, to be given
-//! to `fuzz/run`.
+//! `CANDLE_ATTENTION_FUZZ_RUNS` is the number of mutations for each target. A panic is preceded by the input, to be
+//! given to `fuzz/run`.
 
 use crate::repository;
 use crate::targets;

@@ -10,8 +10,9 @@ thread_local! {
 
 /// Sets up a fuzzer of one process.
 ///
-/// The only thread of rayon's pool is the calling one, so that no input waits for another thread to wake up. A panic that
-/// the crate catches, such as one of a tokenizer, is no finding and is not printed; one that leaves a target is both.
+/// The only thread of rayon's pool is the calling one, so that no input waits for another thread to wake up. A panic
+/// that the crate catches, such as one of a tokenizer, is no finding and is not printed; one that leaves a target is
+/// both.
 pub fn start() {
     rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global().expect("the first use of rayon");
     panic::set_hook(Box::new(|info| LAST.set(info.to_string())));

@@ -75,7 +75,7 @@ fn what_is_out_of_proportion_is_refused_at_load() {
     says(with("normalizer", content), &["bytes of a replacement is 65, expected at most 64"]);
     says(with("normalizer", json!({"type": "Prepend", "prepend": "b".repeat(65)})), &["bytes of a prefix is 65"]);
     let pattern = json!({"type": "Replace", "pattern": {"Regex": "a".repeat(5000)}, "content": "b"});
-    says(with("normalizer", pattern), &["bytes of a pattern is 5000, expected at most 4096"]);
+    says(with("normalizer", pattern), &["bytes of a pattern of `normalizer` is 5000, expected at most 4096"]);
     says(
         with("normalizer", sequence("normalizers", vec![json!({"type": "NFC"}); 200])),
         &["steps of `normalizer`", "128"],
@@ -102,9 +102,9 @@ fn what_is_out_of_proportion_is_refused_at_load() {
     let split = |expression: &str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
     let work = "repeated ones counted as often";
     for many in [r"(?=\pL{200})".repeat(20), r"(?:\pL{40}){50}".into(), r"(\pL)\g<1>".into(), r"\pL".repeat(1200)] {
-        says(with("pre_tokenizer", split(&many)), &[work, "expected at most 8192"]);
+        says(with("pre_tokenizer", split(&many)), &[work, "expected at most 65536"]);
     }
-    says(with("pre_tokenizer", sequence("pretokenizers", vec![split(&"x{900}".repeat(2)); 5])), &[work, "is 9000"]);
+    says(with("pre_tokenizer", sequence("pretokenizers", vec![split(&"x{900}".repeat(8)); 10])), &[work, "is 72000"]);
     with("pre_tokenizer", split(r"(?i:'s|'t)|\p{N}{1,3}(?=(?:\d{3})*+)|\s+(?!\S)|[^\r\n\p{L}\p{N}]?+\p{L}+")).unwrap();
 
     // Each byte of a vocabulary is a node of 350 bytes, unless pieces start alike.

@@ -157,6 +157,31 @@ fn a_folder_written_in_int8_is_loaded_as_it_was_quantized() {
     assert!(prints[0] != prints[1] && prints[1] != prints[2]);
 }
 
+/// Beside a weight in int8 the format has names of its own, under which some files have leftovers of another one.
+#[test]
+fn leftovers_beside_a_weight_are_refused() {
+    let parent = tempfile::tempdir().unwrap();
+    let copied = parent.path().join("source");
+    std::fs::create_dir(&copied).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(tiny().join(file), copied.join(file)).unwrap();
+    }
+    for (leftover, dims, dtype) in [
+        ("encoder.layer.0.intermediate.dense.weight_scale", [40, 1], DType::F32),
+        ("embeddings.word_embeddings.weight_scale", [40, 1], DType::F32),
+        ("encoder.layer.1.output.dense.weight_zero_point", [24, 1], DType::F32),
+        ("encoder.layer.0.attention.self.key.weight_g_idx", [24, 1], DType::I64),
+        ("encoder.layer.0.attention.self.key.input_scale", [1, 1], DType::F32),
+    ] {
+        let mut tensors = candle_core::safetensors::load(tiny().join("model.safetensors"), &CPU).unwrap();
+        tensors.insert(leftover.to_string(), Tensor::ones(&dims, dtype, &CPU).unwrap());
+        candle_core::safetensors::save(&tensors, copied.join("model.safetensors")).unwrap();
+        let written = parent.path().join("written");
+        says(write_int8(&copied, &written, |_| true), &[leftover]);
+        assert!(!written.exists(), "{leftover}");
+    }
+}
+
 /// What is kept of a model in f16 has more bits there than in bf16. MLX's key would go before the one that is written.
 #[test]
 fn kept_weights_stay_in_f16_and_no_other_quantization_is_stated() {

@@ -99,6 +99,14 @@ fn threads_are_given() {
         );
     }
     fails(&mut scratch.run(&["encode", "a", "--threads", "0"]), "'0' for '--threads <N>': 0 is not in 1..=1024");
+    // More threads than there is memory for.
+    #[cfg(target_os = "linux")]
+    {
+        let program = scratch.run(&["encode"]).get_program().to_owned();
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", "ulimit -v 1000000; RAYON_NUM_THREADS=2000 exec \"$0\" encode a"]).arg(program);
+        fails(&mut limited, "the threads of RAYON_NUM_THREADS, or one for each core: ");
+    }
 }
 
 #[test]

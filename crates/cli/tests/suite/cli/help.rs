@@ -75,5 +75,7 @@ fn version_completions_and_man_pages() {
     let page = std::fs::read_to_string(scratch.path("man1/candle-attention-search.1")).unwrap();
     assert!(page.contains("min\\-score") && page.contains("[default: 10]"), "{page}");
     fails(&mut scratch.run(&["man", "--output", "man1"]), "man1: exists already");
+    succeeds(&mut scratch.run(&["man", "--output", "share/man1/."]));
+    assert_eq!(std::fs::read_dir(scratch.path("share/man1")).unwrap().count(), pages);
     fails(&mut scratch.run(&["nope"]), "unrecognized subcommand 'nope'");
 }

@@ -5,33 +5,9 @@
 //! as one piece and reports nothing, which gives other tokens than the Python library (whose engine, Oniguruma, has
 //! other limits).
 
-use fancy_regex::{Expr, Regex};
+use fancy_regex::Regex;
 use tokenizers::Offsets;
 use tokenizers::pattern::Pattern;
-
-/// The size of the automaton of an expression, in characters: a class of characters counts 4 and its length, and what
-/// is repeated counts as often as it is repeated. An expression that calls groups counts more than is allowed.
-pub(super) fn work(expression: &str) -> tokenizers::Result<usize> {
-    fn of(expression: &Expr) -> usize {
-        let all = |parts: &[Expr]| parts.iter().map(of).fold(0, usize::saturating_add);
-        match expression {
-            Expr::Literal { val, .. } => val.len(),
-            Expr::Delegate { inner, .. } => 4 + inner.len(),
-            Expr::Concat(parts) | Expr::Alt(parts) => all(parts),
-            Expr::Group(part) | Expr::LookAround(part, _) | Expr::AtomicGroup(part) => of(part),
-            Expr::Repeat { child, lo, hi, .. } => {
-                let count = if *hi == usize::MAX { *lo } else { *hi };
-                of(child).saturating_mul(count.max(1))
-            }
-            Expr::Conditional { condition, true_branch, false_branch } => {
-                [condition, true_branch, false_branch].map(|part| of(part)).into_iter().fold(0, usize::saturating_add)
-            }
-            Expr::SubroutineCall(_) | Expr::UnresolvedNamedSubroutineCall { .. } => usize::MAX,
-            _ => 1,
-        }
-    }
-    Ok(of(&Expr::parse_tree(expression)?.expr))
-}
 
 /// A regular expression.
 #[derive(Debug)]

@@ -8,20 +8,17 @@ use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use candle_attention::io::PatternWork;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
-use crate::text::tokenizer::expression::work;
+use crate::gguf::MAX_VALUES;
 use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
-
-/// The most values in a `tokenizer.json`, counted by its commas and brackets: each takes up to 100 bytes while the file
-/// is read. The largest published vocabulary, of 901,629 pieces, has 2.8 million.
-const MAX_VALUES: usize = 1 << 23;
 
 /// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops
 /// them by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
@@ -51,13 +48,6 @@ const MAX_DEPTH: usize = 16;
 
 /// The longest text that a step puts in, in bytes. Published ones have up to 10.
 const MAX_CONTENT_BYTES: usize = 64;
-
-/// The longest pattern, in bytes. Published ones have up to 1,000.
-const MAX_PATTERN_BYTES: usize = 1 << 12;
-
-/// The most work that all patterns of the file may be together, by [`work`]: the library builds an automaton of some 25
-/// KB for a class of letters, and one for each time that it is repeated.
-const MAX_PATTERN_WORK: usize = 1 << 13;
 
 /// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
 const MAX_REWRITES: usize = 4;
@@ -223,7 +213,7 @@ struct Walk {
     name: &'static str,
     steps: usize,
     /// The work of all patterns of the file so far.
-    pattern_work: usize,
+    pattern_work: PatternWork,
     rewrites: usize,
     decoded_growth: usize,
 }
@@ -258,14 +248,9 @@ impl Walk {
             }
             "prepend" => at_most("bytes of a prefix", text.len(), MAX_CONTENT_BYTES)?,
             "Regex" | "String" => {
-                at_most("bytes of a pattern", text.len(), MAX_PATTERN_BYTES)?;
-                let work = if key == "Regex" { work(text)? } else { text.len() };
-                self.pattern_work = self.pattern_work.saturating_add(work);
-                at_most(
-                    "characters and classes of all patterns, repeated ones counted as often",
-                    self.pattern_work,
-                    MAX_PATTERN_WORK,
-                )?;
+                // The library compiles strings, too.
+                let pattern = if key == "Regex" { text.into() } else { fancy_regex::escape(text) };
+                self.pattern_work.add(self.name, &pattern)?;
             }
             "type" if self.name == "pre_tokenizer" && ["ByteLevel", "Metaspace"].contains(&text) => {
                 self.rewrites += 1;

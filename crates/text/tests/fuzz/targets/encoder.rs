@@ -32,7 +32,8 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     let file = safetensors(&header, &data, header.len() as u64);
     let Ok(checkpoint) = Checkpoint::from_bytes(file).map_err(message_of) else { return Ok(()) };
     let texts = [texts[0].as_str(), texts[1].as_str()];
-    // Half types overflow sooner than any weight shows, and an epsilon of nothing does not save a norm of equal numbers.
+    // Half types overflow sooner than any weight shows, and an epsilon of nothing does not save a norm of equal
+    // numbers.
     let tiny = |key: &str| json[key].as_f64().is_some_and(|eps| eps < 1e-30);
     let exact = matches!(dtype, DType::F32 | DType::F64);
     let plain = exact && !["layer_norm_eps", "layer_norm_epsilon", "norm_eps", "eps"].into_iter().any(tiny);

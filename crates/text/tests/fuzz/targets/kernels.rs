@@ -1,7 +1,7 @@
 //! Attention on random shapes, strides, masks, dtypes and values against loops in f64.
 //!
-//! What holds for every value, NaN and infinities included: the same bits for any layout in memory, any number of threads
-//! and any split of the batch; what a hidden key holds has no influence; a query that sees nothing gets zeros.
+//! What holds for every value, NaN and infinities included: the same bits for any layout in memory, any number of
+//! threads and any split of the batch; what a hidden key holds has no influence; a query that sees nothing gets zeros.
 
 use std::sync::LazyLock;
 
@@ -164,8 +164,8 @@ fn spoil(tensor: &Tensor, j: usize, bad: f64) -> Tensor {
         .expect("a tensor")
 }
 
-/// A tensor of random numbers in one of the orders in memory that views have. `extreme`: with NaN, infinities, denormals
-/// and the largest numbers among them.
+/// A tensor of random numbers in one of the orders in memory that views have. `extreme`: with NaN, infinities,
+/// denormals and the largest numbers among them.
 fn strided(
     u: &mut Unstructured,
     random: &mut Random,

@@ -1,4 +1,5 @@
-//! Arbitrary bytes, inconsistent headers, shards, indexes and GGUF files: opens the file and reads every tensor, or gets an error.
+//! Arbitrary bytes, inconsistent headers, shards, indexes and GGUF files: opens the file and reads every tensor, or
+//! gets an error.
 
 use std::collections::BTreeSet;
 
@@ -93,7 +94,8 @@ fn file(u: &mut Unstructured) -> Result<(Vec<u8>, Option<Vec<String>>)> {
     Ok((safetensors(&text, &data, length), names))
 }
 
-/// Reads everything. Errors name `file`. `names` are the expected tensor names, `None` if they are unknown or not unique.
+/// Reads everything. Errors name `file`. `names` are the expected tensor names, `None` if they are unknown or not
+/// unique.
 fn read(opened: candle_attention::Result<Checkpoint>, file: &str, names: Option<Vec<String>>) {
     let checkpoint = match opened {
         Ok(checkpoint) => checkpoint,

@@ -1,5 +1,5 @@
-//! Attention maps with tokens, titles and names of models of any characters, and marks of any number: they come out of the
-//! page, the picture and the terminal as text, and the weights as they were given.
+//! Attention maps with tokens, titles and names of models of any characters, and marks of any number: they come out of
+//! the page, the picture and the terminal as text, and the weights as they were given.
 
 use std::io::Read;
 
