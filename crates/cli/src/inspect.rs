@@ -147,7 +147,7 @@ fn print(out: &mut impl Write, layers: &[LayerInfo], with_config: bool) -> Resul
         write!(out, "{:<width$}  {layout}  {dtype}  {parameters} parameters", shown(layer))?;
         if with_config {
             let (h, h_kv, d) = (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim);
-            write!(out, "  heads {} of {}", number(h), number(d))?;
+            write!(out, "  {} heads of {} elements", number(h), number(d))?;
             if h != h_kv {
                 write!(out, ", {} key-value heads", number(h_kv))?;
             }

@@ -136,7 +136,7 @@ impl Command for Attend {
         let mask = config.mask.clone().and(mask);
         writeln!(
             out,
-            "layout {layout}, {} heads of {}, {} key-value heads{position}, mask {mask}: output {shape:?}",
+            "layout {layout}, {} heads of {} elements, {} key-value heads{position}, mask {mask}: output {shape:?}",
             config.num_attention_heads,
             config.resolved_head_dim(),
             config.resolved_num_key_value_heads(),
