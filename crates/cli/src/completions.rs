@@ -39,12 +39,13 @@ impl Completions {
 
 /// A program whose arguments with a value all have possible values, or a hint at what completes them.
 pub fn with_hints(program: Command) -> Command {
-    let with_hint = |arg: Arg| match arg.get_action().takes_values() {
-        true => {
+    let with_hint = |arg: Arg| {
+        if arg.get_action().takes_values() {
             let hint = hint(&arg);
             arg.value_hint(hint)
+        } else {
+            arg
         }
-        false => arg,
     };
     program.mut_args(with_hint).mut_subcommands(with_hints)
 }

@@ -125,10 +125,7 @@ impl<'a> ModelFolder<'a> {
 
     /// Reads an optional JSON file of the folder, `None` if it is absent.
     pub fn optional<T: DeserializeOwned>(self, path: &Path) -> Result<Option<T>> {
-        match self.holds(path)? {
-            true => self.json(path).map(Some),
-            false => Ok(None),
-        }
+        if self.holds(path)? { self.json(path).map(Some) } else { Ok(None) }
     }
 
     /// Reads an optional JSON file of the folder, or returns the default if it is absent.
@@ -139,9 +136,10 @@ impl<'a> ModelFolder<'a> {
 
 /// Calls `run` with the folder of a model, or with the one in memory that stands for a GGUF file.
 pub(crate) fn with_folder<T>(path: &Path, run: impl FnOnce(ModelFolder) -> Result<T>) -> Result<T> {
-    match gguf::is_alone(path)? {
-        true => run(ModelFolder::in_memory(&ModelFiles::of_gguf(path)?)),
-        false => run(ModelFolder::new(path)),
+    if gguf::is_alone(path)? {
+        run(ModelFolder::in_memory(&ModelFiles::of_gguf(path)?))
+    } else {
+        run(ModelFolder::new(path))
     }
 }
 
@@ -256,9 +254,10 @@ pub(crate) fn max_seq_length(
     let tokenizer = TokenizerConfig::load(folder, transformer)?;
     let stated = settings.max_length.or(tokenizer.max_length());
     let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
-    match limit < 3 {
-        true => Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text")),
-        false => Ok(limit),
+    if limit < 3 {
+        Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"))
+    } else {
+        Ok(limit)
     }
 }
 

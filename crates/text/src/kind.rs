@@ -43,10 +43,7 @@ impl EncoderKind {
     /// # Errors
     /// A file that is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        match gguf::is_alone(folder.as_ref())? {
-            true => Ok(Self::Sentence),
-            false => Self::of(ModelFolder::new(&folder)),
-        }
+        if gguf::is_alone(folder.as_ref())? { Ok(Self::Sentence) } else { Self::of(ModelFolder::new(&folder)) }
     }
 
     pub(crate) fn of(folder: ModelFolder) -> Result<Self> {

@@ -217,9 +217,10 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
     let written = Checkpoint::open(&inside)?;
     for name in checkpoint.names() {
         let (got, want) = (written.tensor(name, &Device::Cpu)?, read(name)?);
-        let is_same = match is_int8(name) {
-            true => rows(&got)?.has_same_bits(&rows(&want)?),
-            false => (got.dtype(), got.dims(), got.data()) == (want.dtype(), want.dims(), want.data()),
+        let is_same = if is_int8(name) {
+            rows(&got)?.has_same_bits(&rows(&want)?)
+        } else {
+            (got.dtype(), got.dims(), got.data()) == (want.dtype(), want.dims(), want.data())
         };
         if !is_same {
             return Err(Error::file(&inside, format!("tensor `{name}` differs when it is loaded")));

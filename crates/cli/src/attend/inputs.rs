@@ -75,15 +75,19 @@ impl Tensors<'_> {
                 "attention_mask" => AttentionMask::keep_keys(&self.booleans(name, tensor)?),
                 "attn_mask" => {
                     let scores = self.of_scores(name, tensor)?; // (b, h, s_q, s_kv)
-                    match scores.dtype().is_float() {
-                        true => AttentionMask::additive(&scores),
-                        false => AttentionMask::keep(&self.booleans(name, &scores)?),
+                    if scores.dtype().is_float() {
+                        AttentionMask::additive(&scores)
+                    } else {
+                        AttentionMask::keep(&self.booleans(name, &scores)?)
                     }
                 }
-                "key_padding_mask" => match tensor.dtype().is_float() {
-                    true => AttentionMask::additive_keys(tensor),
-                    false => AttentionMask::exclude_keys(&self.booleans(name, tensor)?),
-                },
+                "key_padding_mask" => {
+                    if tensor.dtype().is_float() {
+                        AttentionMask::additive_keys(tensor)
+                    } else {
+                        AttentionMask::exclude_keys(&self.booleans(name, tensor)?)
+                    }
+                }
                 "lengths" => AttentionMask::lengths_tensor(tensor),
                 "additive" => AttentionMask::additive(tensor),
                 _ => continue,

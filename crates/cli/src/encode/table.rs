@@ -43,9 +43,10 @@ pub fn similarities(texts: &[&str], embeddings: &Tensor, made: &str) -> Result<(
 pub fn numbers(embedding: &Tensor, made: &str) -> Result<()> {
     let numbers = embedding.flatten_all()?.to_vec1::<f32>()?;
     let length = numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
-    let (first, last) = match numbers.len() > 2 * ENDS {
-        true => (&numbers[..ENDS], &numbers[numbers.len() - ENDS..]),
-        false => (&numbers[..], &[][..]),
+    let (first, last) = if numbers.len() > 2 * ENDS {
+        (&numbers[..ENDS], &numbers[numbers.len() - ENDS..])
+    } else {
+        (&numbers[..], &[][..])
     };
     let shown = |numbers: &[f32]| numbers.iter().map(|x| format!("{x:.4}")).collect::<Vec<_>>().join(", ");
     let last = if last.is_empty() { String::new() } else { format!(", …, {}", shown(last)) };

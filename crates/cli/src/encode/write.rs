@@ -12,9 +12,10 @@ use super::super::shared::{Result, about, print};
 /// Whether the file has numbers of the precision.
 pub fn check(output: &Output, precision: Precision) -> Result<()> {
     let is_signed = matches!(precision, Precision::Int8 | Precision::Binary);
-    match is_signed && output.kind() != Kind::Npy {
-        true => Err(about(output.path(), &format!("{precision} needs signed bytes, which only .npy files get")).into()),
-        false => Ok(()),
+    if is_signed && output.kind() != Kind::Npy {
+        Err(about(output.path(), &format!("{precision} needs signed bytes, which only .npy files get")).into())
+    } else {
+        Ok(())
     }
 }
 

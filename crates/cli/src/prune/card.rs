@@ -23,9 +23,10 @@ pub struct Measured {
 
 /// Who can load the written model.
 pub fn loaders(masked: bool) -> &'static str {
-    match masked {
-        true => "every library that loads the whole model, such as sentence-transformers and transformers",
-        false => "candle-attention, and transformers before 5; with --masked every library that loads the whole model",
+    if masked {
+        "every library that loads the whole model, such as sentence-transformers and transformers"
+    } else {
+        "candle-attention, and transformers before 5; with --masked every library that loads the whole model"
     }
 }
 
@@ -59,15 +60,16 @@ pub fn text(
             " The mean cosine between the embeddings of this model and of the whole one is {cosine:.4}, on {judge} other texts."
         );
     }
-    card += &match masked {
-        true => "\n\n## Who can load it\n\nEvery library that loads the whole model, such as sentence-transformers and \
+    card += &if masked {
+        "\n\n## Who can load it\n\nEvery library that loads the whole model, such as sentence-transformers and \
                  transformers: `config.json` and the sizes of all weights are the same. The output projections read zeros \
                  where these heads are, so the model takes as much memory and time as the whole one.\n"
-            .to_string(),
-        false => "\n\n## Who can load it\n\n`config.json` lists the heads under `pruned_heads`, and the weights are smaller. \
+            .to_string()
+    } else {
+        "\n\n## Who can load it\n\n`config.json` lists the heads under `pruned_heads`, and the weights are smaller. \
                   candle-attention loads it, and transformers before 5. `candle-attention prune --masked` writes a model of \
                   the original size that every library loads.\n"
-            .to_string(),
+            .to_string()
     };
     if !text.trim().is_empty() {
         card += &format!("\n## Model card of {name}\n\n{}\n", text.trim());

@@ -12,11 +12,10 @@ use std::path::PathBuf;
 use candle_attention_text::ImportanceMethod;
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use rows::{Row, Texts};
+use rows::Texts;
 
 use super::shared::model::{Batches, Model};
-use super::shared::output::{Kind, Output, check_new_folder, is_inside};
-use super::shared::plot::{self, Chart, Line};
+use super::shared::output::{check_new_folder, is_inside};
 use super::shared::program::Command;
 use super::shared::{Result, about, print, read};
 
@@ -37,7 +36,7 @@ use super::shared::{Result, about, print, read};
   candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
       --share 0.25 --output smaller --runs 0
   candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
-      --by entropy --runs 1 --plot pruned.svg --masked --output masked"
+      --by entropy --runs 1 --masked --output masked"
 )]
 pub struct Prune {
     #[command(flatten)]
@@ -65,12 +64,6 @@ pub struct Prune {
     /// [default: the written model is smaller]
     #[arg(long, requires = "output")]
     masked: bool,
-    /// Draw quality and time against the share of pruned heads, as SVG [default: nothing is drawn]
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-    /// Let --plot replace a file that is no SVG picture [default: such a file is an error]
-    #[arg(long, requires = "plot")]
-    force: bool,
     /// Read at most this many texts
     #[arg(long, default_value_t = 400)]
     limit: usize,
@@ -111,7 +104,6 @@ impl Command for Prune {
         if let Some(share) = self.share.filter(|share| !(0.0..=1.0).contains(share)) {
             return Err(format!("--share is {share}, expected 0 to 1").into());
         }
-        let plot = self.plot.as_deref().map(|path| Output::new(path, Kind::Svg, self.force)).transpose()?;
         if let Some(output) = &self.output {
             check_new_folder(output)?;
         }
@@ -136,9 +128,7 @@ impl Command for Prune {
         let compute_type = self.model.dtype.unwrap_or(DType::F32.into());
         let encoder = self.model.load(folder.as_deref(), compute_type)?;
         // What is printed must not stop what is written.
-        let writes = plot.is_some() || self.output.is_some();
-        let is_taken = plot.as_ref().is_some_and(Output::is_stdout);
-        let mut out = if writes { print::unless_taken(is_taken) } else { Box::new(print::stdout()) };
+        let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
 
         let all: usize = encoder.heads().iter().sum();
         let share = self.share.or(self.output.as_ref().map(|_| DEFAULT_SHARE));
@@ -151,25 +141,15 @@ impl Command for Prune {
         heads::print(&mut out, &importance)?;
         out.flush()?;
         let judge = Texts { texts: &judge, options };
-        let rows = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
+        let cosine = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
         out.flush()?;
-        if let Some(output) = &plot {
-            let by = self.by.name();
-            let about = format!(
-                "{}: {all} heads, ranked by {by} on {} texts, measured on {} others",
-                self.model.title(),
-                rank.len(),
-                judge.texts.len()
-            );
-            draw(&rows, &about, output)?;
-        }
         if let (Some(folder), Some(output), Some(chosen)) = (folder, &self.output, chosen) {
             let measured = card::Measured {
                 by: self.by.name(),
                 by_layer: self.by_layer,
                 rank: rank.len(),
                 judge: judge.texts.len(),
-                cosine: rows.iter().find(|row| all - row.heads == chosen).map(|row| row.cosine),
+                cosine,
             };
             let written = write::Written { name: &self.model.title(), folder: &folder, target: output, all };
             written.write(&mut out, &importance.least_important(chosen), self.masked, &measured)?;
@@ -185,31 +165,4 @@ fn texts(arguments: &Prune) -> Result<Vec<String>> {
         1 => Err(about(&arguments.file, &"1 text, expected at least 2").into()),
         _ => Ok(texts),
     }
-}
-
-/// Draws the rows; `about` says what they are of.
-fn draw(rows: &[Row], about: &str, output: &Output) -> Result<()> {
-    let line = |name: &'static str, of: fn(&Row) -> Option<f64>| Line {
-        name,
-        points: rows.iter().filter_map(|row| Some((row.share * 100.0, of(row)?))).collect(),
-    };
-    let lines = [
-        line("quality: cosine similarity to the embeddings of the whole model", |row| Some(row.cosine)),
-        line("time to encode, as a share of the whole model's", |row| row.time),
-    ];
-    let lines: Vec<Line> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
-    let chart = Chart {
-        title: if lines.len() > 1 {
-            "Quality and time without some attention heads"
-        } else {
-            "Quality without some attention heads"
-        },
-        about,
-        x_name: "attention heads pruned, the least important first (%)",
-        y_name: if lines.len() > 1 { "1 = the whole model" } else { "cosine similarity to the whole model" },
-        x_end: 100.0,
-        y_end: rows.iter().filter_map(|row| row.time).fold(1.0, f64::max) * 1.05,
-        lines,
-    };
-    output.write(plot::svg(&[chart], 440)?.as_bytes())
 }

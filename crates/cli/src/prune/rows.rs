@@ -8,18 +8,6 @@ use candle_core::{DType, Tensor};
 
 use super::super::shared::{Result, bar};
 
-/// Quality and time of the model without a share of its heads.
-pub struct Row {
-    /// The share of heads that are pruned, from 0 to 1.
-    pub share: f64,
-    /// The number of heads that are left.
-    pub heads: usize,
-    /// The mean cosine between embeddings with and without these heads.
-    pub cosine: f64,
-    /// The time of the pruned model in units of that of the whole; `None` if it is not measured.
-    pub time: Option<f64>,
-}
-
 /// The texts that are measured on, and how they are encoded.
 pub struct Texts<'a> {
     pub texts: &'a [&'a str],
@@ -64,7 +52,8 @@ const PAIR_SECONDS: f64 = 1.0;
 /// The most encodings of one measurement.
 const MAX_REPEATS: f64 = 1e5;
 
-/// Measures the model without 0, 10, …, 100 % of its heads and without `chosen` of them, and prints each row.
+/// Measures the model without 0, 10, …, 100 % of its heads and without `chosen` of them, and prints each row; the mean
+/// cosine between embeddings with and without the `chosen` heads.
 pub fn measure(
     out: &mut impl Write,
     encoder: &SentenceEncoder,
@@ -72,7 +61,7 @@ pub fn measure(
     texts: &Texts,
     chosen: Option<usize>,
     runs: usize,
-) -> Result<Vec<Row>> {
+) -> Result<Option<f64>> {
     let whole = texts.encode(encoder)?;
     let all: usize = encoder.heads().iter().sum();
     let tenths = (0..=10).map(|tenth| (f64::from(tenth) / 10.0 * all as f64).round() as usize);
@@ -84,7 +73,7 @@ pub fn measure(
     let time = if runs > 0 { format!(" {:>18}", "time of the whole") } else { String::new() };
     writeln!(out, "\n{:>7} {:>6} {:>8}{time}", "pruned", "heads", "cosine")?;
     let bar = bar::bar(counts.len(), "measuring", "rows")?;
-    let mut rows = Vec::new();
+    let mut of_chosen = None;
     for count in counts {
         bar.tick();
         let pruned = encoder.prune_heads(&importance.least_important(count))?;
@@ -92,15 +81,15 @@ pub fn measure(
         let cosine = f64::from(cosines.mean_all()?.to_dtype(DType::F32)?.to_scalar::<f32>()?);
         // Without a pruned head it is the whole model, whose time is the unit.
         let time = if count == 0 && runs > 0 { Some(1.0) } else { texts.time(encoder, &pruned, runs)? };
-        let row = Row { share: count as f64 / all as f64, heads: all - count, cosine, time };
+        let (share, heads) = (count as f64 / all as f64 * 100.0, all - count);
         let shown = time.map(|time| format!(" {time:>18.2}")).unwrap_or_default();
         bar.suspend(|| -> Result<()> {
-            writeln!(out, "{:>6.0}% {:>6} {:>8.4}{shown}", row.share * 100.0, row.heads, row.cosine)?;
+            writeln!(out, "{share:>6.0}% {heads:>6} {cosine:>8.4}{shown}")?;
             Ok(out.flush()?)
         })?;
         bar.inc(1);
-        rows.push(row);
+        of_chosen = of_chosen.or(Some(cosine).filter(|_| chosen == Some(count)));
     }
     bar.finish_and_clear();
-    Ok(rows)
+    Ok(of_chosen)
 }

@@ -33,17 +33,18 @@ impl Written<'_> {
         write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&card))?;
         let (count, shown) = (heads.count(), plain(target.display()));
         let [before, after] = [weight_bytes(folder)?, weight_bytes(target)?].map(|bytes| bytes as f64 / 1e6);
-        match masked {
-            true => writeln!(
+        if masked {
+            writeln!(
                 out,
                 "\n{shown}: written with {count} of {all} heads zeroed, {after:.1} MB of weights as the whole model"
-            )?,
-            false => writeln!(
+            )?
+        } else {
+            writeln!(
                 out,
                 "\n{shown}: written without {count} of {all} heads, {after:.1} MB of weights, the whole model has \
                  {before:.1} MB: {:.1} MB saved",
                 before - after
-            )?,
+            )?
         }
         Ok(writeln!(out, "who can load it: {}", card::loaders(masked))?)
     }

@@ -172,9 +172,10 @@ impl Search {
         if paths.is_empty() {
             paths.push(PathBuf::from(if !has_queries && stdin_has_text() { "-" } else { "." }));
         }
-        match has_queries && paths.iter().any(is_stdin) {
-            true => Err("-: standard input cannot hold both the queries and what is searched".into()),
-            false => Ok(paths),
+        if has_queries && paths.iter().any(is_stdin) {
+            Err("-: standard input cannot hold both the queries and what is searched".into())
+        } else {
+            Ok(paths)
         }
     }
 

@@ -161,9 +161,10 @@ impl<'a, F: FnMut(LineRange, String)> Splitter<'a, F> {
             self.lines.1 -= 1;
             self.title(number - 1, &title);
         } else if !line.contains(|c: char| !c.is_ascii_punctuation() && !c.is_whitespace()) {
-            match is_row && is_second && self.columns.is_empty() && self.text.len() - self.last.0 < MAX_COLUMNS {
-                true => self.columns = cells(&self.text.split_off(self.last.0)).map(str::to_string).collect(),
-                false => self.end(),
+            if is_row && is_second && self.columns.is_empty() && self.text.len() - self.last.0 < MAX_COLUMNS {
+                self.columns = cells(&self.text.split_off(self.last.0)).map(str::to_string).collect()
+            } else {
+                self.end()
             }
         } else if is_heading(line) {
             self.title(number, line.trim_matches(['#', ' ']));
@@ -195,9 +196,10 @@ impl<'a, F: FnMut(LineRange, String)> Splitter<'a, F> {
             let bare = |line: &'a str| line.trim().trim_start_matches(mark.unwrap_or("\n")).trim();
             let is_prose = is_wrapped(block.lines().map(bare));
             for line in block.lines() {
-                match is_prose {
-                    true => self.prose(number, bare(line)),
-                    false => self.line(number, line.trim(), if is_plain { 0 } else { MIN_BYTES }),
+                if is_prose {
+                    self.prose(number, bare(line))
+                } else {
+                    self.line(number, line.trim(), if is_plain { 0 } else { MIN_BYTES })
                 }
                 number += 1;
             }

@@ -77,9 +77,10 @@ impl Show<'_> {
                 text += &self.text_hit(hit, &format!("{:>width$}", lines(hit.passage)));
             }
         }
-        match self.colored {
-            true => write!(out, "{text}")?,
-            false => write!(out, "{}", anstream::adapter::strip_str(&text))?,
+        if self.colored {
+            write!(out, "{text}")?
+        } else {
+            write!(out, "{}", anstream::adapter::strip_str(&text))?
         }
         Ok(out.flush()?)
     }

@@ -2,7 +2,6 @@
 //! written, hold it: then it only asks, and a second Ctrl-C ends at once.
 
 use std::io::IsTerminal;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::print;
@@ -12,8 +11,6 @@ use super::program::INTERRUPTED;
 static LISTENS: std::sync::Once = std::sync::Once::new();
 static HELD: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// What the line says beside the interrupt.
-static OUTCOME: Mutex<String> = Mutex::new(String::new());
 
 /// Listens for Ctrl-C from now on. Where that fails, the system ends the program, as without it.
 pub fn listen() {
@@ -29,17 +26,8 @@ pub fn listen() {
 
 fn end() -> ! {
     let start = if std::io::stderr().is_terminal() { "\n" } else { "" };
-    let outcome = OUTCOME.lock().map(|line| line.clone()).unwrap_or_default();
-    print::to_stderr(format_args!("{start}error: interrupted{outcome}"));
+    print::to_stderr(format_args!("{start}error: interrupted"));
     std::process::exit(INTERRUPTED.into())
-}
-
-/// From now on an interrupt also says what becomes of the work.
-pub fn set_outcome(outcome: &str) {
-    listen();
-    if let Ok(mut line) = OUTCOME.lock() {
-        *line = format!("; {outcome}");
-    }
 }
 
 /// From now on an interrupt only sets [`asked`], once; or, with `false`, it ends the program again.

@@ -1,5 +1,5 @@
 //! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
-//! charts, interrupts.
+//! interrupts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,8 +13,6 @@ pub mod model;
 #[cfg(feature = "program")]
 pub mod model_name;
 pub mod output;
-#[cfg(feature = "program")]
-pub mod plot;
 pub mod print;
 pub mod program;
 pub mod read;

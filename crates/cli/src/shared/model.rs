@@ -21,9 +21,10 @@ pub const PATH_OR_ID: &str = if cfg!(feature = "hub") { "PATH|ID" } else { "PATH
 
 /// The help of an option that is one of these paths, or a hub id. `after` is its end, such as the default.
 pub fn or_hub_id(paths: &str, after: &str) -> String {
-    let ids = match cfg!(feature = "hub") {
-        true => ", or the id of a model on the Hugging Face Hub",
-        false => " (in a build with `--features hub` also the id of a model on the Hugging Face Hub)",
+    let ids = if cfg!(feature = "hub") {
+        ", or the id of a model on the Hugging Face Hub"
+    } else {
+        " (in a build with `--features hub` also the id of a model on the Hugging Face Hub)"
     };
     format!("{paths}{ids}{after}")
 }

@@ -112,11 +112,6 @@ impl Output {
         self.target == Target::Stdout
     }
 
-    /// Whether this is a file, which each write replaces; a pipe would get one content after the other.
-    pub fn is_file(&self) -> bool {
-        matches!(self.target, Target::File(_))
-    }
-
     /// What is written.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -36,9 +36,10 @@ pub fn text(path: &Path) -> Result<String> {
 
 /// Opens a file or a pipe, or standard input where the path is `-`.
 fn open(path: &Path) -> Result<Box<dyn Read>> {
-    Ok(match path.as_os_str() == "-" {
-        true => Box::new(std::io::stdin()),
-        false => Box::new(std::fs::File::open(path).map_err(|e| about(path, &e))?),
+    Ok(if path.as_os_str() == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        Box::new(std::fs::File::open(path).map_err(|e| about(path, &e))?)
     })
 }
 
@@ -102,9 +103,10 @@ impl Iterator for Lines {
 /// The lines of a file that are not blank; at least one. `of_one` is what a line is, such as `text`.
 pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
     let texts = Lines::open(path)?.collect::<Result<Vec<String>>>()?;
-    match texts.is_empty() {
-        true => Err(about(path, &format!("no {of_one}: every line is blank, or there is none")).into()),
-        false => Ok(texts),
+    if texts.is_empty() {
+        Err(about(path, &format!("no {of_one}: every line is blank, or there is none")).into())
+    } else {
+        Ok(texts)
     }
 }
 

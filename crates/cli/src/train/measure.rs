@@ -50,25 +50,17 @@ impl HeldBack {
         Ok(Agreement { spearman: mean(|a| a.spearman), top_1_in_10: mean(|a| a.top_1_in_10) })
     }
 
-    /// Measures the model of a folder, loaded as its users load it, and prints the result to standard output, or to
-    /// standard error.
-    pub fn report(&self, folder: &Path, on_stderr: bool) -> Result<()> {
+    /// Measures the model of a folder, loaded as its users load it, and prints the result.
+    pub fn report(&self, folder: &Path) -> Result<()> {
         let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
         let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
         let ours = encoder.encode(&texts, &EncodeOptions::default())?;
         let Agreement { spearman, top_1_in_10 } = self.compare(&ours)?;
         let group = format!("the teacher's nearest of {} among the ten nearest", GROUP.min(texts.len()));
-        let lines = [
-            format!("{}: {} texts held back", print::plain(folder.display()), texts.len()),
-            format!("Spearman's correlation of similarities with the teacher's  {spearman:.3}"),
-            format!("{group:<57}  {top_1_in_10:.3}"),
-        ];
-        if on_stderr {
-            lines.iter().for_each(|line| print::to_stderr(format_args!("{line}")));
-            return Ok(());
-        }
         let mut out = print::stdout_beside_files();
-        lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+        writeln!(out, "{}: {} texts held back", print::plain(folder.display()), texts.len())?;
+        writeln!(out, "Spearman's correlation of similarities with the teacher's  {spearman:.3}")?;
+        writeln!(out, "{group:<57}  {top_1_in_10:.3}")?;
         Ok(out.flush()?)
     }
 }

@@ -64,7 +64,10 @@ impl Case {
 fn attend_reproduces_the_golden_outputs() {
     let toy = Case::new("d2l_torch.safetensors", "toy", &[]);
     let said = succeeds(&mut toy.command(&["--heads", "5", "--weights"]));
-    assert_eq!(said, "layout d2l, 5 heads of 20 elements, 5 key-value heads, mask lengths(2 rows): output [2, 4, 100]\n");
+    assert_eq!(
+        said,
+        "layout d2l, 5 heads of 20 elements, 5 key-value heads, mask lengths(2 rows): output [2, 4, 100]\n"
+    );
     assert_within("toy", &toy.output("output").unwrap(), &toy.want("output"), SEED);
     assert_within("toy weights", &toy.output("weights").unwrap(), &toy.want("weights"), SEED);
 

@@ -3,8 +3,6 @@
 
 use std::process::Command;
 
-use candle_attention::checkpoint::Checkpoint;
-
 use crate::common::fixture;
 use crate::models::damaged_teacher;
 use crate::programs::{fails, program, succeeds};
@@ -28,114 +26,65 @@ fn short(folder: &Folder, steps: &str) -> Command {
 }
 
 #[test]
-fn the_run_is_beside_the_output_and_can_be_prolonged() {
+fn the_run_is_beside_the_output() {
     let folder = Folder::new();
-    let run = |steps: &str| {
-        let mut command = short(&folder, steps);
-        command.arg("--output").arg(folder.path("model"));
-        command
-    };
-    let said = notes(&mut run("2"));
+    let said = notes(short(&folder, "2").arg("--output").arg(folder.path("model")));
     // Nobody asked for 9,000 tokens of so few words.
     assert!(
         said.contains("note: the texts give a vocabulary of ") && said.contains("less than --vocab-size 9000"),
         "{said}"
     );
-    assert!(said.contains("step 2: mean loss of the last 2 steps "), "{said}");
-    assert!(folder.path("model.run/run.safetensors").exists() && !folder.path("model.run/target").exists());
-    assert!(notes(&mut run("2")).contains("step 2 of 2"));
-    let weights = || std::fs::read(folder.path("model/model.safetensors")).unwrap();
-    let before = weights();
-    let said = notes(&mut run("6"));
-    assert!(
-        said.contains("note: the run of 2 steps is prolonged to 6: the learning rate goes on as that of 6"),
-        "{said}"
-    );
-    assert!(said.contains("step 2 of 6") && said.contains("step 6: mean loss of the last 6 steps "), "{said}");
-    assert_ne!(weights(), before);
-    fails(&mut run("5"), "run.safetensors: is of another run: steps was 6, now 5, and a run cannot be shortened");
-    fails(run("6").args(["--seed", "1"]), "run.safetensors: is of another run: seed was 0, now 1");
-    let mut other = run("6");
-    other.arg("--run").arg(folder.path("other.run")).args(["--seed", "1"]);
-    fails(&mut other, "model: holds the model of another run, with other settings, texts or teacher");
-    // Another model in the same place of work has a run of its own.
-    succeeds(short(&folder, "2").args(["--seed", "1", "--output"]).arg(folder.path("other/")));
-    assert!(folder.path("other/model.safetensors").exists() && folder.path("other.run").exists());
+    assert!(said.contains("step 2: loss "), "{said}");
+    assert!(folder.path("model.run/run.safetensors").exists() && folder.path("model/model.safetensors").exists());
+    let mut other = short(&folder, "3");
+    other.arg("--output").arg(folder.path("other")).arg("--run").arg(folder.path("model.run"));
+    fails(&mut other, "run.safetensors: is of a run that had other settings");
+    succeeds(short(&folder, "2").arg("--output").arg(folder.path("slash/")));
+    assert!(folder.path("slash/model.safetensors").exists() && folder.path("slash.run").exists());
 }
 
 /// Everything is refused before the folder of the run is made.
 #[test]
 fn an_output_that_is_something_else_is_refused() {
     let folder = Folder::new();
-    std::fs::create_dir(folder.path("teacher")).unwrap();
-    damaged_teacher(&folder.path("teacher"));
     std::fs::write(folder.path("file"), "mine").unwrap();
     let run = |output: &str| {
         let mut command = short(&folder, "2");
-        command.arg("--output").arg(folder.path(output)).arg("--teacher").arg(folder.path("teacher"));
+        command.arg("--output").arg(folder.path(output));
         command
     };
-    let mut command = short(&folder, "2");
-    command.arg("--output").arg(folder.path("model")).env("HF_HUB_OFFLINE", "1");
+    let mut command = run("model");
+    command.env("HF_HUB_OFFLINE", "1");
     fails(command.args(["--teacher", "no-owner/no-name"]), "no-owner/no-name: no such folder, and as a hub id: ");
-    fails(&mut run("teacher"), "teacher: the model cannot be written to ");
-    fails(&mut run("teacher/student"), "teacher/student: the model cannot be written to ");
-    fails(run("model").arg("--run").arg(folder.path("teacher/run")), "teacher/run: the run cannot be in ");
-    fails(run("model").arg("--run").arg(folder.path("model")), "cannot be in the one of the model");
-    fails(run("model").arg("--run").arg(folder.path("model/run")), "cannot be in the one of the model");
-    fails(run("model").arg("--run").arg(folder.path("file")), "file: is a file, expected a folder");
-    fails(&mut run("file"), "file: is a file, expected a folder");
+    fails(&mut run("file"), "file: exists already, and is not replaced");
+    fails(&mut run("."), "exists already, and is not replaced");
     fails(&mut run("file/model"), "file/model: ");
-    fails(run("model").arg("--plot").arg(folder.path("text.txt")), "text.txt: exists and is not an SVG picture");
-    std::fs::create_dir(folder.path("empty")).unwrap();
-    let mut command = run("empty");
-    fails(command.arg("--plot").arg(folder.path("empty/curve.svg")), "cannot be in the folder of the model");
+    fails(run("model").arg("--run").arg(folder.path("file/run")), "file/run: ");
     #[cfg(target_os = "linux")]
     fails(short(&folder, "2").args(["--output", "/proc/model"]), "/proc/model");
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::symlink(folder.path("teacher"), folder.path("link")).unwrap();
-        fails(&mut run("link"), "link: the model cannot be written to ");
-    }
-    // The folder of the texts.
-    let here = folder.path("");
-    let mut command = short(&folder, "2");
-    command.arg("--run").arg(Folder::new().path("run")).arg("--output").arg(&here);
-    fails(&mut command, "is a folder that this run did not make");
-    std::fs::create_dir(folder.path("work")).unwrap();
-    std::fs::write(folder.path("work/record.json"), "{\"mine\": 1}").unwrap();
-    fails(run("model").arg("--run").arg(folder.path("work")), "work: is a folder that no run made");
-    std::fs::write(folder.path("work/lock"), "").unwrap();
-    fails(run("model").arg("--run").arg(folder.path("work")), "work/record.json: is not the record of a run");
-    for made in ["model", "model.run", "run", "file.run", "teacher.run"] {
+    for made in ["model", "model.run", "file.run"] {
         assert!(!folder.path(made).exists(), "{made}");
     }
-    assert_eq!(folder.text("file"), "mine");
+    assert_eq!(std::fs::read(folder.path("file")).unwrap(), b"mine");
 }
 
 #[test]
 fn sizes_that_are_too_large_are_errors() {
     let folder = Folder::new();
-    for (option, field) in [
-        ("--vocab-size", "vocab_size"),
-        ("--hidden-size", "hidden_size"),
-        ("--layers", "num_hidden_layers"),
-        ("--intermediate-size", "intermediate_size"),
-        ("--max-positions", "max_position_embeddings"),
-        ("--batch-size", "batch_size"),
+    for (option, part) in [
+        ("--vocab-size", "vocab_size = "),
+        ("--hidden-size", "hidden_size = "),
+        ("--layers", "num_hidden_layers = "),
+        ("--intermediate-size", "intermediate_size = "),
+        ("--max-positions", "the number of parameters of a model of these sizes is "),
+        ("--batch-size", "batch_size = "),
     ] {
-        for number in ["99999999999", "18446744073709551615"] {
+        for number in ["9999999999", "18446744073709551615"] {
             let mut command = program("train");
             command.arg("--text").arg(folder.path("text.txt")).arg("--output").arg(folder.path("model"));
-            fails(command.args([option, number]), &format!("{field} = {number} is not allowed"));
+            fails(command.args([option, number]), part);
         }
     }
-    let mut command = short(&folder, "2");
-    command.arg("--output").arg(folder.path("model"));
-    fails(
-        command.args(["--warmup-steps", "1"]),
-        "warmup_steps = 1 is not allowed: expected at most 0, a tenth of the 2",
-    );
     assert!(!folder.path("model.run").exists());
 }
 
@@ -188,12 +137,12 @@ fn the_help_has_texts_defaults_and_examples_that_run() {
     let help = succeeds(train().arg("--help"));
     let (options, examples) = help.split_once("Examples:").unwrap();
     let options: Vec<&str> = options.split("\n      --").skip(1).collect();
-    assert!(options.len() > 20, "{help}");
+    assert!(options.len() > 15, "{help}");
     for option in options {
         let (name, text) = option.split_once('\n').unwrap_or((option, ""));
         let text = format!("{name} {text}");
         assert!(text.split_whitespace().count() > 4, "{option}");
-        let needs_none = ["text ", "output ", "static"].iter().any(|needed| name.starts_with(needed));
+        let needs_none = ["text ", "output "].iter().any(|needed| name.starts_with(needed));
         assert!(needs_none || text.contains("[default: ") || name.starts_with("help"), "{option}");
     }
 
@@ -212,8 +161,5 @@ fn the_help_has_texts_defaults_and_examples_that_run() {
         succeeds(train().current_dir(folder.path("")).args(line.split_whitespace()));
     }
     #[cfg(unix)]
-    for model in ["words", "student"] {
-        let weights = Checkpoint::open(folder.path(model)).unwrap();
-        assert!(weights.metadata().contains_key("candle_attention_run"), "{model}");
-    }
+    assert!(["words", "student"].iter().all(|model| folder.path(model).join("model.safetensors").exists()));
 }

@@ -139,9 +139,10 @@ pub(crate) fn check_classifier(file: &Checkpoint, kind: &str) -> Result<()> {
 /// Refuses a file that has no embeddings.
 pub(crate) fn check_embeds(file: &Checkpoint) -> Result<()> {
     let Some(metadata) = file.gguf() else { return Ok(()) };
-    match super::is_reranker(file, metadata)? {
-        true => Err(in_file(file, "its `pooling_type` is 4 (rank): a reranker scores pairs and has no embeddings")),
-        false => Ok(()),
+    if super::is_reranker(file, metadata)? {
+        Err(in_file(file, "its `pooling_type` is 4 (rank): a reranker scores pairs and has no embeddings"))
+    } else {
+        Ok(())
     }
 }
 

@@ -46,9 +46,10 @@ pub(crate) fn is_alone(path: &Path) -> Result<bool> {
 
 /// Refuses a model that is all in a GGUF file, for what is done with other ones only.
 pub(crate) fn refuse(path: &Path, what: &str) -> Result<()> {
-    match is_alone(path)? {
-        true => Err(Error::file(path, format!("is GGUF, expected a folder with safetensors: {what}"))),
-        false => Ok(()),
+    if is_alone(path)? {
+        Err(Error::file(path, format!("is GGUF, expected a folder with safetensors: {what}")))
+    } else {
+        Ok(())
     }
 }
 

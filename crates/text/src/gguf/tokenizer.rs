@@ -436,9 +436,10 @@ impl<'a> Reader<'a> {
             )
         };
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
-        let normalizer = match self.flag("add_space_prefix", true)? {
-            true => json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace]}),
-            false => replace,
+        let normalizer = if self.flag("add_space_prefix", true)? {
+            json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace]})
+        } else {
+            replace
         };
         let unknown = self.special(UNKNOWN)?;
         Ok(Parts {
@@ -474,9 +475,10 @@ impl<'a> Reader<'a> {
         let pieces: Vec<Value> = self.tokens.iter().zip(scores).map(|(piece, score)| json!([piece, score])).collect();
         let scheme = if self.flag("add_space_prefix", true)? { "always" } else { "never" };
         let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true});
-        let pre_tokenizer = match self.flag("remove_extra_whitespaces", true)? {
-            true => json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]}),
-            false => words,
+        let pre_tokenizer = if self.flag("remove_extra_whitespaces", true)? {
+            json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]})
+        } else {
+            words
         };
         Ok(Parts {
             normalizer,

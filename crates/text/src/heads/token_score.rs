@@ -53,9 +53,10 @@ impl TokenScore {
         let tied = config.key_flag("tie_word_embeddings")?;
         let shared = (tied == Some(true)).then_some(HEAD);
         let count = ids.len();
-        let head = match root.contains(HEAD) || tied == Some(false) {
-            true => Some(root.get(HEAD, &[config.vocab_size, hidden])?),
-            false => None,
+        let head = if root.contains(HEAD) || tied == Some(false) {
+            Some(root.get(HEAD, &[config.vocab_size, hidden])?)
+        } else {
+            None
         };
         let model = TextModel::load_at(config, &places, shared)?;
         places.check_read(config, &read)?;

@@ -202,9 +202,10 @@ impl Fault {
             },
             Some(HFError::Request { source, .. }) => {
                 let cause = root(&source);
-                match source.is_builder() || source.is_decode() || source.is_redirect() {
-                    true => Self::Refused(format!("{at}{cause}")),
-                    false => Self::Unreachable(format!("{at}no answer from the hub: {cause}")),
+                if source.is_builder() || source.is_decode() || source.is_redirect() {
+                    Self::Refused(format!("{at}{cause}"))
+                } else {
+                    Self::Unreachable(format!("{at}no answer from the hub: {cause}"))
                 }
             }
             Some(HFError::CacheLockTimeout { path }) => {

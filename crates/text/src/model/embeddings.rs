@@ -47,10 +47,11 @@ impl Embeddings {
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = Table::load(&words.0, &words.1, [config.vocab_size, config.embedding_size()])?;
         Ok(Self {
-            scale: match row.scales_embeddings {
-                // Gemma's factor has the dtype of the weights.
-                true => Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?),
-                false => None,
+            // Gemma's factor has the dtype of the weights.
+            scale: if row.scales_embeddings {
+                Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?)
+            } else {
+                None
             },
             words,
             positions: if config.has_position_table()? {

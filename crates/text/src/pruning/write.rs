@@ -142,9 +142,10 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
         write_file(&new.join(CARD), card)?;
     }
     let inside = new.join(inside);
-    match options.masked && !checkpoint.is_quantized() {
-        true => copy(folder, &own_config, &inside.join("config.json"), MAX_TOKENIZER_BYTES)?,
-        false => write_file(&inside.join("config.json"), text + "\n")?,
+    if options.masked && !checkpoint.is_quantized() {
+        copy(folder, &own_config, &inside.join("config.json"), MAX_TOKENIZER_BYTES)?
+    } else {
+        write_file(&inside.join("config.json"), text + "\n")?
     }
     write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
     Ok(all)
@@ -179,9 +180,10 @@ fn replace(
         }
         let layer = source.child(place).child(row.block.attention);
         let (attention, _) = config.attention_of(&layer, index)?;
-        match masked {
-            true => mask(checkpoint, &layer, &attention, &of_layer, tensors)?,
-            false => shrink(checkpoint, &layer, attention, &of_layer, tensors)?,
+        if masked {
+            mask(checkpoint, &layer, &attention, &of_layer, tensors)?
+        } else {
+            shrink(checkpoint, &layer, attention, &of_layer, tensors)?
         }
     }
     Ok(())

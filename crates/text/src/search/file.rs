@@ -53,9 +53,10 @@ impl Index<'_> {
         let (mut start, expected) = (Vec::new(), self.start());
         reader.by_ref().take(expected.len() as u64).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
         if start != expected.as_bytes() {
-            let reason = match start.starts_with(ANY_VERSION.as_bytes()) {
-                true => "is a search index of another model, dtype or prompt, or of another version of this crate",
-                false => "is not a search index",
+            let reason = if start.starts_with(ANY_VERSION.as_bytes()) {
+                "is a search index of another model, dtype or prompt, or of another version of this crate"
+            } else {
+                "is not a search index"
             };
             return Err(Error::file(path, reason));
         }

@@ -97,9 +97,10 @@ pub(super) fn adapted_folder(
     let checkpoint = Checkpoint::open(&base)?;
     let source = checkpoint.at("", compute_type, device);
     // Merged weights would be rounded to the stored bits again; those that are rounded here first have the change.
-    let source = match checkpoint.is_quantized() || checkpoint.gguf().is_some() {
-        true => adapter.beside_few_bits(source)?,
-        false => adapter.apply(source)?,
+    let source = if checkpoint.is_quantized() || checkpoint.gguf().is_some() {
+        adapter.beside_few_bits(source)?
+    } else {
+        adapter.apply(source)?
     };
     Ok(Some((TextModelConfig::from_file(base.join("config.json"))?, source)))
 }

@@ -118,16 +118,15 @@ impl StaticEmbedding {
         let checkpoint = folder.checkpoint(path)?;
         let weights = path.join("model.safetensors");
         let table = Arc::new(Table::read(&checkpoint, compute_type).map_err(|e| Error::file(weights, e))?);
-        let (max_length, model2vec) = match checkpoint.contains(NAMES[0]) {
-            true => (tokenizer.stated_length(), None),
-            false => {
-                let config: Option<Model2VecConfig> = folder.optional(&path.join("config.json"))?;
-                let TokenizerFile { model } = serde_json::from_slice(&json).map_err(|e| wrong(&e))?;
-                let unknown = model.unk_id.or_else(|| tokenizer.id(&model.unk_token?));
-                let median_token_chars = tokenizer.median_token_chars();
-                let max_length = config.map_or_else(model2vec_max_length, |config| config.max_length);
-                (max_length, Some(Model2Vec { unknown, median_token_chars }))
-            }
+        let (max_length, model2vec) = if checkpoint.contains(NAMES[0]) {
+            (tokenizer.stated_length(), None)
+        } else {
+            let config: Option<Model2VecConfig> = folder.optional(&path.join("config.json"))?;
+            let TokenizerFile { model } = serde_json::from_slice(&json).map_err(|e| wrong(&e))?;
+            let unknown = model.unk_id.or_else(|| tokenizer.id(&model.unk_token?));
+            let median_token_chars = tokenizer.median_token_chars();
+            let max_length = config.map_or_else(model2vec_max_length, |config| config.max_length);
+            (max_length, Some(Model2Vec { unknown, median_token_chars }))
         };
         let dtype = compute_dtype(compute_type.dtype());
         Ok(Self { tokenizer, table, max_length, model2vec, dtype, device: device.clone() })

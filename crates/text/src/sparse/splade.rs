@@ -100,9 +100,10 @@ impl SpladePooling {
                 }
             }
         };
-        match is_shared {
-            true => pooled.par_chunks_mut(FEATURES).enumerate().for_each(add),
-            false => pooled.chunks_mut(FEATURES).enumerate().for_each(add),
+        if is_shared {
+            pooled.par_chunks_mut(FEATURES).enumerate().for_each(add)
+        } else {
+            pooled.chunks_mut(FEATURES).enumerate().for_each(add)
         }
     }
 }

@@ -65,9 +65,12 @@ impl ChatTemplate {
     /// # Errors
     /// A template that fails, or whose output is longer than a text may be.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let message = |(role, text): &Message| match self.structured {
-            true => json!({"role": role, "content": [{"type": "text", "text": text}]}),
-            false => json!({"role": role, "content": text}),
+        let message = |(role, text): &Message| {
+            if self.structured {
+                json!({"role": role, "content": [{"type": "text", "text": text}]})
+            } else {
+                json!({"role": role, "content": text})
+            }
         };
         let mut variables = self.variables.clone();
         variables.insert("messages".to_string(), messages.iter().map(message).collect());

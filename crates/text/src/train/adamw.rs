@@ -3,42 +3,45 @@
 
 use std::collections::BTreeMap;
 
+use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{Error, Result};
 use candle_core::backprop::GradStore;
-use candle_core::{Tensor, Var};
+use candle_core::{Device, Tensor, Var};
+use safetensors::Dtype;
 
 const BETA1: f64 = 0.9;
 const BETA2: f64 = 0.999;
 const EPS: f64 = 1e-8;
+/// Decoupled weight decay of matrices; biases and norms have none.
+const WEIGHT_DECAY: f64 = 0.01;
+/// Gradients are clipped to this global norm.
+const MAX_GRAD_NORM: f64 = 1.0;
 
 pub(super) struct AdamW {
     pub parameters: BTreeMap<String, Parameter>,
-    weight_decay: f64,
-    max_norm: f64,
 }
 
 /// A variable and the first and second moments of its gradient.
 pub(super) struct Parameter {
     pub variable: Var,
-    pub first: Tensor,
-    pub second: Tensor,
+    first: Tensor,
+    second: Tensor,
 }
 
 impl AdamW {
-    pub fn new(variables: BTreeMap<String, Var>, weight_decay: f64, max_norm: f64) -> Result<Self> {
+    pub fn new(variables: BTreeMap<String, Var>) -> Result<Self> {
         let parameter = |(name, variable): (String, Var)| {
             let (first, second) = (variable.zeros_like()?, variable.zeros_like()?);
             Ok((name, Parameter { variable, first, second }))
         };
-        let parameters = variables.into_iter().map(parameter).collect::<Result<_>>()?;
-        Ok(Self { parameters, weight_decay, max_norm })
+        Ok(Self { parameters: variables.into_iter().map(parameter).collect::<Result<_>>()? })
     }
 
     /// Updates all variables in a step, which counts from 0, with gradients clipped to the maximum global norm; returns
     /// their norm before clipping.
     ///
     /// # Errors
-    /// [`Error::Value`] if the norm or an updated number is not finite. Then no variable and no moment has changed.
+    /// [`Error::Value`] if the norm or an updated number is not finite.
     pub fn update(&mut self, gradients: &GradStore, rate: f64, step: usize) -> Result<f64> {
         let mut squares = 0.0;
         for Parameter { variable, .. } in self.parameters.values() {
@@ -50,101 +53,70 @@ impl AdamW {
         if !norm.is_finite() {
             return Err(not_finite(format!("the norm of the gradients of step {}", step + 1), norm));
         }
-        let factor = if norm > self.max_norm { self.max_norm / norm } else { 1.0 };
+        let factor = if norm > MAX_GRAD_NORM { MAX_GRAD_NORM / norm } else { 1.0 };
         let count = i32::try_from(step + 1).unwrap_or(i32::MAX);
         let (unbias1, unbias2) = (1.0 - BETA1.powi(count), 1.0 - BETA2.powi(count));
-        // All of the step before any of it is kept: half a step could not be taken back, and would be saved.
-        let mut updates = Vec::with_capacity(self.parameters.len());
-        for (name, parameter) in &mut self.parameters {
-            let Parameter { variable, first, second } = &*parameter;
+        for (name, Parameter { variable, first, second }) in &mut self.parameters {
             let Some(gradient) = gradients.get(variable) else { continue };
             let gradient = (gradient.detach() * factor)?;
-            let first = ((first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
-            let second = ((second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
-            let direction = (&first / (((&second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
+            *first = ((&*first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
+            *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
+            let direction = (&*first / (((&*second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
             // Only matrices decay: biases and the scales of norms are vectors.
-            let decay = if variable.rank() > 1 { self.weight_decay } else { 0.0 };
+            let decay = if variable.rank() > 1 { WEIGHT_DECAY } else { 0.0 };
             let kept = (variable.as_detached_tensor() * (1.0 - rate * decay))?;
             let updated = (kept - (direction * rate)?)?;
-            for numbers in [&updated, &first, &second] {
-                // 0 times a number that is not finite is NaN.
-                let sum = (numbers * 0.0)?.sum_all()?.to_scalar::<f32>()?;
-                if sum != 0.0 {
-                    return Err(not_finite(format!("`{name}` after step {}", step + 1), sum));
-                }
+            // 0 times a number that is not finite is NaN.
+            let sum = (&updated * 0.0)?.sum_all()?.to_scalar::<f32>()?;
+            if sum != 0.0 {
+                return Err(not_finite(format!("`{name}` after step {}", step + 1), f64::from(sum)));
             }
-            updates.push((parameter, updated, first, second));
-        }
-        for (parameter, updated, ..) in &updates {
-            parameter.variable.set(updated)?;
-        }
-        for (parameter, _, first, second) in updates {
-            (parameter.first, parameter.second) = (first, second);
+            variable.set(&updated)?;
         }
         Ok(norm)
     }
+
+    /// All variables and moments, by their names in a saved run.
+    pub fn tensors(&self) -> BTreeMap<String, Tensor> {
+        let tensors = self.parameters.iter().flat_map(|(name, Parameter { variable, first, second })| {
+            let values = [variable.as_detached_tensor(), first.clone(), second.clone()];
+            saved_names(name).into_iter().zip(values)
+        });
+        tensors.collect()
+    }
+
+    /// Sets all variables and moments to those of a saved run.
+    pub fn restore(&mut self, saved: &Checkpoint) -> Result<()> {
+        let tensor = |name: &str, shape: &[usize]| {
+            let (dtype, found) = saved.tensor_info(name)?;
+            if found != shape || dtype != Dtype::F32 {
+                let found = format!("has dtype {dtype} and shape {found:?}");
+                return Err(Error::Tensor { name: name.into(), found, expected: format!("F32 {shape:?}") });
+            }
+            saved.tensor(name, &Device::Cpu)
+        };
+        for (name, Parameter { variable, first, second }) in &mut self.parameters {
+            let [of_variable, of_first, of_second] = saved_names(name);
+            variable.set(&tensor(&of_variable, variable.dims())?)?;
+            *first = tensor(&of_first, variable.dims())?;
+            *second = tensor(&of_second, variable.dims())?;
+        }
+        Ok(())
+    }
 }
 
-fn not_finite(what: String, found: impl ToString) -> Error {
+/// The names of a variable and its moments in a saved run.
+fn saved_names(name: &str) -> [String; 3] {
+    ["parameters", "first_moments", "second_moments"].map(|kind| format!("{kind}.{name}"))
+}
+
+fn not_finite(what: String, found: f64) -> Error {
     Error::value(what, found, "a finite number: try a smaller learning rate")
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-
     use super::*;
-
-    fn numbers(optimizer: &AdamW) -> Vec<Vec<f32>> {
-        let of = |parameter: &Parameter| {
-            [parameter.variable.as_detached_tensor(), parameter.first.clone(), parameter.second.clone()]
-        };
-        optimizer.parameters.values().flat_map(of).map(|tensor| tensor.to_vec1().unwrap()).collect()
-    }
-
-    /// Two variables `a` and `b`, after one step with finite gradients.
-    fn stepped() -> AdamW {
-        let variable = |name: &str| {
-            (name.to_string(), Var::from_tensor(&Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap()).unwrap())
-        };
-        let mut optimizer = AdamW::new(["a", "b"].map(variable).into(), 0.01, 1.0).unwrap();
-        step(&mut optimizer, 1.0, 0.1, 0).unwrap();
-        optimizer
-    }
-
-    /// A step with the loss `sum(a + factor · b²)`.
-    fn step(optimizer: &mut AdamW, factor: f64, rate: f64, step: usize) -> Result<f64> {
-        let [a, b] = ["a", "b"].map(|name| optimizer.parameters[name].variable.as_tensor().clone());
-        let loss = (a + (b.sqr()? * factor)?)?.sum_all()?;
-        optimizer.update(&loss.backward()?, rate, step)
-    }
-
-    /// The variable `a`, which comes first and whose gradient is finite, does not change either.
-    #[test]
-    fn a_step_that_is_not_finite_changes_nothing() {
-        let mut optimizer = stepped();
-        let before = numbers(&optimizer);
-        for factor in [f64::NAN, f64::INFINITY, 1e30] {
-            let error = step(&mut optimizer, factor, 0.1, 1).unwrap_err().to_string();
-            assert!(error.contains("the norm of the gradients of step 2 is") && error.contains("finite"), "{error}");
-            assert_eq!(numbers(&optimizer), before, "{factor}");
-        }
-        // Finite gradients that carry the variables too far.
-        let error = step(&mut optimizer, 1.0, 1e39, 1).unwrap_err().to_string();
-        assert!(error.contains("`a` after step 2 is"), "{error}");
-        assert_eq!(numbers(&optimizer), before);
-        // The second variable alone is carried too far, after the first was computed.
-        let far = Tensor::new(&[-3.4e38f32, 1.0], &Device::Cpu).unwrap();
-        let kept = optimizer.parameters["b"].variable.as_detached_tensor().copy().unwrap();
-        optimizer.parameters["b"].variable.set(&far).unwrap();
-        let with_far = numbers(&optimizer);
-        let error = step(&mut optimizer, -1e-38, 1e38, 1).unwrap_err().to_string();
-        assert!(error.contains("`b` after step 2 is"), "{error}");
-        assert_eq!(numbers(&optimizer), with_far);
-        optimizer.parameters["b"].variable.set(&kept).unwrap();
-        step(&mut optimizer, 1.0, 0.1, 1).unwrap();
-        assert_ne!(numbers(&optimizer), before);
-    }
 
     /// The paper's loop over plain numbers, with the gradient `2 x` clipped to the norm 1: only matrices decay.
     #[test]
@@ -155,9 +127,10 @@ mod tests {
             (name.to_string(), Var::from_tensor(&tensor).unwrap())
         };
         let variables = [("matrix", vec![2, 2]), ("vector", vec![4])].map(variable);
-        let mut optimizer = AdamW::new(variables.clone().into(), 0.1, 1.0).unwrap();
+        let mut optimizer = AdamW::new(variables.clone().into()).unwrap();
         // Number, first and second moment, decay.
-        let mut want: Vec<[f64; 4]> = [0.1, 0.0].map(|decay| start.map(|x| [f64::from(x), 0.0, 0.0, decay])).concat();
+        let mut want: Vec<[f64; 4]> =
+            [WEIGHT_DECAY, 0.0].map(|decay| start.map(|x| [f64::from(x), 0.0, 0.0, decay])).concat();
         for step in 0..4 {
             let squares = variables.each_ref().map(|(_, variable)| variable.sqr().unwrap().sum_all().unwrap());
             let gradients = (&squares[0] + &squares[1]).unwrap().backward().unwrap();
@@ -175,6 +148,13 @@ mod tests {
         let flat = |(_, variable): &(String, Var)| variable.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         for (got, [want, ..]) in variables.iter().flat_map(flat).zip(want) {
             assert!((f64::from(got) - want).abs() < 1e-5, "{got}, want {want}");
+        }
+        // Finite gradients that carry the variables too far, and gradients that are not finite.
+        for (factor, part) in [(1.0, "`matrix` after step 5 is"), (f64::NAN, "the norm of the gradients of step 5 is")]
+        {
+            let loss = (variables[0].1.sqr().unwrap().sum_all().unwrap() * factor).unwrap();
+            let error = optimizer.update(&loss.backward().unwrap(), 1e39, 4).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 }

@@ -1,35 +1,22 @@
 //! The configuration of a training run.
 
-use candle_attention::{Error, Result, setters};
+use candle_attention::{Error, Result};
 
 use crate::TextModelConfig;
 
-/// The warm-up is never longer than one step in this many.
-pub(super) const STEPS_PER_WARMUP_STEP: usize = 10;
-
-/// The default warm-up of a long run, in steps.
+/// The longest warm-up, in steps, and the share of all steps that it has at most.
 const WARMUP_STEPS: usize = 250;
+const STEPS_PER_WARMUP_STEP: usize = 10;
 
 /// Standard deviation of freshly initialized matrices.
 pub(super) const INITIALIZER_RANGE: f64 = 0.05;
 
-/// The kind of model that is trained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum StudentKind {
-    /// A BERT encoder.
-    Encoder,
-    /// One vector per token and their mean, without context: the baseline that an encoder has to beat.
-    Static,
-}
+/// The most parameters of a model, and the most numbers of one tensor in a step: 1 GiB in f32.
+const MAX_NUMBERS: usize = 1 << 28;
 
 /// Sizes and hyperparameters of a training run. The default is the run that made the model in `weights/`.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TrainConfig {
-    /// Kind of model.
-    pub kind: StudentKind,
     /// Largest size of the WordPiece vocabulary, including the five special tokens. If the texts give fewer tokens, the
     /// vocabulary has those: [`Trainer::config`](crate::train::Trainer::config) has its size.
     pub vocab_size: usize,
@@ -49,15 +36,9 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Total number of steps.
     pub steps: usize,
-    /// Number of steps in which the learning rate rises linearly from 0; after them it falls to 0 along a cosine. At
-    /// most a tenth of the steps; if `None`, 250 or a tenth of the steps, whichever is less.
-    pub warmup_steps: Option<usize>,
-    /// Peak learning rate.
+    /// Peak learning rate: it rises from 0 over 250 steps or a tenth of all, whichever is less, and falls to 0 along a
+    /// cosine.
     pub learning_rate: f64,
-    /// Decoupled weight decay of matrices; biases and norms have none.
-    pub weight_decay: f64,
-    /// Gradients are clipped to this global norm.
-    pub max_grad_norm: f64,
     /// With a teacher: the weight of the loss of pairwise similarities, relative to the loss of each text's direction.
     pub similarity_weight: f64,
     /// Seed of all random numbers.
@@ -67,7 +48,6 @@ pub struct TrainConfig {
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
-            kind: StudentKind::Encoder,
             vocab_size: 9_000,
             hidden_size: 128,
             num_hidden_layers: 2,
@@ -77,10 +57,7 @@ impl Default for TrainConfig {
             max_length: 64,
             batch_size: 128,
             steps: 9_000,
-            warmup_steps: None,
             learning_rate: 2e-3,
-            weight_decay: 0.01,
-            max_grad_norm: 1.0,
             similarity_weight: 30.0,
             seed: 0,
         }
@@ -88,44 +65,56 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    setters! {
-        /// Sets the kind of model.
-        with_kind, kind: StudentKind = kind;
-        /// Sets the largest size of the vocabulary.
-        with_vocab_size, vocab_size: usize = vocab_size;
-        /// Sets the dimension of the hidden states.
-        with_hidden_size, hidden_size: usize = hidden_size;
-        /// Sets the number of layers.
-        with_num_hidden_layers, num_hidden_layers: usize = num_hidden_layers;
-        /// Sets the number of attention heads per layer.
-        with_num_attention_heads, num_attention_heads: usize = num_attention_heads;
-        /// Sets the inner dimension of the feed-forward layers.
-        with_intermediate_size, intermediate_size: usize = intermediate_size;
-        /// Sets the maximum length of a text for the finished model, in tokens.
-        with_max_position_embeddings, max_position_embeddings: usize = max_position_embeddings;
-        /// Sets the maximum length of a text in training, in tokens.
-        with_max_length, max_length: usize = max_length;
-        /// Sets the number of texts per step.
-        with_batch_size, batch_size: usize = batch_size;
-        /// Sets the total number of steps.
-        with_steps, steps: usize = steps;
-        /// Sets the number of warmup steps.
-        with_warmup_steps, warmup_steps: usize = Some(warmup_steps);
-        /// Sets the peak learning rate.
-        with_learning_rate, learning_rate: f64 = learning_rate;
-        /// Sets the weight decay of matrices.
-        with_weight_decay, weight_decay: f64 = weight_decay;
-        /// Sets the global norm that gradients are clipped to.
-        with_max_grad_norm, max_grad_norm: f64 = max_grad_norm;
-        /// Sets the weight of the loss of pairwise similarities.
-        with_similarity_weight, similarity_weight: f64 = similarity_weight;
-        /// Sets the seed.
-        with_seed, seed: u64 = seed;
-    }
-
-    /// The number of warm-up steps.
-    pub fn resolved_warmup_steps(&self) -> usize {
-        self.warmup_steps.unwrap_or_else(|| WARMUP_STEPS.min(self.steps / STEPS_PER_WARMUP_STEP))
+    /// Checks each field, and that the model has at most 2^28 parameters and no tensor of a step more numbers than
+    /// that: a mistyped number is an error, not an allocation that ends the program.
+    ///
+    /// # Errors
+    /// [`Error::Config`], with the field, its value and the allowed values; [`Error::Value`] for sizes that give too
+    /// many numbers.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("hidden_size", self.hidden_size, 1, MAX_NUMBERS),
+            ("max_length", self.max_length, 3, self.max_position_embeddings.min(MAX_NUMBERS)),
+            // A similarity needs two texts.
+            ("batch_size", self.batch_size, 2, MAX_NUMBERS),
+            ("steps", self.steps, 1, usize::MAX),
+        ];
+        for (field, found, least, most) in sizes {
+            if !(least..=most).contains(&found) {
+                return Err(Error::config(field, found, format!("{least} to {most}")));
+            }
+        }
+        self.bert()?.validate()?;
+        if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
+            return Err(Error::config("learning_rate", self.learning_rate, "a number above 0"));
+        }
+        if !(self.similarity_weight.is_finite() && self.similarity_weight >= 0.0) {
+            return Err(Error::config("similarity_weight", self.similarity_weight, "a number of at least 0"));
+        }
+        let [hidden, inner, layers, words, positions, texts, length, heads] = [
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_hidden_layers,
+            self.vocab_size,
+            self.max_position_embeddings,
+            self.batch_size,
+            self.max_length,
+            self.num_attention_heads,
+        ]
+        .map(|size| size as u128);
+        // Without biases and norms, which are less than a percent.
+        let parameters = hidden * ((4 * hidden + 2 * inner) * layers + words + positions);
+        // Hidden states, attention scores, similarities of all pairs of texts.
+        let largest = (texts * length * hidden.max(inner).max(heads * length)).max(texts * texts);
+        for (what, found) in [
+            ("the number of parameters of a model of these sizes", parameters),
+            ("the number of numbers in the largest tensor of a step of these sizes", largest),
+        ] {
+            if found > MAX_NUMBERS as u128 {
+                return Err(Error::value(what, found, format!("at most {MAX_NUMBERS}")));
+            }
+        }
+        Ok(())
     }
 
     /// The `config.json` of the model.
@@ -156,7 +145,7 @@ impl TrainConfig {
 
     /// The learning rate of a step, which counts from 0.
     pub(super) fn learning_rate_at(&self, step: usize) -> f64 {
-        let warmup_steps = self.resolved_warmup_steps();
+        let warmup_steps = WARMUP_STEPS.min(self.steps / STEPS_PER_WARMUP_STEP);
         if step < warmup_steps {
             return self.learning_rate * (step + 1) as f64 / warmup_steps as f64;
         }
@@ -172,13 +161,13 @@ mod tests {
 
     #[test]
     fn the_learning_rate_rises_to_its_peak_and_falls_to_zero() {
-        let config = TrainConfig::default().with_learning_rate(1.0).with_warmup_steps(4).with_steps(8);
-        let rates = (0..9).map(|step| config.learning_rate_at(step));
+        let config = TrainConfig { learning_rate: 1.0, steps: 40, ..Default::default() };
         let half = std::f64::consts::FRAC_1_SQRT_2 / 2.0;
-        let want = [0.25, 0.5, 0.75, 1.0, 1.0, 0.5 + half, 0.5, 0.5 - half, 0.0];
-        for (got, want) in rates.zip(want) {
-            assert!((got - want).abs() < 1e-12, "{got}, want {want}");
+        let want = [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (13, 0.5 + half), (22, 0.5), (31, 0.5 - half), (40, 0.0)];
+        for (step, want) in want {
+            let got = config.learning_rate_at(step);
+            assert!((got - want).abs() < 1e-12, "{step}: {got}, want {want}");
         }
-        assert!(TrainConfig::default().with_steps(5).learning_rate_at(0) > 0.0);
+        assert!(TrainConfig { steps: 5, ..Default::default() }.learning_rate_at(0) > 0.0);
     }
 }

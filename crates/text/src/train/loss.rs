@@ -1,10 +1,11 @@
 //! Training losses.
 
-use candle_attention::{Error, PaddedIds, Result};
+use candle_attention::{PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
+use crate::train::config::TrainConfig;
 use crate::train::data::generator;
-use crate::train::student::{Student, WORDS, unit};
+use crate::train::student::{Student, unit};
 use crate::train::vocabulary::{MASK, SPECIAL};
 
 /// The share of tokens to predict, and the shares of them that are masked or replaced by a random token: as in BERT
@@ -22,17 +23,23 @@ pub(super) enum Objective {
         embeddings: Tensor,
         /// The projection from the teacher's space to the student's, `(d, hidden_size)`.
         basis: Tensor,
-        similarity_weight: f64,
     },
     /// Masked language modeling.
-    MaskedWords { vocab_size: usize, seed: u64 },
+    MaskedWords,
 }
 
 impl Objective {
     /// The loss of a step: of the texts with the indices `batch` and the token ids `rows`.
-    pub fn loss(&self, student: &Student, batch: &[u32], rows: &[&[u32]], step: usize) -> Result<Tensor> {
+    pub fn loss(
+        &self,
+        student: &Student,
+        config: &TrainConfig,
+        batch: &[u32],
+        rows: &[&[u32]],
+        step: usize,
+    ) -> Result<Tensor> {
         match self {
-            Self::Teacher { embeddings, basis, similarity_weight } => {
+            Self::Teacher { embeddings, basis } => {
                 let student = student.embed(&PaddedIds::new(rows, 0, &Device::Cpu)?)?; // (b, hidden)
                 let batch = Tensor::new(batch, &Device::Cpu)?;
                 let teacher = embeddings.index_select(&batch, 0)?.to_dtype(DType::F32)?; // (b, d)
@@ -40,16 +47,16 @@ impl Objective {
                 let direction = (1.0 - (&student * directions)?.sum(1)?.mean_all()?)?;
                 let (ours, theirs) = (student.matmul(&student.t()?)?, teacher.matmul(&teacher.t()?)?); // (b, b)
                 let similarity = (ours - theirs)?.sqr()?.mean_all()?;
-                Ok((direction + (similarity * *similarity_weight)?)?)
+                Ok((direction + (similarity * config.similarity_weight)?)?)
             }
-            Self::MaskedWords { vocab_size, seed } => masked_words(student, rows, *vocab_size, *seed, step),
+            Self::MaskedWords => masked_words(student, config, rows, step),
         }
     }
 }
 
 /// Cross-entropy of the masked tokens; the logits are products with the word embeddings.
-fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64, step: usize) -> Result<Tensor> {
-    let mut rng = generator(!seed, step);
+fn masked_words(student: &Student, config: &TrainConfig, rows: &[&[u32]], step: usize) -> Result<Tensor> {
+    let mut rng = generator(!config.seed, step);
     let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0);
     let mut rows: Vec<Vec<u32>> = rows.iter().map(|row| row.to_vec()).collect();
     let (mut positions, mut targets) = (Vec::new(), Vec::new());
@@ -60,7 +67,7 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
             }
             positions.push((i * longest + j) as u32);
             targets.push(*id);
-            let other = rng.u32(SPECIAL.len() as u32..vocab_size as u32);
+            let other = rng.u32(SPECIAL.len() as u32..config.vocab_size as u32);
             match rng.f64() {
                 chance if chance < MASKED => *id = MASK,
                 chance if chance < MASKED + REPLACED => *id = other,
@@ -68,9 +75,7 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
             }
         }
     }
-    let words = student.variables().remove(WORDS);
-    let words = words
-        .ok_or_else(|| Error::MissingTensor { name: WORDS.into(), why: "masked words are predicted with it".into() })?;
+    let words = student.words()?;
     if positions.is_empty() {
         // In a batch of very short texts there may be nothing to predict.
         return Ok((words.narrow(0, 0, 1)?.sum_all()? * 0.0)?);
@@ -85,12 +90,23 @@ fn masked_words(student: &Student, rows: &[&[u32]], vocab_size: usize, seed: u64
 mod tests {
     use super::*;
     use crate::random::Random;
-    use crate::train::config::TrainConfig;
+
+    fn config() -> TrainConfig {
+        TrainConfig {
+            vocab_size: 50,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_hidden_layers: 1,
+            intermediate_size: 12,
+            max_position_embeddings: 16,
+            max_length: 16,
+            seed: 1,
+            ..Default::default()
+        }
+    }
 
     fn student() -> Student {
-        let config = TrainConfig::default().with_vocab_size(50).with_hidden_size(8).with_num_attention_heads(2);
-        let config = config.with_num_hidden_layers(1).with_intermediate_size(12).with_max_position_embeddings(16);
-        Student::new(&config.with_max_length(16), None).unwrap()
+        Student::new(&config(), None).unwrap()
     }
 
     fn number(loss: Result<Tensor>) -> f64 {
@@ -100,7 +116,7 @@ mod tests {
     #[test]
     fn special_tokens_are_not_predicted() {
         let (student, special) = (student(), SPECIAL.len() as u32);
-        let loss = |row: &[u32], step: usize| number(masked_words(&student, &[row], 50, 1, step));
+        let loss = |row: &[u32], step: usize| number(masked_words(&student, &config(), &[row], step));
         let (special, words): (Vec<u32>, Vec<u32>) = ((0..special).collect(), (special..2 * special).collect());
         assert!((0..20).all(|step| loss(&special, step) == 0.0));
         assert!((0..20).any(|step| loss(&words, step) > 0.0));
@@ -126,9 +142,9 @@ mod tests {
             }
         }
         for similarity_weight in [0.0, 1.0, 2.5] {
-            let objective =
-                Objective::Teacher { embeddings: embeddings.clone(), basis: basis.clone(), similarity_weight };
-            let got = number(objective.loss(&student, &batch, &rows, 0));
+            let config = TrainConfig { similarity_weight, ..config() };
+            let objective = Objective::Teacher { embeddings: embeddings.clone(), basis: basis.clone() };
+            let got = number(objective.loss(&student, &config, &batch, &rows, 0));
             let want = direction + similarity_weight * similarity;
             assert!((got - want).abs() < 1e-5, "{similarity_weight}: {got}, want {want}");
         }

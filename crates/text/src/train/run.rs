@@ -1,22 +1,24 @@
-//! The training loop.
+//! The training loop, and the file in which a run is saved.
 
 use std::path::{Path, PathBuf};
 
-use candle_attention::io::{create_folder, is_present};
+use candle_attention::checkpoint::Checkpoint;
+use candle_attention::io::{create_folder, is_present, write_tensors};
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 use tokenizers::Tokenizer;
 
 use crate::hash::Fingerprint;
 use crate::train::adamw::AdamW;
-use crate::train::config::{StudentKind, TrainConfig};
+use crate::train::config::TrainConfig;
 use crate::train::data::Batches;
 use crate::train::loss::Objective;
-use crate::train::state;
-use crate::train::state::State;
 use crate::train::student::{Student, unit};
 use crate::train::teacher::{Teacher, basis};
 use crate::train::{vocabulary, write};
+
+/// Name of the file in the folder of a run.
+const FILE: &str = "run.safetensors";
 
 /// A training run: the student, what it learns from, and its progress.
 ///
@@ -32,8 +34,6 @@ use crate::train::{vocabulary, write};
 /// # Ok::<(), candle_attention::Error>(())
 /// ```
 pub struct Trainer {
-    /// As it was asked for: the vocabulary may be larger than what the texts give.
-    asked: TrainConfig,
     config: TrainConfig,
     tokenizer: Tokenizer,
     ids: Vec<Vec<u32>>,
@@ -42,11 +42,10 @@ pub struct Trainer {
     objective: Objective,
     optimizer: AdamW,
     step: usize,
-    /// The number of steps that the saved run had, if this one has more.
-    prolonged_from: Option<usize>,
-    folder: PathBuf,
-    /// Fingerprint of the texts and the teacher.
-    key: String,
+    /// The saved run.
+    path: PathBuf,
+    /// What identifies the run: its configuration, and a fingerprint of the texts and the teacher.
+    identity: [(String, String); 2],
 }
 
 /// The result of a step.
@@ -67,9 +66,7 @@ impl Trainer {
     /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding
     /// starts as the teacher's embedding of the word; without one, it learns to predict masked words.
     ///
-    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it. With
-    /// more steps than the saved run had, it is prolonged: from here on the learning rate is that of the longer run at
-    /// this step, so it jumps up again if it had fallen already.
+    /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it.
     ///
     /// `on_progress` is called with the number of texts that the teacher has encoded so far, and of all texts.
     ///
@@ -84,57 +81,49 @@ impl Trainer {
         folder: impl AsRef<Path>,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
-        let folder = folder.as_ref().to_path_buf();
-        let Start { asked, key, saved } = Start::new(config, texts, teacher, &folder)?;
-        create_folder(&folder)?;
-        let tokenizer = match &saved {
-            Some(saved) => saved.tokenizer(asked.vocab_size)?,
-            None => vocabulary::train(texts, asked.vocab_size)?,
-        };
-        let config = TrainConfig { vocab_size: tokenizer.get_vocab_size(true), ..asked.clone() };
-        let objective = match teacher {
-            Some(teacher) => {
-                let embeddings = teacher.encode_once(texts, &folder, on_progress)?;
-                let basis = basis(&embeddings, config.hidden_size)?;
-                Objective::Teacher { embeddings, basis, similarity_weight: config.similarity_weight }
-            }
-            None => Objective::MaskedWords { vocab_size: config.vocab_size, seed: config.seed },
-        };
-        let student = match (&saved, teacher, &objective) {
-            (Some(saved), ..) => Student::from_tensors(&config, saved.parameters(&config)?)?,
-            (None, Some(teacher), Objective::Teacher { basis, .. }) => {
-                let words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(basis)?;
-                // The mean of all words would dominate the mean of every text.
-                let words = words.broadcast_sub(&words.mean_keepdim(0)?)?;
-                Student::new(&config, Some(&unit(&words)?))?
-            }
-            _ => Student::new(&config, None)?,
-        };
-        let mut optimizer = AdamW::new(student.variables(), config.weight_decay, config.max_grad_norm)?;
-        if let Some(saved) = &saved {
-            saved.restore(&mut optimizer)?;
+        config.validate()?;
+        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
+            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
         }
+        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
+            let allowed = format!("at most {width}, the teacher's embedding size");
+            return Err(Error::config("hidden_size", config.hidden_size, allowed));
+        }
+        let (folder, path) = (folder.as_ref(), folder.as_ref().join(FILE));
+        let key = texts.iter().map(String::as_str).chain(teacher.map(|teacher| teacher.key.as_str()));
+        let key = key.map(str::as_bytes).collect::<Fingerprint>().hex();
+        let asked = serde_json::to_string(&config).map_err(|e| Error::file(&path, e))?;
+        let identity = [("config", asked), ("key", key)].map(|(name, value)| (name.to_string(), value));
+        let saved = if is_present(&path)? { Some(open_saved(&path, &identity)?) } else { None };
+
+        let tokenizer = vocabulary::train(texts, config.vocab_size)?;
+        let config = TrainConfig { vocab_size: tokenizer.get_vocab_size(true), ..config };
         let ids = vocabulary::encode(&tokenizer, texts, config.max_length)?;
+        let (mut words, mut objective) = (None, Objective::MaskedWords);
+        if let Some(teacher) = teacher {
+            let embeddings = teacher.encode_once(texts, folder, &identity[1].1, on_progress)?;
+            let basis = basis(&embeddings, config.hidden_size)?;
+            if saved.is_none() {
+                let of_words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(&basis)?;
+                // The mean of all words would dominate the mean of every text.
+                words = Some(unit(&of_words.broadcast_sub(&of_words.mean_keepdim(0)?)?)?);
+            }
+            objective = Objective::Teacher { embeddings, basis };
+        }
+        let student = Student::new(&config, words.as_ref())?;
+        let mut optimizer = AdamW::new(student.variables())?;
+        let step = match saved {
+            Some(saved) => {
+                optimizer.restore(&saved)?;
+                steps_of(&saved, &path)?
+            }
+            None => 0,
+        };
         let batches = Batches::new(ids.iter().map(Vec::len).collect(), config.batch_size, config.seed);
-        let prolonged_from = saved.as_ref().map(|saved| saved.steps).filter(|steps| *steps < config.steps);
-        let step = saved.map_or(0, |saved| saved.step);
-        Ok(Self {
-            asked,
-            config,
-            tokenizer,
-            ids,
-            batches,
-            student,
-            objective,
-            optimizer,
-            step,
-            prolonged_from,
-            folder,
-            key,
-        })
+        Ok(Self { config, tokenizer, ids, batches, student, objective, optimizer, step, path, identity })
     }
 
-    /// The configuration, with the size of the vocabulary and the number of warm-up steps that the run has.
+    /// The configuration, with the size of the vocabulary that the run has.
     pub fn config(&self) -> &TrainConfig {
         &self.config
     }
@@ -149,23 +138,18 @@ impl Trainer {
         self.step
     }
 
-    /// The number of steps that the saved run had, if this one has more.
-    pub fn prolonged_from(&self) -> Option<usize> {
-        self.prolonged_from
-    }
-
     /// Trains on one batch; `None` once all steps are done.
     ///
     /// # Errors
-    /// [`Error::Value`] if the loss, the norm of the gradients or an updated weight is not finite. Then nothing has
-    /// changed: the run can still be saved, as it was after the step before.
+    /// [`Error::Value`] if the loss, the norm of the gradients or an updated weight is not finite. The run is then only
+    /// good to be made anew from its last save.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.config.steps {
             return Ok(None);
         }
         let batch = self.batches.at(self.step);
         let rows: Vec<&[u32]> = batch.iter().map(|&text| &self.ids[text as usize][..]).collect();
-        let loss = self.objective.loss(&self.student, batch, &rows, self.step)?;
+        let loss = self.objective.loss(&self.student, &self.config, batch, &rows, self.step)?;
         let value = loss.to_scalar::<f32>()?;
         if !value.is_finite() {
             let expected = "a finite number: try a smaller learning rate";
@@ -177,15 +161,16 @@ impl Trainer {
         Ok(Some(Step { number: self.step, loss: value, grad_norm, learning_rate }))
     }
 
-    /// Saves the run to its folder, atomically: after a kill, a full disk or a power failure the run continues from
-    /// this save or from the one before. A trainer made of the same configuration, texts and teacher continues it; the
-    /// [module](crate::train) says how exactly.
+    /// Saves the run to its folder, atomically. A trainer made of the same configuration, texts and teacher continues
+    /// it.
     ///
     /// # Errors
     /// If the file cannot be written; the save before is then still there.
     pub fn save(&self) -> Result<()> {
-        let tokenizer = vocabulary::to_json(&self.tokenizer)?;
-        state::save(&self.folder.join(state::FILE), &self.asked, &self.key, self.step, tokenizer, &self.optimizer)
+        create_folder(self.path.parent().unwrap_or(Path::new("")))?;
+        let step = ("step".to_string(), self.step.to_string());
+        let metadata = self.identity.iter().cloned().chain([step]).collect();
+        write_tensors(&self.path, self.optimizer.tensors(), metadata)
     }
 
     /// One unit vector per text, `(texts, hidden_size)`, by the student in its current state.
@@ -198,88 +183,34 @@ impl Trainer {
         Ok(Tensor::cat(&ids.chunks(64).map(batch).collect::<Result<Vec<_>>>()?, 0)?)
     }
 
-    /// Writes the model in its current state, with weights in `dtype`, to a folder that transformers,
-    /// sentence-transformers and [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) read.
-    ///
-    /// A new folder appears complete or not at all. In a folder that this run wrote, only the weights are replaced,
-    /// atomically: a kill, a full disk or a power failure leaves the old ones or the new ones. Other files there stay.
-    /// What the run wrote is recognized by `candle_attention_run` in the metadata of the weights: a fingerprint of the
-    /// configuration except the number of steps, the texts and the teacher.
+    /// Writes the model in its current state, with weights in `dtype`, to a new folder that transformers,
+    /// sentence-transformers and [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) read. It appears
+    /// complete or not at all.
     ///
     /// # Errors
-    /// The errors of [`check_writable`](Self::check_writable); [`Error::Io`] for a file that cannot be written.
+    /// [`Error::File`] if the folder exists; [`Error::Io`] for a file that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
-        let small = self.small_files()?;
         let weights = self.student.variables().into_iter();
         let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
-        write::write_folder(folder.as_ref(), self.mark()?, &small, weights.collect::<Result<_>>()?)
-    }
-
-    /// Checks that [`write`](Self::write) may write to `folder`: there is nothing, an empty folder, or a model that
-    /// this run wrote. Call it before a long training.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for static vectors; [`Error::File`] for a folder or a file that the run did not write.
-    pub fn check_writable(&self, folder: impl AsRef<Path>) -> Result<()> {
-        write::check_writable(folder.as_ref(), &self.mark()?, &self.small_files()?)
-    }
-
-    /// Checks before any work, so before the teacher encodes, what [`new`](Self::new) and, if there is an `output`,
-    /// [`check_writable`](Self::check_writable) would refuse. It writes nothing.
-    ///
-    /// # Errors
-    /// An invalid configuration; a saved run in `folder` of another configuration, other texts or another teacher;
-    /// [`Error::File`] for an `output` that this run did not write.
-    pub fn check(
-        config: &TrainConfig,
-        texts: &[String],
-        teacher: Option<&Teacher>,
-        folder: impl AsRef<Path>,
-        output: Option<&Path>,
-    ) -> Result<()> {
-        let start = Start::new(config.clone(), texts, teacher, folder.as_ref())?;
-        output.map_or(Ok(()), |output| write::check_folder(output, &write::mark(&start.asked, &start.key)?))
-    }
-
-    fn mark(&self) -> Result<String> {
-        write::mark(&self.asked, &self.key)
-    }
-
-    fn small_files(&self) -> Result<write::SmallFiles> {
-        if self.config.kind == StudentKind::Static {
-            return Err(Error::config("kind", "static", "encoder, because static vectors are for comparison only"));
-        }
-        write::small_files(&self.config, &self.tokenizer)
+        write::write_folder(folder.as_ref(), &self.config, &self.tokenizer, weights.collect::<Result<_>>()?)
     }
 }
 
-/// What is known of a run before any work.
-struct Start {
-    asked: TrainConfig,
-    key: String,
-    saved: Option<State>,
+/// Opens a saved run; an error if it has another configuration, other texts or another teacher.
+fn open_saved(path: &Path, identity: &[(String, String)]) -> Result<Checkpoint> {
+    let saved = Checkpoint::open(path)?;
+    for (name, now) in identity {
+        if saved.metadata().get(name) != Some(now) {
+            let other = if name == "config" { "other settings" } else { "other texts or another teacher" };
+            let reason = format!("is of a run that had {other}: remove it, or train in another folder");
+            return Err(Error::file(path, reason));
+        }
+    }
+    Ok(saved)
 }
 
-impl Start {
-    fn new(config: TrainConfig, texts: &[String], teacher: Option<&Teacher>, folder: &Path) -> Result<Self> {
-        config.validate()?;
-        if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
-            return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
-        }
-        if teacher.is_none() && config.kind == StudentKind::Static {
-            let allowed = "encoder if there is no teacher, because static vectors see no context";
-            return Err(Error::config("kind", "static", allowed));
-        }
-        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
-            let allowed = format!("at most {width}, the teacher's embedding size");
-            return Err(Error::config("hidden_size", config.hidden_size, allowed));
-        }
-        let of_teacher = teacher.map_or("", |teacher| &teacher.key);
-        let parts = texts.iter().map(|text| text.as_bytes()).chain([of_teacher.as_bytes()]);
-        let key = parts.collect::<Fingerprint>().hex();
-        let asked = TrainConfig { warmup_steps: Some(config.resolved_warmup_steps()), ..config };
-        let path = folder.join(state::FILE);
-        let saved = if is_present(&path)? { Some(State::open(&path, &asked, &key)?) } else { None };
-        Ok(Self { asked, key, saved })
-    }
+/// The number of completed steps of a saved run.
+fn steps_of(saved: &Checkpoint, path: &Path) -> Result<usize> {
+    let step = saved.metadata().get("step").and_then(|step| step.parse().ok());
+    step.ok_or_else(|| Error::file(path, "its header has no number of steps"))
 }

@@ -1,24 +1,22 @@
-//! A sentence encoder to learn from, its cached embeddings, and the projection to the student's dimension.
+//! A sentence encoder to learn from, its embeddings of the texts, and the projection to the student's dimension.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::{create_folder, is_present, write_tensors};
 use candle_attention::{ComputeType, Error, Result};
 use candle_core::{DType, Device, Tensor};
-use safetensors::Dtype;
 
 use crate::hash::Fingerprint;
 use crate::train::student::unit;
 use crate::{EncodeOptions, SentenceEncoder};
 
-/// Number of texts whose embeddings are in one cache file. As many are encoded between two calls of the progress
-/// function, and are lost by an interrupt.
-const CACHED: usize = 256;
+/// Number of texts that are encoded between two calls of the progress function.
+const TEXTS: usize = 256;
 /// Number of embeddings whose products are summed at once.
 const CHUNK: usize = 4096;
-/// Name of the tensor in a cache file.
+/// Name of the tensor in the file of the embeddings.
 const EMBEDDINGS: &str = "embeddings";
 /// Iterations of [`basis`]; more of them change no digit of an f32.
 const ROUNDS: usize = 40;
@@ -58,54 +56,34 @@ impl Teacher {
         self.encoder.embedding_size()
     }
 
-    /// The vectors of [`encode`](Self::encode) rounded to f16, cached in files in `folder`, each when its texts are
-    /// encoded.
+    /// The vectors of [`encode`](Self::encode) rounded to f16, kept in a file in `folder` that is named by `key`, a
+    /// fingerprint of the texts and this teacher.
     pub(super) fn encode_once(
         &self,
         texts: &[String],
         folder: &Path,
+        key: &str,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Tensor> {
-        let mut parts = Vec::with_capacity(texts.len().div_ceil(CACHED));
-        for (i, texts_of_part) in texts.chunks(CACHED).enumerate() {
-            let path = self.cache_path(texts_of_part, folder);
-            if is_present(&path)? {
-                parts.push(self.cached(&path, texts_of_part.len())?);
-                continue;
+        let path = folder.join(format!("teacher-{key}.safetensors"));
+        if is_present(&path)? {
+            let embeddings = Checkpoint::open(&path)?.tensor(EMBEDDINGS, &Device::Cpu)?;
+            if embeddings.dims() != [texts.len(), self.embedding_size()] {
+                return Err(Error::file(&path, "its embeddings are of other texts; remove the file"));
             }
-            let embeddings = self.encode(texts_of_part)?.to_dtype(DType::F16)?;
-            create_folder(folder)?;
-            write_tensors(&path, [(EMBEDDINGS, embeddings.clone())], HashMap::new())?;
-            parts.push(embeddings);
+            return Ok(embeddings);
+        }
+        let mut parts = Vec::with_capacity(texts.len().div_ceil(TEXTS));
+        for (i, part) in texts.chunks(TEXTS).enumerate() {
+            parts.push(self.encode(part)?.to_dtype(DType::F16)?);
             if let Some(on_progress) = on_progress {
-                on_progress(i * CACHED + texts_of_part.len(), texts.len());
+                on_progress(i * TEXTS + part.len(), texts.len());
             }
         }
-        Ok(Tensor::cat(&parts, 0)?)
-    }
-
-    /// The embeddings of a cache file, checked.
-    fn cached(&self, path: &Path, texts: usize) -> Result<Tensor> {
-        let file = Checkpoint::open(path)?;
-        let (dtype, stored) = file.tensor_info(EMBEDDINGS)?;
-        let shape = [texts, self.embedding_size()];
-        if *stored != shape || dtype != Dtype::F16 {
-            let found = format!("has dtype {dtype} and shape {stored:?}");
-            let reason = format!("`{EMBEDDINGS}` {found}, expected F16 {shape:?}; remove the file");
-            return Err(Error::file(path, reason));
-        }
-        let embeddings = file.tensor(EMBEDDINGS, &Device::Cpu)?;
-        // 0 times a number that is not finite is NaN.
-        if (embeddings.to_dtype(DType::F32)? * 0.0)?.sum_all()?.to_scalar::<f32>()? != 0.0 {
-            let reason = "its embeddings of the teacher hold NaN or an infinity; remove the file";
-            return Err(Error::file(path, reason));
-        }
+        let embeddings = Tensor::cat(&parts, 0)?;
+        create_folder(folder)?;
+        write_tensors(&path, [(EMBEDDINGS, embeddings.clone())], HashMap::new())?;
         Ok(embeddings)
-    }
-
-    fn cache_path(&self, texts: &[String], folder: &Path) -> PathBuf {
-        let parts = texts.iter().map(|text| text.as_bytes()).chain([self.key.as_bytes()]);
-        folder.join(format!("teacher-{}.safetensors", parts.collect::<Fingerprint>().hex()))
     }
 }
 

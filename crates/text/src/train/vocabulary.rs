@@ -8,7 +8,7 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{
-    AddedToken, Model, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    AddedToken, NormalizedString, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
     Tokenizer, Trainer,
 };
 
@@ -20,7 +20,7 @@ pub(super) const MASK: u32 = 4;
 /// within one.
 const ALPHABET: usize = 96;
 
-fn tokenizer_error(error: impl std::fmt::Display) -> Error {
+pub(super) fn tokenizer_error(error: impl std::fmt::Display) -> Error {
     Error::Tokenizer(error.to_string())
 }
 
@@ -54,17 +54,6 @@ pub(super) fn train(texts: &[String], most: usize) -> Result<Tokenizer> {
     let mut model = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
     Trainer::train(&trainer, &mut model).map_err(tokenizer_error)?;
 
-    let tokenizer = tokenizer(model)?;
-    let found = tokenizer.get_vocab_size(true);
-    if found > most {
-        let allowed = format!("at least {found}, for the characters of the texts");
-        return Err(Error::config("vocab_size", most, allowed));
-    }
-    Ok(tokenizer)
-}
-
-/// The tokenizer of a vocabulary, with everything else that BERT's has.
-fn tokenizer(model: WordPiece) -> Result<Tokenizer> {
     let mut tokenizer = Tokenizer::new(model);
     tokenizer.add_special_tokens(SPECIAL.map(|token| AddedToken::from(token, true))).map_err(tokenizer_error)?;
     tokenizer.with_normalizer(Some(normalizer())).map_err(tokenizer_error)?;
@@ -79,6 +68,11 @@ fn tokenizer(model: WordPiece) -> Result<Tokenizer> {
         .build()
         .map_err(tokenizer_error)?;
     tokenizer.with_post_processor(Some(template));
+    let found = tokenizer.get_vocab_size(true);
+    if found > most {
+        let allowed = format!("at least {found}, for the characters of the texts");
+        return Err(Error::config("vocab_size", most, allowed));
+    }
     Ok(tokenizer)
 }
 
@@ -115,35 +109,4 @@ pub(super) fn words(tokenizer: &Tokenizer) -> Vec<String> {
         if (id as usize) < SPECIAL.len() { String::new() } else { token.trim_start_matches("##").to_string() }
     };
     (0..tokenizer.get_vocab_size(true) as u32).map(word).collect()
-}
-
-/// The content of `tokenizer.json`.
-pub(super) fn to_json(tokenizer: &Tokenizer) -> Result<String> {
-    serde_json::to_string(tokenizer).map_err(tokenizer_error)
-}
-
-/// What is taken from a saved `tokenizer.json`.
-#[derive(serde::Deserialize)]
-struct Saved {
-    model: WordPiece,
-}
-
-/// The tokenizer that [`to_json`] wrote. Only a vocabulary of at most `most` tokens is read and the rest is made anew,
-/// because a `tokenizer.json` can make the tokenizers crate panic or compute without end; `None` if it then is another
-/// one.
-pub(super) fn from_json(json: &str, most: usize) -> Result<Option<Tokenizer>> {
-    let Ok(Saved { model }) = serde_json::from_str(json) else { return Ok(None) };
-    // A word limit of its own makes a long word take for ever, and a prefix of its own gives other tokens.
-    let made = WordPiece::builder().unk_token(SPECIAL[1].to_string()).build().map_err(tokenizer_error)?;
-    let settings = |model: &WordPiece| {
-        (model.unk_token.clone(), model.continuing_subword_prefix.clone(), model.max_input_chars_per_word)
-    };
-    let is_special = |id: usize| model.id_to_token(id as u32).as_deref() == Some(SPECIAL[id]);
-    let size = model.get_vocab_size();
-    let ids = || (0..size).all(|id| model.id_to_token(id as u32).is_some()) && (0..SPECIAL.len()).all(is_special);
-    if !(SPECIAL.len()..=most).contains(&size) || settings(&model) != settings(&made) || !ids() {
-        return Ok(None);
-    }
-    let tokenizer = tokenizer(model)?;
-    Ok((to_json(&tokenizer)? == json).then_some(tokenizer))
 }

@@ -138,12 +138,11 @@ impl AttentionMaps {
             return Err(Error::shape(format!("the weights of layer {layer}"), weights.dims(), expected));
         }
         let count = heads.saturating_mul(q).saturating_mul(k);
-        match count > MAX_WEIGHTS {
-            true => {
-                let what = format!("the number of weights of layer {layer}");
-                Err(Error::value(what, count, format!("at most {MAX_WEIGHTS}: pass fewer heads or tokens")))
-            }
-            false => Ok(()),
+        if count > MAX_WEIGHTS {
+            let what = format!("the number of weights of layer {layer}");
+            Err(Error::value(what, count, format!("at most {MAX_WEIGHTS}: pass fewer heads or tokens")))
+        } else {
+            Ok(())
         }
     }
 

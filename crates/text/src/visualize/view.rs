@@ -37,10 +37,7 @@ impl AttentionMaps {
     /// head is the sum of the squares. Only words count: no special tokens, no punctuation, no pieces that continue a
     /// word; and, where queries and keys are the same tokens, no word and its neighbors, if there are others.
     pub(super) fn telling_view(&self) -> Option<View> {
-        match self.queries == self.keys {
-            true => self.sharpest(2).or_else(|| self.sharpest(1)),
-            false => self.sharpest(0),
-        }
+        if self.queries == self.keys { self.sharpest(2).or_else(|| self.sharpest(1)) } else { self.sharpest(0) }
     }
 
     /// The view for keys that are at least so many tokens from the query.

@@ -55,7 +55,7 @@ fn doubling() -> Value {
 fn what_would_end_the_process_is_refused_at_load() {
     let charsmap = |map: &str| with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": map}));
     says(charsmap("AAAAAA=="), &["tokenizer.json", "precompiled_charsmap", "a trie of 0 bytes"]);
-    says(charsmap("/////w=="), &["tokenizer.json", "precompiled_charsmap", "a trie of 4294967295 bytes"]);
+    says(charsmap("/////w=="), &["tokenizer.json", "bytes of the trie of `precompiled_charsmap` is 4294967295"]);
     let nested = |map: &str| json!({"type": "Precompiled", "precompiled_charsmap": map});
     says(with("normalizer", sequence("normalizers", vec![nested("/////w==")])), &["precompiled_charsmap"]);
 
@@ -72,8 +72,11 @@ fn what_would_end_the_process_is_refused_at_load() {
 #[test]
 fn what_is_out_of_proportion_is_refused_at_load() {
     let content = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(65)});
-    says(with("normalizer", content), &["bytes of a replacement is 65, expected at most 64"]);
-    says(with("normalizer", json!({"type": "Prepend", "prepend": "b".repeat(65)})), &["bytes of a prefix is 65"]);
+    says(with("normalizer", content), &["bytes of `content` of a step of `normalizer` is 65, expected at most 64"]);
+    says(
+        with("normalizer", json!({"type": "Prepend", "prepend": "b".repeat(65)})),
+        &["bytes of `prepend` of a step of `normalizer` is 65"],
+    );
     let pattern = json!({"type": "Replace", "pattern": {"Regex": "a".repeat(5000)}, "content": "b"});
     says(with("normalizer", pattern), &["bytes of a pattern of `normalizer` is 5000, expected at most 4096"]);
     says(
@@ -81,10 +84,13 @@ fn what_is_out_of_proportion_is_refused_at_load() {
         &["steps of `normalizer`", "128"],
     );
     let levels = sequence("pretokenizers", vec![json!({"type": "ByteLevel", "add_prefix_space": false}); 30]);
-    says(with("pre_tokenizer", levels), &["pre-tokenizers that rewrite the text is 5, expected at most 4"]);
+    says(
+        with("pre_tokenizer", levels),
+        &["times that `pre_tokenizer` may lengthen a text is 128, expected at most 64"],
+    );
     says(
         with("decoder", sequence("decoders", doubling()["normalizers"].as_array().unwrap().clone())),
-        &["times that a token may grow is 2048, expected at most 1024"],
+        &["times that `decoder` may lengthen a text is 128, expected at most 64"],
     );
 
     let template = |pieces: Vec<Value>, ids: usize| {
@@ -124,13 +130,12 @@ fn what_is_out_of_proportion_is_refused_at_load() {
             tokenizer["added_tokens"] = json!((0..count).map(token).collect::<Vec<_>>());
         })
     };
-    says(added(1, 1025), &["bytes of the longest added token is 1025, expected at most 1024"]);
     says(added(1025, 1024), &["bytes of all added tokens is 1049600, expected at most 1048576"]);
 
     let word = changed(|tokenizer| tokenizer["model"]["max_input_chars_per_word"] = json!(1_000_000_000_000u64));
     says(word, &["`max_input_chars_per_word` is 1000000000000, expected at most 1000"]);
-    let prefix = changed(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = json!("#".repeat(64)));
-    says(prefix, &["bytes of `continuing_subword_prefix` is 64, expected at most 63"]);
+    let prefix = changed(|tokenizer| tokenizer["model"]["continuing_subword_prefix"] = json!("#".repeat(65)));
+    says(prefix, &["bytes of `continuing_subword_prefix` is 65, expected at most 64"]);
     // The library cuts the second part of a merge after the prefix without looking where its letters end.
     let merges = |prefix: &str, merges: Value| {
         with(
@@ -195,7 +200,10 @@ fn panics_of_the_library_are_errors() {
         with("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(bytes)}))
     };
     fails_on(charsmap(u32::MAX, "x\0"), "a", &["`tokenizer.json` is malformed"]);
-    says(charsmap(0, &"x".repeat(65)), &["precompiled_charsmap", "a replacement of 65 bytes, expected at most 64"]);
+    says(
+        charsmap(0, &"x".repeat(65)),
+        &["bytes of a replacement in `precompiled_charsmap` is 65, expected at most 64"],
+    );
     // After a panic the tokenizer still works.
     let encoder = template(json!({"Sequence": {"id": "B", "type_id": 0}})).unwrap();
     let texts = vec!["a"; 100];
@@ -291,20 +299,4 @@ fn many_holes_are_filled_like_one() {
     for (got, want) in all.iter().flat_map(|holes| holes.iter().flatten().zip(one.iter().flatten())) {
         assert!(got.id == want.id && (got.score - want.score).abs() < 1e-6, "{got:?} {want:?}");
     }
-}
-
-/// The library would take the rest of the text as one piece, and report nothing.
-#[test]
-fn an_expression_that_cannot_be_searched_is_an_error() {
-    let slow = r"(?:a(?!b)|a(?=a))*b";
-    let says = [slow, "a text of 40 bytes, at byte 0", "backtracking"];
-    let text = "a".repeat(40);
-    let split = json!({"type": "Split", "pattern": {"Regex": slow}, "behavior": "Isolated", "invert": false});
-    fails_on(with("pre_tokenizer", split), &text, &says);
-    let replace = json!({"type": "Replace", "pattern": {"Regex": slow}, "content": "b"});
-    fails_on(with("normalizer", replace), &text, &says);
-    // GPT-2's expression stores a place for each space of a run.
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let spaces = format!("two words{}and two", " ".repeat(1_200_000));
-    fails_on(with("pre_tokenizer", byte_level), &spaces, &[r"\s+(?!\S)", "at byte 9", "stack"]);
 }

@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
 use crate::gguf::MAX_VALUES;
-use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
+use crate::text::tokenizer::growth::{Stepwise, steps};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
 
-/// The longest piece of a Unigram vocabulary, in bytes: the library keeps a level of a trie for each byte, and drops
-/// them by recursion, which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
+/// The longest piece of a Unigram vocabulary, in bytes: the library drops a level of a trie for each byte by recursion,
+/// which ends the process when the stack is full. SentencePiece makes pieces of up to 16 characters.
 const MAX_PIECE_BYTES: usize = 1 << 10;
 
 /// The most nodes of the trie of a Unigram vocabulary: the library needs 350 bytes for each. Vocabularies of 901,629
@@ -33,31 +33,20 @@ const MAX_ADDED_BYTES: usize = 1 << 20;
 
 /// The largest `max_input_chars_per_word`: the work on a word grows with the third power of its length. It is 100 in
 /// published tokenizers.
-const MAX_WORD_CHARS: u64 = 1_000;
-
-/// The longest `continuing_subword_prefix` and `end_of_word_suffix`, in bytes: one is added to each letter of a word.
-/// Published ones have up to 4.
-const MAX_AFFIX_BYTES: usize = 63;
+const MAX_WORD_CHARS: usize = 1_000;
 
 /// The most steps of a normalizer, a pre-tokenizer, a post-processor or a decoder, patterns and template parts
-/// included. Published ones have up to 20.
+/// included, and their deepest nesting. Published ones have up to 20, nested 3 deep.
 const MAX_STEPS: usize = 128;
-
-/// The deepest nesting of such steps. Published ones have 3.
 const MAX_DEPTH: usize = 16;
 
-/// The longest text that a step puts in, in bytes. Published ones have up to 10.
-const MAX_CONTENT_BYTES: usize = 64;
+/// The longest text that a step puts in, in bytes: also the prefix or suffix of a letter, and a replacement in the
+/// character map of a SentencePiece normalizer. The longest published one, of U+FDFA, has 33.
+pub(super) const MAX_CONTENT_BYTES: usize = 64;
 
-/// The most pre-tokenizers that rewrite the text: the byte-level alphabet doubles it. Published ones have up to 2.
-const MAX_REWRITES: usize = 4;
-
-/// The longest replacement in the character map of a SentencePiece normalizer, in bytes, which bounds how much a text
-/// grows. The longest one in published maps, of U+FDFA, has 33.
-pub(super) const MAX_REPLACEMENT_BYTES: usize = 64;
-
-/// How many times longer the replacements of a decoder may make a token.
-const MAX_DECODED_GROWTH: usize = 1 << 10;
+/// How many times longer the steps of a pre-tokenizer or of a decoder may make a text: the byte-level alphabet doubles
+/// it. Published ones have up to 4.
+const MAX_STEP_GROWTH: usize = 1 << 6;
 
 /// The parts of the file that are looked at.
 #[derive(Deserialize)]
@@ -84,7 +73,8 @@ struct AddedToken {
 
 #[derive(Deserialize)]
 struct Model {
-    max_input_chars_per_word: Option<u64>,
+    #[serde(default)]
+    max_input_chars_per_word: Option<usize>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
     vocab: Option<Vocabulary>,
@@ -113,25 +103,22 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
     at_most("values of the file", values, MAX_VALUES)?;
     let file: File = serde_json::from_slice(json)?;
     check_model(file.model)?;
-    let added = file.added_tokens.iter().map(|token| token.content.len());
-    at_most("bytes of the longest added token", added.clone().max().unwrap_or(0), MAX_PIECE_BYTES)?;
-    at_most("bytes of all added tokens", added.sum(), MAX_ADDED_BYTES)?;
-    let mut walk = Walk::default();
+    let added = file.added_tokens.iter().map(|token| token.content.len()).sum();
+    at_most("bytes of all added tokens", added, MAX_ADDED_BYTES)?;
+    let mut patterns = PatternWork::default();
     for (name, part) in [
         ("normalizer", &file.normalizer),
         ("pre_tokenizer", &file.pre_tokenizer),
         ("post_processor", &file.post_processor),
         ("decoder", &file.decoder),
     ] {
-        walk = Walk { name, pattern_work: walk.pattern_work, ..Walk::default() };
-        walk.check(part, 0)?;
+        Walk { name, steps: 0, growth: 1, patterns: &mut patterns }.check(part, 0)?;
     }
     // The library normalizes these tokens while it builds the tokenizer.
     if !file.normalizer.is_null() && file.added_tokens.iter().any(|token| token.normalized) {
         // As part of a tokenizer, whose parsing is compiled in the library.
         let alone = json!({"normalizer": file.normalizer, "model": {"type": "BPE", "vocab": {}, "merges": []}});
-        let tokenizer = Tokenizer::from_str(&alone.to_string())?;
-        let steps = NormalizerSteps::new(tokenizer.get_normalizer())?;
+        let steps = steps(Tokenizer::from_str(&alone.to_string())?.get_normalizer());
         for token in file.added_tokens.iter().filter(|token| token.normalized) {
             let stepwise = Stepwise::new(&steps, token.content.len());
             stepwise.normalize(&mut NormalizedString::from(token.content.as_str()))?;
@@ -142,38 +129,31 @@ pub(super) fn check(json: &[u8]) -> tokenizers::Result<()> {
 }
 
 fn at_most(what: &str, found: usize, allowed: usize) -> tokenizers::Result<()> {
-    match found > allowed {
-        true => Err(format!("the number of {what} is {found}, expected at most {allowed}").into()),
-        false => Ok(()),
-    }
+    let error = || format!("the number of {what} is {found}, expected at most {allowed}");
+    if found > allowed { Err(error().into()) } else { Ok(()) }
 }
 
 fn check_model(model: Model) -> tokenizers::Result<()> {
-    if let Some(found) = model.max_input_chars_per_word.filter(|found| *found > MAX_WORD_CHARS) {
-        return Err(format!("`max_input_chars_per_word` is {found}, expected at most {MAX_WORD_CHARS}").into());
-    }
-    let prefix = model.continuing_subword_prefix.as_deref().unwrap_or_default().len();
-    at_most("bytes of `continuing_subword_prefix`", prefix, MAX_AFFIX_BYTES)?;
-    let suffix = model.end_of_word_suffix.as_deref().unwrap_or_default().len();
-    at_most("bytes of `end_of_word_suffix`", suffix, MAX_AFFIX_BYTES)?;
+    at_most("`max_input_chars_per_word`", model.max_input_chars_per_word.unwrap_or(0), MAX_WORD_CHARS)?;
+    let length = |affix: &Option<String>| affix.as_deref().unwrap_or_default().len();
+    let prefix = length(&model.continuing_subword_prefix);
+    at_most("bytes of `continuing_subword_prefix`", prefix, MAX_CONTENT_BYTES)?;
+    at_most("bytes of `end_of_word_suffix`", length(&model.end_of_word_suffix), MAX_CONTENT_BYTES)?;
     if let Some(Vocabulary::Pieces(pieces)) = model.vocab {
         let longest = pieces.iter().map(|(piece, _)| piece.len()).max().unwrap_or(0);
         at_most("bytes of the longest piece of the vocabulary", longest, MAX_PIECE_BYTES)?;
         at_most("nodes of the trie of the vocabulary", trie_nodes(pieces), MAX_TRIE_NODES)?;
     }
-    let second = |merge: &Merge| match merge {
+    let is_whole = |merge: &Merge| match merge {
         Merge::Parts((_, second)) => second.is_char_boundary(prefix),
         // A line without a space is an error of the library.
         Merge::Line(line) => line.split_once(' ').is_none_or(|(_, second)| second.is_char_boundary(prefix)),
     };
     // The library takes the rest for UTF-8 without looking.
-    match model.merges.iter().flatten().all(second) {
-        true => Ok(()),
-        false => {
-            Err("a merge has a second part shorter than `continuing_subword_prefix`, or not of whole letters after it"
-                .into())
-        }
+    if model.merges.iter().flatten().all(is_whole) {
+        return Ok(());
     }
+    Err("a merge has a second part shorter than `continuing_subword_prefix`, or not of whole letters after it".into())
 }
 
 /// The number of different beginnings of pieces, or more if it is allowed anyway.
@@ -183,42 +163,35 @@ fn trie_nodes(mut pieces: Vec<(String, IgnoredAny)>) -> usize {
         return bytes;
     }
     pieces.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-    let shared =
-        |pair: &[(String, IgnoredAny)]| pair[0].0.bytes().zip(pair[1].0.bytes()).take_while(|(a, b)| a == b).count();
-    bytes - pieces.windows(2).map(shared).sum::<usize>()
+    let shared = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+    bytes - pieces.windows(2).map(|pair| shared(&pair[0].0, &pair[1].0)).sum::<usize>()
 }
 
 /// Checks the character map of a SentencePiece normalizer
 /// ([format](https://github.com/google/sentencepiece/blob/master/src/normalizer.h)): the size of a trie in bytes, its
 /// units, and the replacements, each ended by a zero byte. The library reserves memory for as many units as are stated.
 fn check_charsmap(charsmap: &[u8]) -> tokenizers::Result<()> {
-    let wrong = |what: String| Err(format!("`precompiled_charsmap`: {what}").into());
-    let Some((size, rest)) = charsmap.split_first_chunk::<4>() else {
-        return wrong(format!("{} bytes, expected at least 4", charsmap.len()));
-    };
+    let (size, rest) = charsmap.split_first_chunk::<4>().ok_or("`precompiled_charsmap` has less than 4 bytes")?;
     let size = u32::from_le_bytes(*size) as usize;
-    if size == 0 || size > rest.len() {
-        return wrong(format!("a trie of {size} bytes, expected 1 to the {} that follow", rest.len()));
+    if size == 0 {
+        return Err("`precompiled_charsmap` has a trie of 0 bytes".into());
     }
+    at_most("bytes of the trie of `precompiled_charsmap`", size, rest.len())?;
     let longest = rest[size / 4 * 4..].split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0);
-    match longest > MAX_REPLACEMENT_BYTES {
-        true => wrong(format!("a replacement of {longest} bytes, expected at most {MAX_REPLACEMENT_BYTES}")),
-        false => Ok(()),
-    }
+    at_most("bytes of a replacement in `precompiled_charsmap`", longest, MAX_CONTENT_BYTES)
 }
 
 /// A walk over a part of the file.
-#[derive(Default)]
-struct Walk {
+struct Walk<'a> {
     name: &'static str,
     steps: usize,
+    /// How many times longer the steps make a text.
+    growth: usize,
     /// The work of all patterns of the file so far.
-    pattern_work: PatternWork,
-    rewrites: usize,
-    decoded_growth: usize,
+    patterns: &'a mut PatternWork,
 }
 
-impl Walk {
+impl Walk<'_> {
     fn check(&mut self, value: &Value, depth: usize) -> tokenizers::Result<()> {
         at_most(&format!("nested levels of `{}`", self.name), depth, MAX_DEPTH)?;
         match value {
@@ -227,7 +200,7 @@ impl Walk {
                 self.steps += 1;
                 at_most(&format!("steps of `{}`", self.name), self.steps, MAX_STEPS)?;
                 keys.iter().try_for_each(|(key, value)| {
-                    self.check_key(key, value)?;
+                    value.as_str().map_or(Ok(()), |text| self.check_text(key, text))?;
                     self.check(value, depth + 1)
                 })
             }
@@ -235,28 +208,24 @@ impl Walk {
         }
     }
 
-    fn check_key(&mut self, key: &str, value: &Value) -> tokenizers::Result<()> {
-        let Some(text) = value.as_str() else { return Ok(()) };
-        match key {
-            "precompiled_charsmap" => check_charsmap(&STANDARD.decode(text)?)?,
-            "content" if self.name != "post_processor" => {
-                at_most("bytes of a replacement", text.len(), MAX_CONTENT_BYTES)?;
-                self.decoded_growth = self.decoded_growth.max(1).saturating_mul(text.len().max(1));
-                if self.name == "decoder" {
-                    at_most("times that a token may grow", self.decoded_growth, MAX_DECODED_GROWTH)?;
-                }
-            }
-            "prepend" => at_most("bytes of a prefix", text.len(), MAX_CONTENT_BYTES)?,
-            "Regex" | "String" => {
-                // The library compiles strings, too.
-                let pattern = if key == "Regex" { text.into() } else { fancy_regex::escape(text) };
-                self.pattern_work.add(self.name, &pattern)?;
-            }
-            "type" if self.name == "pre_tokenizer" && ["ByteLevel", "Metaspace"].contains(&text) => {
-                self.rewrites += 1;
-                at_most("pre-tokenizers that rewrite the text", self.rewrites, MAX_REWRITES)?;
-            }
-            _ => {}
+    fn check_text(&mut self, key: &str, text: &str) -> tokenizers::Result<()> {
+        let grows = match key {
+            "precompiled_charsmap" => return check_charsmap(&STANDARD.decode(text)?),
+            "Regex" => return Ok(self.patterns.add(self.name, text)?),
+            // The library compiles strings, too.
+            "String" => return Ok(self.patterns.add(self.name, &fancy_regex::escape(text))?),
+            "content" if self.name == "decoder" => text.len(),
+            "type" if ["ByteLevel", "Metaspace"].contains(&text) => 2,
+            _ => 1,
+        };
+        if self.name == "post_processor" {
+            return Ok(());
+        }
+        at_most(&format!("bytes of `{key}` of a step of `{}`", self.name), text.len(), MAX_CONTENT_BYTES)?;
+        // Each step of a normalizer is limited where it is applied.
+        if self.name != "normalizer" {
+            self.growth = self.growth.saturating_mul(grows.max(1));
+            at_most(&format!("times that `{}` may lengthen a text", self.name), self.growth, MAX_STEP_GROWTH)?;
         }
         Ok(())
     }

@@ -1,14 +1,11 @@
 //! The tokenizer of a model folder, and the texts it takes.
 //!
 //! The steps of the tokenizers library are run from here instead of by its `encode`: it normalizes without a bound,
-//! keeps the parts of a text that are cut off (for a pair every combination of them), ends the search of an expression
-//! without an error, and panics on some files.
+//! keeps the parts of a text that are cut off (for a pair every combination of them), and panics on some files.
 
 mod agreement;
-mod expression;
 mod file;
 mod growth;
-mod pre_tokenizer;
 mod spans;
 mod strides;
 mod vocabulary;
@@ -24,12 +21,11 @@ use std::sync::Arc;
 
 use tokenizers::normalizers::{Lowercase, NormalizerWrapper, Sequence};
 use tokenizers::parallelism::MaybeParallelRefIterator;
-use tokenizers::{Encoding, Model, OffsetType, PostProcessor, TruncationDirection};
+use tokenizers::{Encoding, Model, OffsetType, PostProcessor, PreTokenizer, TruncationDirection};
 
 use crate::folder::ModelFolder;
 pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
-use crate::text::tokenizer::growth::{NormalizerSteps, Stepwise};
-use crate::text::tokenizer::pre_tokenizer::PreTokenizerSteps;
+use crate::text::tokenizer::growth::Stepwise;
 use crate::text::tokenizer::windows::MAX_BYTES_PER_TOKEN;
 use candle_attention::io::foreign_content;
 use candle_attention::{Error, Result};
@@ -60,8 +56,8 @@ pub(crate) struct Tokenizer {
 /// What the file says.
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
-    normalizer: NormalizerSteps,
-    pre_tokenizer: PreTokenizerSteps,
+    /// The steps of its normalizer.
+    normalizer: Vec<NormalizerWrapper>,
 }
 
 /// The tokens of a text or of a pair of texts, special tokens included.
@@ -156,9 +152,8 @@ impl Tokenizer {
             if lower_case {
                 lower_case_first(&mut tokenizer)?;
             }
-            let normalizer = NormalizerSteps::new(tokenizer.get_normalizer())?;
-            let pre_tokenizer = PreTokenizerSteps::new(tokenizer.get_pre_tokenizer())?;
-            Ok(Inner { tokenizer, normalizer, pre_tokenizer })
+            let normalizer = growth::steps(tokenizer.get_normalizer());
+            Ok(Inner { tokenizer, normalizer })
         });
         // Only a file that is none is looked at for what it is: reading a large one twice takes time.
         let inner = inner.map_err(|error| match foreign_content(json) {
@@ -229,9 +224,10 @@ impl Tokenizer {
         let (first, second) = self.read(text, "");
         let Kept { encoding, counts, truncated } = self.encoding(&first, second.as_deref(), OffsetType::Byte)?;
         let texts: Vec<String> = [Some(first), second].into_iter().flatten().map(Cow::into_owned).collect();
-        let rests = match truncated {
-            true => texts.iter().zip(counts).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?,
-            false => vec![None; texts.len()],
+        let rests = if truncated {
+            texts.iter().zip(counts).map(|(text, kept)| self.rest(text, kept)).collect::<Result<_>>()?
+        } else {
+            vec![None; texts.len()]
         };
         Ok(Located { encoding, texts, rests })
     }
@@ -318,7 +314,9 @@ impl Tokenizer {
         let normalizer = Stepwise::new(&self.inner.normalizer, text.len());
         let mut parts = self.inner.tokenizer.get_added_vocabulary().extract_and_normalize(Some(&normalizer), text);
         normalizer.result()?;
-        self.inner.pre_tokenizer.apply(&mut parts)?;
+        if let Some(pre_tokenizer) = self.inner.tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts)?;
+        }
         self.inner.tokenizer.get_model().tokenize_in_pretokenized(&mut parts, limit)?;
         parts.into_encoding(None, type_id, offsets)
     }
@@ -361,10 +359,7 @@ fn guarded<T>(run: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
 /// Puts a step that lower-cases each character in front of the normalizer, unless that holds one, as
 /// sentence-transformers does. Special tokens are found before it, in the text as it is.
 fn lower_case_first(tokenizer: &mut tokenizers::Tokenizer) -> tokenizers::Result<()> {
-    let mut steps = match tokenizer.get_normalizer() {
-        Some(NormalizerWrapper::Sequence(steps)) => steps.as_ref().to_vec(),
-        step => step.cloned().into_iter().collect(),
-    };
+    let mut steps = growth::steps(tokenizer.get_normalizer());
     if !steps.iter().any(|step| matches!(step, NormalizerWrapper::Lowercase(_))) {
         steps.insert(0, Lowercase.into());
         tokenizer.with_normalizer(Some(NormalizerWrapper::from(Sequence::new(steps))))?;
