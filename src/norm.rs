@@ -141,9 +141,10 @@ impl Norm {
         }
         let get = |parameter: &Parameter, init: f64| {
             let name = parameter.name_in(vb);
-            match vb.contains_tensor(name) {
-                true => WeightSource::get(vb, name, &[size]),
-                false => Ok(vb.get_with_hints(size, name, Init::Const(init))?),
+            if vb.contains_tensor(name) {
+                WeightSource::get(vb, name, &[size])
+            } else {
+                Ok(vb.get_with_hints(size, name, Init::Const(init))?)
             }
         };
         let one = if kind == NormKind::RmsOffset { 0.0 } else { 1.0 };

@@ -23,9 +23,10 @@ impl OpenCall<'_> {
             let attention_weights = options.return_attention_weights.then(|| zeros(&weights)).transpose()?;
             return Ok(CallOutput { output: zeros(&[0, size])?.into(), attention_weights });
         }
-        let buckets = match options.need_padding(layer.config.dropout) {
-            true => vec![Bucket::of_all(lengths)],
-            false => Bucket::of_like_lengths(lengths),
+        let buckets = if options.need_padding(layer.config.dropout) {
+            vec![Bucket::of_all(lengths)]
+        } else {
+            Bucket::of_like_lengths(lengths)
         };
         let padding = Padding::new(&self.xs, lengths, &buckets)?;
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
@@ -33,9 +34,10 @@ impl OpenCall<'_> {
             let ([query, key, value], positions) = padding.pad(bucket, options)?;
             let options = AttentionOptions { positions: positions.as_ref(), ..**options };
             // Padding as queries is removed below, and shows in the weights alone.
-            let mask = self.mask.clone().and(match options.return_attention_weights || layer.rotates_for_length() {
-                true => AttentionMask::padding(&padding.lengths_of(bucket)),
-                false => AttentionMask::lengths(&padding.lengths_of(bucket)),
+            let mask = self.mask.clone().and(if options.return_attention_weights || layer.rotates_for_length() {
+                AttentionMask::padding(&padding.lengths_of(bucket))
+            } else {
+                AttentionMask::lengths(&padding.lengths_of(bucket))
             });
             let padded = AttentionInputs::new(&query, &key, &value, mask);
             let CallOutput { output, attention_weights: weights } =

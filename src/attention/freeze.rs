@@ -134,9 +134,10 @@ impl ShareWeights for MultiHeadAttention {
 
 impl MapTensors for MultiHeadAttention {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let mapped = match self.qkv.is_plain() && self.o_proj.is_plain() && self.quantization().is_none() {
-            true => Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?,
-            false => self.map_projections(f)?,
+        let mapped = if self.qkv.is_plain() && self.o_proj.is_plain() && self.quantization().is_none() {
+            Self::from_weights(&self.config, self.weights()?.map_tensors(f)?)?
+        } else {
+            self.map_projections(f)?
         };
         Ok(Self { identity: self.identity_of_copy(mapped.identity.clone())?, ..mapped })
     }

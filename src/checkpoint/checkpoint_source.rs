@@ -255,10 +255,7 @@ impl Checkpoint {
                 any = true;
             }
         }
-        match any {
-            true => Ok(map),
-            false => Err(nothing_below(&source.prefix, &self.names().collect::<Vec<_>>())),
-        }
+        if any { Ok(map) } else { Err(nothing_below(&source.prefix, &self.names().collect::<Vec<_>>())) }
     }
 }
 
@@ -302,13 +299,14 @@ impl SimpleBackend for Backend {
             return Ok(self.0.at("", dtype, device).get(name, shape.dims())?);
         }
         let tensor = self.get_unchecked(name, dtype, device)?;
-        match *tensor.shape() == shape {
-            true => Ok(tensor),
-            false => Err(candle_core::Error::UnexpectedShape {
+        if *tensor.shape() == shape {
+            Ok(tensor)
+        } else {
+            Err(candle_core::Error::UnexpectedShape {
                 msg: format!("shape mismatch for {name}"),
                 expected: shape,
                 got: tensor.shape().clone(),
-            }),
+            })
         }
     }
 

@@ -55,9 +55,10 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
     let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
-    let keys = match is_named && json.as_object().is_some_and(is_of_class) {
-        true => read_keys(section, model_type)?,
-        false => Cow::Borrowed(section),
+    let keys = if is_named && json.as_object().is_some_and(is_of_class) {
+        read_keys(section, model_type)?
+    } else {
+        Cow::Borrowed(section)
     };
     let section = &*keys;
     let layer = Layer::new(section, model_type, &prefix)?;

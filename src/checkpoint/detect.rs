@@ -247,9 +247,10 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
 /// [`Error::MissingTensor`] that lists what there is instead.
 pub(crate) fn check_prefix(source: &AnySource) -> Result<()> {
     let (below, all) = (source.names(), || source.root().names().unwrap_or_default());
-    match below.is_some_and(|names| names.is_empty()) && !all().is_empty() {
-        true => Err(nothing_below(&source.full_name(""), &all())),
-        false => Ok(()),
+    if below.is_some_and(|names| names.is_empty()) && !all().is_empty() {
+        Err(nothing_below(&source.full_name(""), &all()))
+    } else {
+        Ok(())
     }
 }
 

@@ -110,9 +110,10 @@ impl Checkpoint {
                 },
             };
         }
-        match path.extension().is_some_and(|extension| extension == "json") {
-            true => Self::open_index(path),
-            false => Self::open_single(path),
+        if path.extension().is_some_and(|extension| extension == "json") {
+            Self::open_index(path)
+        } else {
+            Self::open_single(path)
         }
     }
 
@@ -171,20 +172,14 @@ impl Checkpoint {
 
     /// Reads what the `config.json` in the folder of the file states about quantized modules.
     fn settings_from_file(self) -> Result<Self> {
-        match self.is_quantized() {
-            true => Ok(self.with_settings(&Settings::beside(&self.inner.path)?)),
-            false => Ok(self),
-        }
+        if self.is_quantized() { Ok(self.with_settings(&Settings::beside(&self.inner.path)?)) } else { Ok(self) }
     }
 
     /// The same checkpoint with quantized modules as this `config.json` describes them: for files in memory, and for a
     /// configuration elsewhere. It is not needed where the file is beside the weights.
     #[must_use]
     pub fn with_quantization_config(&self, config: &serde_json::Value) -> Self {
-        match self.is_quantized() {
-            true => self.with_settings(&Settings::new(config)),
-            false => self.clone(),
-        }
+        if self.is_quantized() { self.with_settings(&Settings::new(config)) } else { self.clone() }
     }
 
     fn with_settings(&self, settings: &Settings) -> Self {
@@ -295,18 +290,17 @@ impl Checkpoint {
             };
         };
         let config = || {
-            let frequencies = match self.contains(FREQUENCIES) {
-                true => {
-                    let entry = self.entry(FREQUENCIES)?;
-                    if entry.shape.len() != 1 || entry.shape[0] > MAX_FREQUENCIES {
-                        let found = format!("has shape {:?}", entry.shape);
-                        let expected = format!("up to {MAX_FREQUENCIES} factors");
-                        return Err(Error::Tensor { name: FREQUENCIES.to_string(), found, expected });
-                    }
-                    let factors = self.tensor(FREQUENCIES, &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
-                    Some(factors.to_vec1::<f32>()?)
+            let frequencies = if self.contains(FREQUENCIES) {
+                let entry = self.entry(FREQUENCIES)?;
+                if entry.shape.len() != 1 || entry.shape[0] > MAX_FREQUENCIES {
+                    let found = format!("has shape {:?}", entry.shape);
+                    let expected = format!("up to {MAX_FREQUENCIES} factors");
+                    return Err(Error::Tensor { name: FREQUENCIES.to_string(), found, expected });
                 }
-                false => None,
+                let factors = self.tensor(FREQUENCIES, &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
+                Some(factors.to_vec1::<f32>()?)
+            } else {
+                None
             };
             let config = config_of(&gguf.metadata, &|name| gguf.rows.get(name).copied(), frequencies)?;
             match &gguf.unlisted {

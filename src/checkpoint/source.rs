@@ -249,9 +249,10 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
-        match self.changes(name)?.is_empty() {
-            true => self.root.get_rows(&self.name_to_read(name), shape, see),
-            false => see(self.get(name, &shape)?),
+        if self.changes(name)?.is_empty() {
+            self.root.get_rows(&self.name_to_read(name), shape, see)
+        } else {
+            see(self.get(name, &shape)?)
         }
     }
 
@@ -280,9 +281,10 @@ impl WeightSource for AnySource<'_> {
     }
 
     fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
-        match self.changes(name)?.is_empty() {
-            true => self.root.get_reshaped(&self.name_to_read(name), stored, shape),
-            false => Ok(self.get(name, stored)?.reshape(shape)?),
+        if self.changes(name)?.is_empty() {
+            self.root.get_reshaped(&self.name_to_read(name), stored, shape)
+        } else {
+            Ok(self.get(name, stored)?.reshape(shape)?)
         }
     }
 }
@@ -390,9 +392,10 @@ impl WeightSource for VarMapSource {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let variable = self.variable(name)?;
-        match variable.dims() == shape {
-            true => Ok(variable.as_tensor().clone()),
-            false => Err(wrong_shape(self.full_name(name), variable.dims(), shape)),
+        if variable.dims() == shape {
+            Ok(variable.as_tensor().clone())
+        } else {
+            Err(wrong_shape(self.full_name(name), variable.dims(), shape))
         }
     }
 }

@@ -36,9 +36,10 @@ impl HeadNorm {
 
     /// Checks the norm of `what`.
     pub(super) fn validate(&self, what: impl FnOnce() -> String) -> Result<()> {
-        match (self.eps as f32).is_finite() && self.eps >= 0.0 {
-            true => Ok(()),
-            false => Err(Error::value(what(), self.eps, "a finite number from 0")),
+        if (self.eps as f32).is_finite() && self.eps >= 0.0 {
+            Ok(())
+        } else {
+            Err(Error::value(what(), self.eps, "a finite number from 0"))
         }
     }
 }
@@ -219,9 +220,10 @@ impl Step {
                 if length == 0 {
                     return Err(Error::value(field("length"), length, "at least 1"));
                 }
-                match offset > MAX_SIZE {
-                    true => Err(Error::value(field("offset"), offset, format!("at most {MAX_SIZE}"))),
-                    false => Ok(()),
+                if offset > MAX_SIZE {
+                    Err(Error::value(field("offset"), offset, format!("at most {MAX_SIZE}")))
+                } else {
+                    Ok(())
                 }
             }
         }

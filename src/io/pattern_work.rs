@@ -30,15 +30,14 @@ impl PatternWork {
             Error::value(format!("a pattern of `{name}`"), pattern, format!("a regular expression: {e}"))
         })?;
         self.0 = self.0.saturating_add(work(&tree.expr));
-        match self.0 > MAX_PATTERN_WORK {
-            true => {
-                let what = format!(
-                    "the work of the patterns up to those of `{name}`, by characters and classes, repeated ones counted \
+        if self.0 > MAX_PATTERN_WORK {
+            let what = format!(
+                "the work of the patterns up to those of `{name}`, by characters and classes, repeated ones counted \
                      as often,"
-                );
-                Err(Error::value(what, self.0, format!("at most {MAX_PATTERN_WORK}")))
-            }
-            false => Ok(()),
+            );
+            Err(Error::value(what, self.0, format!("at most {MAX_PATTERN_WORK}")))
+        } else {
+            Ok(())
         }
     }
 }

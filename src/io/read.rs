@@ -16,10 +16,8 @@ pub fn open_regular(path: &Path) -> Result<(File, u64)> {
     let io = |e| Error::io(path, e);
     // Opening some devices has effects, so the kind is looked at before and, because the path may change, again after
     // it.
-    let check_regular = |metadata: &Metadata| match metadata.is_file() {
-        true => Ok(()),
-        false => Err(Error::file(path, "not a regular file")),
-    };
+    let check_regular =
+        |metadata: &Metadata| if metadata.is_file() { Ok(()) } else { Err(Error::file(path, "not a regular file")) };
     check_regular(&std::fs::metadata(path).map_err(io)?)?;
     let mut options = OpenOptions::new();
     // A pipe is opened without waiting for someone at its other end.

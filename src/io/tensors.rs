@@ -60,9 +60,10 @@ impl WrittenTensor {
         match self {
             Self::Int8 { shape, values } => {
                 let elements = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
-                match elements == Some(values.len()) {
-                    true => Ok(Dtype::I8),
-                    false => Err(Error::shape(format!("tensor `{name}`"), shape, format!("{} values", values.len()))),
+                if elements == Some(values.len()) {
+                    Ok(Dtype::I8)
+                } else {
+                    Err(Error::shape(format!("tensor `{name}`"), shape, format!("{} values", values.len())))
                 }
             }
             Self::Tensor(tensor) => match tensor.dtype() {

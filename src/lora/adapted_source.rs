@@ -290,18 +290,22 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
                             `LoraTraining::source`, loaded anew in each step, trains any";
             return Err(Error::value(format!("the change of `{full_name}` in training"), found, expected));
         }
-        self.changes(name).iter().try_fold(weight, |weight, change| match change.stored_dims() == shape {
-            true => change.merge(&weight),
-            false => Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape)),
+        self.changes(name).iter().try_fold(weight, |weight, change| {
+            if change.stored_dims() == shape {
+                change.merge(&weight)
+            } else {
+                Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape))
+            }
         })
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let full_name = self.full_name(name);
         let is_other = self.merged.whole.contains_key(&full_name) || self.merged.tokens.contains_key(&full_name);
-        match self.changes(name).is_empty() && !is_other {
-            true => self.base.get_rows(name, shape, see),
-            false => see(self.get(name, &shape)?),
+        if self.changes(name).is_empty() && !is_other {
+            self.base.get_rows(name, shape, see)
+        } else {
+            see(self.get(name, &shape)?)
         }
     }
 

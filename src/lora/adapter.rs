@@ -138,9 +138,10 @@ fn low_rank(module: &str, parts: &Parts, config: &LoraConfig, patterns: &Pattern
     }
     let (a, b) = (part(names[0])?, part(names[1])?);
     let rank = patterns.rank(module)?;
-    let check = |part: Part, tensor: &Tensor, fits: bool, expected: String| match fits {
-        true => Ok(()),
-        false => {
+    let check = |part: Part, tensor: &Tensor, fits: bool, expected: String| {
+        if fits {
+            Ok(())
+        } else {
             let found = format!("has shape {:?}", tensor.dims());
             Err(Error::Tensor { name: name_of(module, part), found, expected })
         }
@@ -256,9 +257,10 @@ impl LoraAdapter {
         }
         for (module, change) in &self.changes {
             // Tables of embeddings have their width as the outputs, under names of their own.
-            let [a, b] = match self.embeddings.contains(module) {
-                true => [Part::EmbeddingA, Part::EmbeddingB],
-                false => [Part::A, Part::B],
+            let [a, b] = if self.embeddings.contains(module) {
+                [Part::EmbeddingA, Part::EmbeddingB]
+            } else {
+                [Part::A, Part::B]
             };
             let parts = [(a, Some(&change.a)), (b, Some(&change.b)), (Part::Magnitude, change.magnitude.as_ref())];
             let parts =

@@ -189,9 +189,10 @@ impl Compiler {
     fn endings<T: Copy>(&mut self, key: &'static str, values: &BTreeMap<String, T>) -> Result<Vec<(Ending, T)>> {
         let is_plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
         let ending = |(name, value): (&String, &T)| {
-            let ending = match is_plain(name) {
-                true => Ending::Plain(name.clone()),
-                false => Ending::Pattern(self.compile(key, &format!(r"^(?:.*\.)?(?:{name})$"))?),
+            let ending = if is_plain(name) {
+                Ending::Plain(name.clone())
+            } else {
+                Ending::Pattern(self.compile(key, &format!(r"^(?:.*\.)?(?:{name})$"))?)
             };
             Ok((ending, *value))
         };

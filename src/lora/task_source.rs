@@ -120,9 +120,10 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let stored = self.stored(name);
-        match self.task.is_none() || stored == name {
-            true => self.base.get_rows(&stored, shape, see),
-            false => see(self.get(name, &shape)?),
+        if self.task.is_none() || stored == name {
+            self.base.get_rows(&stored, shape, see)
+        } else {
+            see(self.get(name, &shape)?)
         }
     }
 

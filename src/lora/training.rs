@@ -191,12 +191,11 @@ fn fresh_change(
     let bound = 1.0 / (input as f64).sqrt();
     let a = Init::Uniform { lo: -bound, up: bound }.var((rank, input), DType::F32, &Device::Cpu)?;
     let b = Tensor::zeros((out, rank), DType::F32, &Device::Cpu)?;
-    let magnitude = match config.use_dora {
-        true => {
-            let weight = root.get(&format!("{module}.weight"), shape)?.to_dtype(DType::F32)?;
-            Some(weight.sqr()?.sum(usize::from(!transposed))?.sqrt()?)
-        }
-        false => None,
+    let magnitude = if config.use_dora {
+        let weight = root.get(&format!("{module}.weight"), shape)?.to_dtype(DType::F32)?;
+        Some(weight.sqr()?.sum(usize::from(!transposed))?.sqrt()?)
+    } else {
+        None
     };
     Ok(LowRank { a: a.as_detached_tensor(), b, scale, magnitude, transposed })
 }
@@ -255,9 +254,6 @@ impl<S: WeightSource> WeightSource for FrozenSource<S> {
                 tensor
             }
         };
-        match tensor.dims() == shape {
-            true => Ok(tensor),
-            false => Err(wrong_shape(full_name, tensor.dims(), shape)),
-        }
+        if tensor.dims() == shape { Ok(tensor) } else { Err(wrong_shape(full_name, tensor.dims(), shape)) }
     }
 }

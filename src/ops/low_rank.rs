@@ -45,9 +45,10 @@ impl LowRank {
             let dtype = if base.like().dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let linear = Linear::new(name, LinearWeights::new(tensor.to_dtype(dtype)?, None), out, input)?;
             // Another dtype is a copy, which would not follow a variable.
-            match tensor.track_op() && tensor.dtype() != dtype {
-                true => Err(Error::dtype(name, tensor.dtype(), format!("{} for a variable", dtype.as_str()))),
-                false => Ok(linear),
+            if tensor.track_op() && tensor.dtype() != dtype {
+                Err(Error::dtype(name, tensor.dtype(), format!("{} for a variable", dtype.as_str())))
+            } else {
+                Ok(linear)
             }
         };
         let (a, b) = (

@@ -165,9 +165,10 @@ impl Projection for OfModule {
                 expected,
             ));
         }
-        let ys = match self.outputs.len() == self.dims[0] {
-            true => ys,
-            false => ys.narrow(2, self.outputs.start, self.outputs.len())?.contiguous()?,
+        let ys = if self.outputs.len() == self.dims[0] {
+            ys
+        } else {
+            ys.narrow(2, self.outputs.start, self.outputs.len())?.contiguous()?
         };
         Ok(ys.to_dtype(dtype)?)
     }

@@ -307,9 +307,10 @@ impl Qkv {
         let one_input = q.id() == k.id() && q.id() == v.id();
         if one_input && self.can_pack() && !q.track_op() {
             let packed = self.packed()?;
-            let ys = match self.has_gate() {
-                true => multiply_outputs(q, packed, 0..self.outputs(GATE).start, dtype)?,
-                false => multiply(q, packed, dtype)?,
+            let ys = if self.has_gate() {
+                multiply_outputs(q, packed, 0..self.outputs(GATE).start, dtype)?
+            } else {
+                multiply(q, packed, dtype)?
             };
             return self.split_outputs(&ys, sizes);
         }

@@ -70,9 +70,10 @@ impl RelativeKey {
     fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
         let table = call.state.weights().require(self.name())?.to_dtype(accumulate_dtype(call.qkv.like()))?;
         let (n, d) = table.dims2()?;
-        let table = match self.reversed {
-            true => table,
-            false => table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?,
+        let table = if self.reversed {
+            table
+        } else {
+            table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?
         };
         Ok(table.unsqueeze(1)?.broadcast_as((n, call.heads, d))?.contiguous()?.reshape((n, call.heads * d))?)
     }

@@ -66,9 +66,10 @@ impl fmt::Display for RelativeKeyValue {
 
 impl PositionScheme for RelativeKeyValue {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        match self.window > MAX_WINDOW {
-            true => Err(Error::config("window_size", self.window, format!("at most {MAX_WINDOW}"))),
-            false => Ok(()),
+        if self.window > MAX_WINDOW {
+            Err(Error::config("window_size", self.window, format!("at most {MAX_WINDOW}")))
+        } else {
+            Ok(())
         }
     }
 

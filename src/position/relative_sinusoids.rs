@@ -65,9 +65,10 @@ impl fmt::Display for RelativeSinusoids {
 
 impl PositionScheme for RelativeSinusoids {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
-        match sizes.hidden_size.is_multiple_of(2) {
-            true => Ok(()),
-            false => Err(Error::config("hidden_size", sizes.hidden_size, "an even number for relative sinusoids")),
+        if sizes.hidden_size.is_multiple_of(2) {
+            Ok(())
+        } else {
+            Err(Error::config("hidden_size", sizes.hidden_size, "an even number for relative sinusoids"))
         }
     }
 

@@ -84,9 +84,10 @@ pub fn offsets(lengths: &[usize]) -> Vec<usize> {
 
 /// Checks that offsets are such as [`offsets`] makes.
 pub(crate) fn check_offsets(offsets: &[usize]) -> Result<()> {
-    match offsets.first().is_none_or(|first| *first == 0) && offsets.is_sorted() {
-        true => Ok(()),
-        false => Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less")),
+    if offsets.first().is_none_or(|first| *first == 0) && offsets.is_sorted() {
+        Ok(())
+    } else {
+        Err(Error::value("the offsets of a ragged batch", format!("{offsets:?}"), "0, then never less"))
     }
 }
 

@@ -48,9 +48,10 @@ pub(super) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
         call.d,
     ));
     let forward = bytes(heads.saturating_mul(call.shape.s_q.div_ceil(128)), forward);
-    match call.tracks_gradient {
-        true => forward.max(bytes(heads, kernels::backward_floats(keys, call.d, call.d_v))),
-        false => forward,
+    if call.tracks_gradient {
+        forward.max(bytes(heads, kernels::backward_floats(keys, call.d, call.d_v)))
+    } else {
+        forward
     }
 }
 

@@ -101,9 +101,10 @@ impl CustomOp3 for FusedAttention {
         gradient: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (d, d_v) = (self.prepared.call.d, self.prepared.call.d_v);
-        let [k, v] = match self.learns_table {
-            true => [second.narrow(3, 0, d)?, second.narrow(3, d, d_v)?],
-            false => [second.clone(), third.clone()],
+        let [k, v] = if self.learns_table {
+            [second.narrow(3, 0, d)?, second.narrow(3, d, d_v)?]
+        } else {
+            [second.clone(), third.clone()]
         };
         let of = self.gradients([q, &k, &v], output, gradient)?;
         let tensor = |data, shape: &Shape| Tensor::from_vec(data, shape, &Device::Cpu);

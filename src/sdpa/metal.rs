@@ -65,9 +65,10 @@ pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let finite = if options.mask.is_full() { 0 } else { keys };
     let copies = queries.saturating_mul(2).saturating_add(keys).saturating_add(finite).saturating_mul(size);
     let scaled = if call.dtype == DType::F32 { 0 } else { queries.saturating_mul(DType::F32.size_in_bytes()) };
-    let elements = match uses_causal_flag(call, options) {
-        true => 0,
-        false => options.mask.dense_elements(call.shape, options.appended_keys),
+    let elements = if uses_causal_flag(call, options) {
+        0
+    } else {
+        options.mask.dense_elements(call.shape, options.appended_keys)
     };
     let mask = elements.saturating_mul(size + DType::U8.size_in_bytes());
     copies.saturating_add(scaled).saturating_add(mask)
@@ -96,9 +97,10 @@ fn candle_sdpa(
 fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let causal = uses_causal_flag(call, options);
     let shape = [call.shape.b, call.shape.h, call.shape.s_q, keys(call, options)];
-    let dense = match causal {
-        true => DenseMask::default(),
-        false => options.mask.dense(call.shape, options.appended_keys, DType::F32, q.device())?,
+    let dense = if causal {
+        DenseMask::default()
+    } else {
+        options.mask.dense(call.shape, options.appended_keys, DType::F32, q.device())?
     };
     // The kernel adds the mask to the scores, so that keys have to be finite, too.
     let (mut k, mut v, mut spoiled) = (k.clone(), v.clone(), None);

@@ -144,9 +144,10 @@ impl Reader<'_> {
     /// Fills `into` with the next bytes.
     fn fill(&mut self, into: &mut [u8], what: &str) -> Result<()> {
         if into.len() as u64 > self.left() {
-            let found = match self.length > MAX_HEADER_BYTES {
-                true => format!("its header has more than {MAX_HEADER_BYTES} bytes"),
-                false => "the file".to_string(),
+            let found = if self.length > MAX_HEADER_BYTES {
+                format!("its header has more than {MAX_HEADER_BYTES} bytes")
+            } else {
+                "the file".to_string()
             };
             return Err(self.invalid(&format!("{found} ends within {}", cut(what))));
         }

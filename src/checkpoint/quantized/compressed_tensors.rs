@@ -93,9 +93,10 @@ pub(super) const PACKED: Format = Format {
             let [_, groups] = plan.grid();
             let packed = [(rows * bits).div_ceil(32), groups];
             module.check_dtype(ZERO, &[Dtype::I32, Dtype::U32, Dtype::I8])?;
-            match module.dtype(ZERO) == Some(Dtype::I8) {
-                true => same_shape(module, ZERO, module.shape(SCALE)?)?,
-                false => same_shape(module, ZERO, &packed)?,
+            if module.dtype(ZERO) == Some(Dtype::I8) {
+                same_shape(module, ZERO, module.shape(SCALE)?)?
+            } else {
+                same_shape(module, ZERO, &packed)?
             }
         }
         Ok(plan)
@@ -146,10 +147,7 @@ fn with_scales(module: &Module, settings: &Settings, shape: [usize; 2], bits: us
 }
 
 fn same_shape(module: &Module, part: &str, expected: &[usize]) -> Checked<()> {
-    match module.shape(part)? == expected {
-        true => Ok(()),
-        false => Err(module.wrong_shape(part, format!("{expected:?}"))),
-    }
+    if module.shape(part)? == expected { Ok(()) } else { Err(module.wrong_shape(part, format!("{expected:?}"))) }
 }
 
 /// The shape that `weight_shape` states.

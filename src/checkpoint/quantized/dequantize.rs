@@ -34,9 +34,10 @@ pub(super) fn weight(module: &Module, plan: &Plan, codes: Codes) -> Result<Vec<f
                 let place = [row / plan.block[0], group];
                 return Err(fault(module, &format!("has the scale 0 at {place:?}, whose numbers are not zero")).into());
             }
-            match biases.is_some() {
-                true => values.iter_mut().for_each(|value| *value = *value * scale + bias),
-                false => values.iter_mut().for_each(|value| *value = (*value - zero) * scale),
+            if biases.is_some() {
+                values.iter_mut().for_each(|value| *value = *value * scale + bias)
+            } else {
+                values.iter_mut().for_each(|value| *value = (*value - zero) * scale)
             }
             Ok(())
         };

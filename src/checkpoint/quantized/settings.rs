@@ -28,10 +28,7 @@ impl Settings {
     /// Those of the `config.json` in the folder of a file of weights, if there is one.
     pub fn beside(weights: &Path) -> Result<Self> {
         let path = weights.with_file_name("config.json");
-        match is_present(&path)? {
-            true => Ok(Self::new(&read_json(&path)?)),
-            false => Ok(Self::default()),
-        }
+        if is_present(&path)? { Ok(Self::new(&read_json(&path)?)) } else { Ok(Self::default()) }
     }
 
     /// The value of a key for a module: MLX may give a module values of its own under its name.
@@ -83,9 +80,10 @@ impl Settings {
 
     /// The fault of the tensor `name` whose settings are `found`.
     pub fn fault(&self, name: &str, found: &str, expected: &str) -> Fault {
-        let found = match self.are_known() {
-            true => format!("has {found} in the `quantization_config` of config.json"),
-            false => "is quantized, and there is no config.json with a `quantization_config`".to_string(),
+        let found = if self.are_known() {
+            format!("has {found} in the `quantization_config` of config.json")
+        } else {
+            "is quantized, and there is no config.json with a `quantization_config`".to_string()
         };
         Fault::new(name, found, format!("{expected} (files in memory take it by `with_quantization_config`)"))
     }
