@@ -11,10 +11,10 @@ use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
-use crate::families::known::{ignored_keys, is_of_class};
+use crate::families::keys::RecordedSection;
+use crate::families::known::{ignored_sizes, is_of_class};
 use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
 use crate::families::layout::{GateNames, Layout, PATCH_KEYS, QK_NORMS};
-use crate::families::table::layer_family;
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -55,13 +55,11 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
     let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
-    let keys = if is_named && json.as_object().is_some_and(is_of_class) {
-        read_keys(section, model_type)?
-    } else {
-        Cow::Borrowed(section)
-    };
+    let of_class = is_named && json.as_object().is_some_and(is_of_class);
+    let keys = if of_class { without_ignored_sizes(section, model_type) } else { Cow::Borrowed(section) };
     let section = &*keys;
-    let layer = Layer::new(section, model_type, &prefix)?;
+    let recorded = RecordedSection::new(section);
+    let layer = Layer::new(&recorded, model_type, &prefix)?;
     check_prefix(source)?;
     let heads = layer.heads()?;
     let pruned_heads = layer.pruned_heads(heads)?;
@@ -102,9 +100,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         }
     }
     let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
-    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared)?;
+    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared, of_class)?;
     let has_table = layout.patch_table_in(source).is_some() || shared.is_some();
-    if layout.may_be_eva && !has_table && section.get("use_rot_pos_emb").is_none() {
+    if layout.may_be_eva && !has_table && layer.own("use_rot_pos_emb").is_none() {
         let why = format!("no tensor of layout `{}` shows which it is", layout.name);
         let allowed = format!("true for timm's Eva that rotates, false for its Beit and other Eva: {why}");
         return Err(Error::config("use_rot_pos_emb", "absent", allowed));
@@ -122,29 +120,27 @@ pub fn configure_layer(
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
     let model_type = section.get("model_type").and_then(|name| name.as_str());
-    configure(&Layer::new(section, model_type, &prefix)?, source, config, pruned, None)
+    let (of_class, section) = (section.as_object().is_some_and(is_of_class), RecordedSection::new(section));
+    configure(&Layer::new(&section, model_type, &prefix)?, source, config, pruned, None, of_class)
 }
 
-/// This section of a `config.json` without the keys that transformers ignores.
-fn read_keys<'a>(section: &'a Value, model_type: Option<&str>) -> Result<Cow<'a, Value>> {
-    let family = layer_family(model_type)?;
-    let ignored =
-        section.as_object().map_or(Vec::new(), |keys| ignored_keys(keys, model_type.unwrap_or_default(), family));
+/// This section of a `config.json` without the keys of sizes that transformers ignores.
+fn without_ignored_sizes<'a>(section: &'a Value, model_type: Option<&str>) -> Cow<'a, Value> {
+    let ignored = section.as_object().map_or(Vec::new(), |keys| ignored_sizes(keys, model_type.unwrap_or_default()));
     let mut section = Cow::Borrowed(section);
     for key in ignored {
         section.to_mut().as_object_mut().map(|keys| keys.remove(key));
     }
-    Ok(section)
+    section
 }
 
-/// Removes from a parsed `config.json` the keys that transformers ignores, because the config class of its `model_type`
-/// does not have them.
+/// Removes from a parsed `config.json` the keys of sizes that transformers ignores, because the config class of its
+/// `model_type` does not have them. Other keys that it ignores are left to [`configure_layer`].
 pub fn remove_ignored_keys(config: &mut Map<String, Value>) {
     let Some(model_type) = config.get("model_type").and_then(Value::as_str).filter(|_| is_of_class(config)) else {
         return;
     };
-    let Ok(family) = layer_family(Some(model_type)) else { return };
-    for key in ignored_keys(config, model_type, family) {
+    for key in ignored_sizes(config, model_type) {
         config.remove(key);
     }
 }
@@ -154,7 +150,8 @@ pub fn remove_ignored_keys(config: &mut Map<String, Value>) {
 pub fn head_sizes(section: &serde_json::Value, source: &dyn WeightSource) -> Result<[Option<usize>; 2]> {
     let prefix = source.full_name("");
     let model_type = section.get("model_type").and_then(|name| name.as_str());
-    let layer = Layer::new(section, model_type, &prefix)?;
+    let section = RecordedSection::new(section);
+    let layer = Layer::new(&section, model_type, &prefix)?;
     Ok([layer.head_size("head_dim")?, layer.head_size("num_key_value_heads")?])
 }
 
@@ -186,13 +183,15 @@ fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfi
     rows(source, gate.map(|names| names.weight))
 }
 
-/// `shared_rows`: of the table of biases that all layers share.
+/// `shared_rows`: of the table of biases that all layers share. `of_class`: whether transformers' own class runs the
+/// file.
 fn configure(
     layer: &Layer,
     source: &dyn WeightSource,
     config: AttentionConfig,
     pruned: &[usize],
     shared_rows: Option<usize>,
+    of_class: bool,
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let layout = detect(source)?;
     let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
@@ -210,9 +209,16 @@ fn configure(
         layout: layout.name(),
         pruned,
     };
-    let config = layer.configure(config, &contents)?;
+    let (config, mask) = (layer.configure(config, &contents), layer.mask());
+    // What is wrong with these sizes is an error where they are used.
+    for key in ["head_dim", "num_key_value_heads"] {
+        layer.head_size(key).ok();
+    }
+    layer.check_kinds()?;
+    let config = config?;
     config.validate()?;
-    Ok((config, layer.mask()?))
+    layer.check_keys_are_read(of_class)?;
+    Ok((config, mask?))
 }
 
 /// A parsed `config.json`, and the family that it is read as.

@@ -153,7 +153,7 @@ pub(crate) const DECODERS: &[Family] = &[
         causal: Causal::Never,
         masks_text: true,
         requires: &[Required::new(CallInput::Mask)],
-        reads: &["use_bidirectional_attention"],
+        ignores: &["use_bidirectional_attention"],
         needs: &[("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
@@ -282,7 +282,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["bidirectional_pplx_qwen3"],
         causal: Causal::Never,
-        reads: &["use_bidirectional_attention"],
+        ignores: &["use_bidirectional_attention"],
         window: UPPER,
         defaults: QWEN2_DEFAULTS,
         ..QWEN3
@@ -291,7 +291,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["minimax_m3_vl_text"],
         max_keys: Some(MaxKeys::Blocks("index_topk_blocks", "index_block_size")),
         // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
-        reads: &["rotary_dim"],
+        ignores: &["rotary_dim"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         ..LLAMA
@@ -416,7 +416,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..LLAMA
     },
     // Tokens that it generates see the prompt and a window.
-    Family { model_types: &["unlimited_ocr_text"], reads: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
+    Family { model_types: &["unlimited_ocr_text"], ignores: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
     Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["molmo2_text"], layouts: &["molmo"], ..QWEN3 },
@@ -442,7 +442,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["modernbert-decoder"],
         layouts: &["modernbert-decoder"],
         // Which its config class makes of `local_attention`.
-        reads: &["sliding_window"],
+        ignores: &["sliding_window"],
         window: Window {
             layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
             key: "local_attention",

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::config::{AttentionConfig, KeyValueSource};
+use crate::config::{AttentionConfig, KeyValueSource, LatentAttention};
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
 use crate::families::gated::GATED;
 use crate::families::heads::default_heads;
-use crate::families::keys::KEYS;
-use crate::families::known::{OF_ROTATION, OTHERS, ignored_keys};
+use crate::families::keys::{KEYS, RecordedSection};
+use crate::families::known::{OF_ROTATION, OTHERS, ignored_sizes, is_ignored};
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
 use crate::families::table::families;
@@ -27,6 +27,38 @@ fn held() -> BTreeMap<String, Value> {
 
 const HEADS: &str = "num_attention_heads";
 
+/// Weights of a layer in the usual layout of a family.
+fn contents(family: &Family) -> LayerContents<'_> {
+    LayerContents {
+        norms: family.qk_norm.is_some(),
+        gate: family.gate.map(|_| 512),
+        indexer: false,
+        context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
+        bias_rows: None,
+        patch_keys: None,
+        layout: family.layouts[0],
+        pruned: &[],
+    }
+}
+
+/// The keys that a layer of a family reads, of a section that states little or a rotation for each kind of layer.
+fn keys_read(family: &'static Family, model_type: &str) -> Vec<&'static str> {
+    let set = json!({"rope_type": "default", "rope_theta": 1e4});
+    let sections = [json!({}), json!({"rope_parameters": {"full_attention": set, "sliding_attention": set}})];
+    let mut read = Vec::new();
+    for section in &sections {
+        let section = RecordedSection::new(section);
+        let layer = Layer { section: &section, model_type, family, prefix: "layers.0", index: 0, cross: false };
+        let mut config = AttentionConfig::new(512, 4);
+        config.latent = family.latent.map(|_| LatentAttention::new(16, 16, 16, 128));
+        // What fails for want of other keys has read its own.
+        let _ = layer.configure(config, &contents(family));
+        let _ = (layer.mask(), layer.head_size("head_dim"));
+        read.extend(KEYS.iter().map(|(key, ..)| *key).filter(|key| layer.has_read(key)));
+    }
+    read
+}
+
 /// A key that changes attention is read, or ignored where the config class does not know it and runs the file, or an
 /// error.
 #[test]
@@ -40,20 +72,21 @@ fn keys_that_no_config_class_knows_are_ignored() {
             let of_all = ["per_layer_config", "is_decoder"].contains(&key);
             of_all || class.is_none_or(|keys| keys.as_array().unwrap().iter().any(|known| known == key))
         };
-        let mut section = json!({"model_type": model_type, "head_dim": 1, "num_key_value_heads": 1, "d_model": 1});
-        KEYS.iter().for_each(|(key, _)| section[*key] = json!(1));
-        let ignored = ignored_keys(section.as_object().unwrap(), model_type, family);
-        for key in section.as_object().unwrap().keys().filter(|key| *key != "model_type") {
-            let is_ignored = ignored.contains(&key.as_str());
-            assert!(!is_ignored || !knows(key) && !family.reads_key(key), "{model_type}: {key}");
-            // The scaling of a rotation that is read is never left out, whatever the class has.
-            assert!(
-                is_ignored || knows(key) || family.reads_key(key) || OF_ROTATION.contains(&key.as_str()),
-                "{model_type}: {key}"
-            );
+        let section = json!({"model_type": model_type, "head_dim": 1, "num_key_value_heads": 1, "d_model": 1});
+        let sizes = ignored_sizes(section.as_object().unwrap(), model_type);
+        for size in section.as_object().unwrap().keys().filter(|key| *key != "model_type") {
+            assert_ne!(sizes.contains(&size.as_str()), knows(size), "{model_type}: {size}");
         }
-        section["model_type"] = json!("timm");
-        assert!(ignored_keys(section.as_object().unwrap(), model_type, family).is_empty());
+        let read = keys_read(family, model_type);
+        let section = RecordedSection::new(&section);
+        section.note(&read);
+        let layer = Layer { section: &section, model_type, family, prefix: "", index: 0, cross: false };
+        for (key, ..) in KEYS.iter().filter(|(key, ..)| !read.contains(key)) {
+            // The scaling of a rotation that is read is never left out, whatever the class has.
+            let of_rotation = OF_ROTATION.contains(key) && read.contains(&"rope_parameters");
+            assert_ne!(is_ignored(key, &layer), knows(key) || of_rotation, "{model_type}: {key}");
+        }
+        assert!(ignored_sizes(json!({"model_type": "timm", "dim": 1}).as_object().unwrap(), model_type).is_empty());
     }
 }
 
@@ -89,7 +122,8 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
     };
     for (index, prefix) in PREFIXES.into_iter().enumerate() {
         let what = format!("{model_type}, layer {index}");
-        let layer = Layer::new(&stated, Some(model_type), prefix).unwrap();
+        let section = RecordedSection::new(&stated);
+        let layer = Layer::new(&section, Some(model_type), prefix).unwrap();
         let kind = values.pointer(&format!("/layer_types/{index}")).and_then(Value::as_str);
         let width = number(family.window.key);
         let windowed = match family.window.layers {
@@ -101,23 +135,13 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
         if windowed {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
-        let contents = LayerContents {
-            norms: family.qk_norm.is_some(),
-            gate: family.gate.map(|_| 512),
-            indexer: false,
-            context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
-            bias_rows: None,
-            patch_keys: None,
-            layout: family.layouts[0],
-            pruned: &[],
-        };
         // Whose values are keys whatever the configuration states.
         let source = match family.keys_as_values {
             Some("") if !windowed => KeyValueSource::KeysAsValues,
             _ => KeyValueSource::Projections,
         };
         let sizes = AttentionConfig::new(512, 4).with_key_value_source(source);
-        let config = layer.configure(sizes, &contents).unwrap();
+        let config = layer.configure(sizes, &contents(family)).unwrap();
         // A class without such a key has no norms of queries and keys, or one whose number is fixed.
         let eps = ["rms_norm_eps", "layer_norm_eps", "norm_eps"].into_iter().find_map(number);
         if let Some((norm, eps)) = config.steps.norms(0).next().zip(eps) {

@@ -54,7 +54,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },
     Family {
         model_types: &["led"],
-        reads: &["attention_window"],
+        ignores: &["attention_window"],
         unsupported_parts: &[("encoder", SPARSE)],
         ..DECODER
     },

@@ -11,9 +11,11 @@ pub(crate) struct Family {
     /// The layouts of its layers, by their names: the usual one, then others that are published. A layer in another
     /// layout is not of this family.
     pub layouts: &'static [&'static str],
-    /// Keys that change attention and that the family reads beyond those of its other columns. Every other key of
-    /// [`keys`](crate::families::keys) is an error if it is set, unless transformers ignores it.
+    /// Keys and values that the code reads only for families that list them: they mean nothing to the others, or
+    /// something else.
     pub reads: &'static [&'static str],
+    /// Keys of [`keys`](crate::families::keys) that files of the family state and its model does not use.
+    pub ignores: &'static [&'static str],
     /// Values of the key `position_embedding_type`, beyond those that `positions` explains.
     pub position_values: &'static [&'static str],
     /// Which layers have causal self-attention.
@@ -124,6 +126,7 @@ pub(crate) const BASE: Family = Family {
     model_types: &[],
     layouts: BERT,
     reads: &[],
+    ignores: &[],
     position_values: &[],
     causal: Causal::Never,
     window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
@@ -519,6 +522,8 @@ pub(crate) enum HeadSizes {
     /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config`
     /// states the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
     Global { switch: Option<&'static str> },
+    /// As `per_layer_config` states them (Step-3.5).
+    PerLayer,
     /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
     WindowsDoubleKeys,
 }

@@ -3,8 +3,8 @@
 use crate::config::{GateActivation, NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, ContextNormRow, Family, GateRow, LayerPositions, MaxKeys, Mrope, OWN, QueryFactor, ROTARY,
-    RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+    BART, BASE, Causal, ContextNormRow, Family, GateRow, HeadSizes, LayerPositions, MaxKeys, Mrope, OWN, QueryFactor,
+    ROTARY, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
 };
 
 const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
@@ -72,7 +72,7 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["laguna"],
         layouts: &["g-proj"],
-        reads: &["gating"],
+        ignores: &["gating"],
         gate: SOFTPLUS,
         window: windows(WindowLayers::Listed),
         positions: LayerPositions::Rotary(RotaryRow {
@@ -105,7 +105,8 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["step3p5"],
         layouts: &["g-proj"],
-        reads: &["gating", "per_layer_config"],
+        ignores: &["gating"],
+        head_sizes: HeadSizes::PerLayer,
         gate: SIGMOID,
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         scale: Scale::QueryPreAttnScalar,

@@ -9,6 +9,7 @@ use crate::families::family::{
 };
 use crate::families::layer::Layer;
 use crate::families::rotary::rope_type;
+use crate::io;
 
 /// A gate of each head, or of each element.
 const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
@@ -59,7 +60,7 @@ pub(crate) const LATENT: &[Family] = &[
     Family {
         model_types: &["kimi_linear"],
         layouts: &["deepseek-lite", "deepseek"],
-        reads: &["rope_theta"],
+        ignores: &["rope_theta"],
         positions: LayerPositions::FromWeights,
         scale: Scale::HeadDim,
         ..DEEPSEEK_V2
@@ -146,7 +147,7 @@ impl Layer<'_> {
         let LayerPositions::Rotary(row) = self.family.positions else { return Ok(None) };
         let (Some(stated), _) = self.stated_rotation(&row)? else { return Ok(None) };
         let is_scaled = rope_type(stated)? != "default";
-        let float = |key: &str| Layer { section: stated, ..*self }.stated(key, "a number", Value::as_f64);
+        let float = |key: &str| io::stated(stated.get(key), key, "a number", Value::as_f64);
         let Some(all) = float("mscale_all_dim")?.filter(|all| *all != 0.0 && is_scaled) else { return Ok(None) };
         let factor =
             float("factor")?.ok_or_else(|| Error::config("factor", "none", "a number, beside mscale_all_dim"))?;

@@ -8,9 +8,9 @@ use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
-use crate::families::keys::check_keys;
+use crate::families::keys::RecordedSection;
 use crate::families::table::layer_family;
-use crate::io::number;
+use crate::io::{number, stated};
 use crate::position::{
     Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
     RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
@@ -73,7 +73,7 @@ pub(crate) struct LayerContents<'a> {
 /// One attention layer of a model: its family's row, and the part of `config.json` that describes it.
 #[derive(Clone, Copy)]
 pub(crate) struct Layer<'a> {
-    pub section: &'a Value,
+    pub section: &'a RecordedSection<'a>,
     pub model_type: &'a str,
     pub family: &'static Family,
     pub prefix: &'a str,
@@ -97,14 +97,14 @@ impl<'a> Layer<'a> {
     ///
     /// # Errors
     /// The errors of [`layer_family`]; [`Error::UnsupportedKey`].
-    pub fn new(section: &'a Value, model_type: Option<&'a str>, prefix: &'a str) -> Result<Self> {
+    pub fn new(section: &'a RecordedSection<'a>, model_type: Option<&'a str>, prefix: &'a str) -> Result<Self> {
         let (family, model_type) = (layer_family(model_type)?, model_type.unwrap_or_default());
-        check_keys(section, model_type, family)?;
-        family.check_part(model_type, prefix)?;
         // No model has so many layers that the next index would overflow.
         let index = numbered_component(prefix).map_or(0, |(_, number)| number as usize);
         let cross = CROSS.iter().any(|part| prefix.contains(part));
         let layer = Self { section, model_type, family, prefix, index, cross };
+        layer.check_keys()?;
+        family.check_part(model_type, prefix)?;
         layer.check_lists()?;
         Ok(layer)
     }
@@ -128,19 +128,23 @@ impl<'a> Layer<'a> {
     /// What `read` gives of a key that is neither absent nor null. A value of another kind is an error: a default in
     /// its place would be another model.
     pub(super) fn stated<T>(&self, key: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        match self.section.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match read(value) {
-                None => Err(Error::value(format!("config key `{key}`"), value, kind)),
-                read => Ok(read),
-            },
-        }
+        stated(self.section.get(key), key, kind, read)
+    }
+
+    /// Whether the row lists a key that only some families read.
+    pub(super) fn reads(&self, key: &str) -> bool {
+        self.family.reads.contains(&key)
+    }
+
+    /// The value of a key that only some families read, if the row lists it.
+    pub(crate) fn own(&self, key: &str) -> Option<&'a Value> {
+        self.reads(key).then(|| self.section.get(key)).flatten()
     }
 
     /// The same for a key that counts something.
     pub(super) fn number(&self, key: &str) -> Result<Option<usize>> {
         match self.section.get(key) {
-            Some(_) => number(self.section, key),
+            Some(_) => number(self.section.json, key),
             None => Ok(self.family.default(key).map(|default| default as usize)),
         }
     }
@@ -174,8 +178,8 @@ impl<'a> Layer<'a> {
             Causal::Always => &DECODER_HEADS,
             _ => &[],
         };
-        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
-        if let Some(heads) = own.map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+        let own = self.own_sizes().map(|own| number(own, "num_attention_heads"));
+        if let Some(heads) = own.transpose()?.flatten() {
             return Ok(heads);
         }
         for key in by_prefix.iter().chain(&HEADS).chain(alone) {
@@ -231,8 +235,8 @@ impl<'a> Layer<'a> {
             config.softcap = self.float("attn_logit_softcapping")?;
         }
         if self.family.clip_qkv {
-            let nested = self.nested_float("clip_qkv")?;
-            config.clip_qkv = nested.map_or_else(|| self.float("clip_qkv"), Ok)?;
+            let beside = self.float("clip_qkv");
+            config.clip_qkv = self.nested_float("clip_qkv")?.map_or(beside, Ok)?;
         }
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
@@ -241,8 +245,10 @@ impl<'a> Layer<'a> {
         }
         config.requires = self.required_inputs()?;
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
+        // Cross-attention has none, and reads their keys as the other layers do.
+        let position = self.position(config.sizes().head_dim, contents);
         if !self.cross {
-            config.position = self.position(config.sizes().head_dim, contents)?;
+            config.position = position?;
         }
         config.key_value_source = self.key_value_source(config.key_value_source)?;
         config.steps = self.steps(contents.norms, config.key_value_source, d)?;
@@ -333,23 +339,41 @@ impl<'a> Layer<'a> {
     }
 
     pub(super) fn position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
-        let stated = self.text("position_embedding_type")?;
-        let positions = self.family.positions;
-        Ok(match positions {
+        let position = self.family_position(d, contents);
+        match self.family.positions {
+            LayerPositions::Alibi | LayerPositions::MptAlibi => position,
+            // Jina-BERT, and whoever else states it.
+            _ if self.text("position_embedding_type")? == Some("alibi") => {
+                Ok(Position::Alibi(Alibi::default().with_symmetric(true)))
+            }
+            _ => position,
+        }
+    }
+
+    fn family_position(&self, d: usize, contents: &LayerContents) -> Result<Position> {
+        Ok(match self.family.positions {
             LayerPositions::Alibi => Position::Alibi(Alibi::default()),
             LayerPositions::MptAlibi => self.mpt_alibi()?,
-            LayerPositions::Rotary(row)
-                if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi")? == Some(true) =>
-            {
-                Position::Alibi(Alibi::default().with_formula(AlibiFormula::Falcon))
+            LayerPositions::MpnetBias => {
+                self.section.note(&["relative_attention_num_buckets"]);
+                Position::T5RelativeBias(T5RelativeBias::new(32, 128, true))
             }
-            // Jina-BERT, and whoever else states it.
-            _ if stated == Some("alibi") => Position::Alibi(Alibi::default().with_symmetric(true)),
-            LayerPositions::MpnetBias => Position::T5RelativeBias(T5RelativeBias::new(32, 128, true)),
             LayerPositions::T5Bias => self.t5_bias()?,
-            LayerPositions::Rotary(row) if self.is_rotated(row.layers)? => Position::Rotary(self.rotary(&row, d)?),
-            LayerPositions::Rotary(_) => Position::None,
-            LayerPositions::Given => Position::GivenRotation(GivenRotation::default()),
+            LayerPositions::Rotary(row) => {
+                let rotary = self.rotary(&row, d);
+                if row.layers == RotaryLayers::UnlessAlibi && self.flag("alibi")? == Some(true) {
+                    Position::Alibi(Alibi::default().with_formula(AlibiFormula::Falcon))
+                } else if self.is_rotated(row.layers)? {
+                    Position::Rotary(rotary?)
+                } else {
+                    Position::None
+                }
+            }
+            LayerPositions::Given => {
+                // A call gives what these keys state.
+                self.section.note(&["rope_theta", "rope_parameters"]);
+                Position::GivenRotation(GivenRotation::default())
+            }
             LayerPositions::Video => self.video_rotary()?,
             LayerPositions::DinoRotary => self.dino_rotary()?,
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
@@ -387,10 +411,10 @@ impl<'a> Layer<'a> {
 impl Layer<'_> {
     fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
         let key = "position_embeddings_type";
+        let stated = self.section.get(key);
         if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
             return Ok(Position::None);
         }
-        let stated = self.section.get(key);
         Ok(match stated.map_or(Some(default), Value::as_str) {
             Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
             Some("relative_key") => {
@@ -491,8 +515,8 @@ impl Layer<'_> {
         let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
             None => Ok(self.family.default(key).map(|default| default as usize)),
             Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
-            Some(None) if !self.section[key].is_null() => {
-                Err(Error::value(format!("config key `{key}`"), &self.section[key], "a whole number"))
+            Some(None) if !self.section.json[key].is_null() => {
+                Err(Error::value(format!("config key `{key}`"), &self.section.json[key], "a whole number"))
             }
             _ => Ok(None),
         };

@@ -15,7 +15,7 @@ mod encoders;
 mod family;
 mod gated;
 mod heads;
-mod keys;
+pub(crate) mod keys;
 pub(crate) mod known;
 mod latent;
 pub(crate) mod layer;

@@ -11,17 +11,20 @@ use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, Rotar
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
     pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
-        if self.flag("use_rot_pos_emb")? == Some(true) {
+        // The table of biases says the same as this key.
+        self.section.note(&["use_relative_position_bias"]);
+        let shared = self.flag("use_shared_relative_position_bias");
+        if self.reads("use_rot_pos_emb") && self.flag("use_rot_pos_emb")? == Some(true) {
             return self.eva_rotary();
         }
-        let shared = self.flag("use_shared_relative_position_bias")? == Some(true);
-        if rows.is_some() || shared {
+        if shared? == Some(true) || rows.is_some() {
             return self.bias_table(rows);
         }
         Ok(Position::None)
     }
 
     pub(super) fn dino_rotary(&self) -> Result<Position> {
+        self.section.note(&["rope_parameters"]);
         let mut registers = self.number("num_register_tokens")?.unwrap_or(0);
         // The queries of EoMT come first in its last blocks.
         if let (Some(blocks), Some(layers)) = (self.number("num_blocks")?, self.number("num_hidden_layers")?)
@@ -42,12 +45,15 @@ impl Layer<'_> {
 
     pub(super) fn patch_rotary(&self, row: &PatchRotaryRow) -> Result<Position> {
         let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
+        let theta = first_number(&["rope_theta"], |key| {
+            let beside = self.section.get(key);
+            stated.map_or(beside, |set| set.get(key))
+        });
         let kind = stated.map_or(Ok("default"), rope_type)?;
         if !["axial", "default"].contains(&kind) {
             return Err(Error::config("rope_type", kind, "axial"));
         }
-        let theta = first_number(&["rope_theta"], [stated.unwrap_or(self.section), &Value::Null])?;
-        let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
+        let mut rotary = Rotary2d::new(theta?.unwrap_or(10_000.0))
             .with_prefix_tokens(row.prefix_tokens)
             .with_frequencies(row.frequencies);
         if let Some((key, default)) = row.block {
@@ -157,7 +163,8 @@ impl Layer<'_> {
 
     /// The value of a key that is one number for both dimensions or a list of two.
     fn pair(&self, key: &str) -> Result<Option<[usize; 2]>> {
-        let expected = || Error::value(format!("config key `{key}`"), &self.section[key], "one or two whole numbers");
+        let expected =
+            || Error::value(format!("config key `{key}`"), &self.section.json[key], "one or two whole numbers");
         let whole = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(expected);
         match self.section.get(key) {
             None | Some(Value::Null) => Ok(None),

@@ -5,25 +5,50 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::families::family::{Mrope, QueryFactor, RotaryLayers, RotaryRow};
 use crate::families::layer::Layer;
-use crate::io::{number, whole_number};
+use crate::io::{self, number, whole_number};
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
 
 impl Layer<'_> {
     pub(super) fn rotary(&self, row: &RotaryRow, d: usize) -> Result<Rotary> {
-        let (stated, per_kind) = self.stated_rotation(row)?;
+        // Keys are read before the first branch and the first error.
+        let stated = self.stated_rotation(row);
+        let beside = |key: &str| match key {
+            "rope_theta" | "partial_rotary_factor" => self.section.get(key),
+            "global_rope_theta" | "local_rope_theta" | "rope_local_base_freq" => {
+                row.window_theta.and_then(|_| self.section.get(key))
+            }
+            _ => self.own(key),
+        };
+        let set = stated.as_ref().ok().and_then(|(set, _)| *set);
+        let of = |keys: &[&'static str]| {
+            first_number(keys, |key| {
+                let beside = beside(key);
+                set.and_then(|set| set.get(key)).or(beside)
+            })
+        };
+        let theta = of(&["rope_theta", "global_rope_theta", "rotary_emb_base"]);
+        let window_theta = of(&["rope_local_base_freq", "local_rope_theta"]);
+        let share = of(&["partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"]);
+        let own_flag = |key: &str| io::stated(self.own(key), key, "true or false", Value::as_bool);
+        let interleaved = ["rope_interleave", "rotary_emb_interleaved"].map(own_flag);
+        // NomicBERT's own key.
+        const FACTOR: &str = "rotary_scaling_factor";
+        let own_factor = io::stated(self.own(FACTOR), FACTOR, "a number", Value::as_f64);
+        let dim = if row.rotary_dim { self.rotary_dim() } else { Ok(None) };
+        let (stated, per_kind) = stated?;
         // Earlier spellings have a key of its own for the base of layers with a window.
         let windowed = self.has_window()? && !per_kind;
-        let of = |keys: &[&'static str]| first_number(keys, [stated.unwrap_or(&Value::Null), self.section]);
         let theta = match row.window_theta.filter(|_| windowed) {
-            Some(default) => of(&["rope_local_base_freq", "local_rope_theta"])?.unwrap_or(default),
-            None => match self.listed("layer_rope_theta").filter(|_| row.layers == RotaryLayers::OwnTheta) {
-                Some(own) => own.as_f64(),
-                None => of(&["rope_theta", "global_rope_theta", "rotary_emb_base"])?,
+            Some(default) => window_theta?.unwrap_or(default),
+            None if row.layers == RotaryLayers::OwnTheta
+                && let Some(own) = self.listed("layer_rope_theta") =>
+            {
+                own.as_f64().unwrap_or(row.theta)
             }
-            .unwrap_or(row.theta),
+            None => theta?.unwrap_or(row.theta),
         };
         // GPT-NeoX reads its own spellings there, `rotary_emb_base` and `rotary_pct`.
-        if self.family.reads.contains(&"rotary_pct")
+        if self.reads("rotary_pct")
             && let Some(beside) = self.float("rope_theta")?
             && stated.is_none_or(|set| set.get("rope_theta").is_none())
             && self.float("rotary_emb_base")?.unwrap_or(row.theta) != beside
@@ -31,7 +56,7 @@ impl Layer<'_> {
             let allowed = "a key of `rope_parameters`, or absent: this family reads `rotary_emb_base` beside them";
             return Err(Error::config("rope_theta", beside, allowed));
         }
-        if (per_kind || self.family.reads.contains(&"rotary_pct"))
+        if (per_kind || self.reads("rotary_pct"))
             && let Some(beside) = self.float("partial_rotary_factor")?
             && stated.is_none_or(|set| set.get("partial_rotary_factor").is_none())
         {
@@ -40,11 +65,10 @@ impl Layer<'_> {
         }
         let kind = stated.map_or(Ok("default"), rope_type)?;
         let proportional = kind == "proportional";
-        let share = of(&["partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"]);
         // A family that rotates whole heads does not read one that is null.
         let share = if row.share.is_some() || proportional { share? } else { share.ok().flatten() };
         let share = share.filter(|share| !self.is_share_of_latent(*share, d));
-        if proportional && !self.family.reads.contains(&"proportional") {
+        if proportional && !self.reads("proportional") {
             let known = "default, linear, dynamic, yarn, longrope or llama3";
             return Err(Error::value("config key `rope_type`", "proportional", known));
         }
@@ -55,14 +79,13 @@ impl Layer<'_> {
             return Err(Error::config("partial_rotary_factor", share, "1: the family rotates whole heads"));
         }
         let share = row.share.map(|default| share.unwrap_or(default));
-        let dim = if row.rotary_dim { self.rotary_dim()? } else { None };
-        let dim = dim.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
-        let interleaved = self.flag("rope_interleave")?.unwrap_or(row.interleaved);
-        let interleaved = interleaved || self.flag("rotary_emb_interleaved")? == Some(true);
+        let dim = dim?.unwrap_or_else(|| share.map_or(d, |share| (share * d as f64) as usize));
+        let [stated_pairs, also_pairs] = interleaved;
+        let interleaved = stated_pairs?.unwrap_or(row.interleaved) || also_pairs? == Some(true);
         let style = if interleaved { RotaryStyle::Interleaved } else { RotaryStyle::HalfSplit };
         // HunYuan's factor on the base, whatever the length.
-        let alpha = stated.and_then(|stated| stated.get("alpha")).and_then(Value::as_f64);
-        let alpha = alpha.filter(|alpha| *alpha != 0.0 && self.family.reads.contains(&"alpha"));
+        let alpha = stated.filter(|_| self.reads("alpha")).and_then(|stated| stated.get("alpha"));
+        let alpha = io::stated(alpha, "alpha", "a number", Value::as_f64)?.filter(|alpha| *alpha != 0.0);
         let theta = alpha.map_or(theta, |alpha| theta * alpha.powf(dim as f64 / (dim as f64 - 2.0)));
         let rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
         let mut rotary = rotary.with_reversed(row.reversed);
@@ -76,13 +99,12 @@ impl Layer<'_> {
         if let Some(scaling) = stated.filter(|_| row.scales_windowed || !windowed) {
             if proportional {
                 let pairs = (pairs.unwrap_or(1.0) * dim as f64 / 2.0) as usize;
-                let factor = first_number(&["factor"], [scaling, &Value::Null])?.unwrap_or(1.0);
+                let factor = first_number(&["factor"], |key| scaling.get(key))?.unwrap_or(1.0);
                 rotary = rotary.with_scaling(RotaryScaling::Proportional { pairs, factor });
             } else if alpha.is_none() || !["dynamic", "xdrope"].contains(&kind) {
                 rotary = rotary.with_scaling(self.rotary_scaling(scaling, per_kind)?);
             }
-        } else if let Some(factor) = self.float("rotary_scaling_factor")? {
-            // NomicBERT's own key.
+        } else if let Some(factor) = own_factor? {
             let original_max_position_embeddings = self.number("max_trained_positions")?.unwrap_or(2048);
             rotary = rotary.with_scaling(RotaryScaling::Dynamic { factor, original_max_position_embeddings });
         }
@@ -127,7 +149,7 @@ impl Layer<'_> {
     /// How many elements of a head are rotated, by the key `rotary_dim`, which may be written as a decimal number.
     fn rotary_dim(&self) -> Result<Option<usize>> {
         match self.section.get("rotary_dim") {
-            Some(_) => whole_number(self.section, "rotary_dim"),
+            Some(_) => whole_number(self.section.json, "rotary_dim"),
             None => self.number("rotary_dim"),
         }
     }
@@ -139,7 +161,7 @@ impl Layer<'_> {
             let allowed = "absent: this family has no factor on its queries";
             return Err(Error::config("llama_4_scaling_beta", &scaling["llama_4_scaling_beta"], allowed));
         }
-        let float = |key: &str| Layer { section: scaling, ..*self }.stated(key, "a number", Value::as_f64);
+        let float = |key: &str| io::stated(scaling.get(key), key, "a number", Value::as_f64);
         let longest = || {
             let stated = self.number("max_position_embeddings")?;
             stated.ok_or_else(|| Error::config("max_position_embeddings", "none", "a length, from which to scale"))
@@ -180,7 +202,7 @@ impl Layer<'_> {
             "dynamic" => {
                 RotaryScaling::Dynamic { factor: required("factor")?, original_max_position_embeddings: longest()? }
             }
-            "ntk" if self.family.reads.contains(&"mixed_b") => {
+            "ntk" if self.reads("mixed_b") => {
                 RotaryScaling::Ntk { factor: required("factor")?, mixed_b: float("mixed_b")? }
             }
             // Early files of Phi-3 call it so.
@@ -258,18 +280,13 @@ pub(super) fn rope_type(set: &Value) -> Result<&str> {
     }
 }
 
-/// The number at the first of `keys` that has one in a set of rotary parameters or, where the set lacks the key, in the
-/// configuration. Null is no number, and not absent.
-pub(super) fn first_number(keys: &[&'static str], [set, section]: [&Value; 2]) -> Result<Option<f64>> {
-    let mut other = None;
-    for key in keys {
-        let Some(stated) = set.get(key).or(section.get(key)) else { continue };
-        match stated.as_f64() {
-            Some(number) => return Ok(Some(number)),
-            None => other = other.or(Some((*key, stated))),
-        }
+/// The number at the first of `keys` for which `get` has one. Null is no number, and not absent. All keys are read.
+pub(super) fn first_number<'a>(keys: &[&'static str], get: impl Fn(&str) -> Option<&'a Value>) -> Result<Option<f64>> {
+    let stated: Vec<_> = keys.iter().filter_map(|key| Some((*key, get(key)?))).collect();
+    match (stated.iter().find_map(|(_, value)| value.as_f64()), stated.first()) {
+        (None, Some((key, other))) => Err(Error::config(key, other, "a number")),
+        (number, _) => Ok(number),
     }
-    other.map_or(Ok(None), |(key, stated)| Err(Error::config(key, stated, "a number")))
 }
 
 /// Whether Python takes a value as true.

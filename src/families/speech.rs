@@ -170,7 +170,7 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["kyutai_speech_to_text"],
         layouts: &["inner-linear"],
-        reads: &["sliding_window"],
+        ignores: &["sliding_window"],
         note: Some(
             "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
         ),

@@ -11,7 +11,7 @@ use crate::families::family::{
 const GEMMA3N: Family = Family {
     layouts: &["candle-attention", "shared-keys"],
     // Which its files state and its model does not use.
-    reads: &["query_pre_attn_scalar"],
+    ignores: &["query_pre_attn_scalar"],
     window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
     positions: LayerPositions::Rotary(RotaryRow {
         theta: 1_000_000.0,
@@ -35,6 +35,7 @@ const GEMMA4_DEFAULTS: &[(&str, f64)] =
 const GEMMA4: Family = Family {
     layouts: &["candle-attention", "keys-as-values", "shared-keys"],
     reads: &["proportional"],
+    ignores: &[],
     causal: Causal::UnlessAllBidirectional,
     window: windows(WindowLayers::AllButLastOf6AndLast),
     positions: LayerPositions::Rotary(RotaryRow {

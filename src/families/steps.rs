@@ -19,6 +19,10 @@ impl Layer<'_> {
                 side.insert(usize::from(after), Step::Norm(norm));
             }
         };
+        if self.family.qk_norm.is_some() {
+            // The checkpoint shows whether there are norms.
+            self.section.note(&["use_qk_norm", "qk_layernorm"]);
+        }
         if norms {
             with_norms(self.qk_norm()?, row.norm_after_rotation);
         }
@@ -107,6 +111,10 @@ impl Layer<'_> {
             };
             Err(Error::value(what, found, expected))
         };
+        let as_values = match self.family.keys_as_values {
+            None => false,
+            Some(key) => key.is_empty() || self.flag(key)? == Some(true),
+        };
         let shared = if self.family.shares_keys { self.number("num_kv_shared_layers")?.unwrap_or(0) } else { 0 };
         let first = match shared {
             0 => usize::MAX,
@@ -124,35 +132,40 @@ impl Layer<'_> {
             // No layer has keys of its own in an assistant (Gemma 4), whose positions follow those of another model.
             return wrong("those of a model with a layer of this kind before those that share its keys");
         }
-        let as_values = match self.family.keys_as_values {
-            None => false,
-            Some(key) => (key.is_empty() || self.flag(key)? == Some(true)) && !self.has_window()?,
-        };
-        match (as_values, found) {
+        match (as_values && !self.has_window()?, found) {
             (true, KeyValueSource::KeysAsValues) | (false, KeyValueSource::Projections) => Ok(found),
             (true, _) => wrong("queries and keys: the values of this layer are its keys"),
             (false, _) => wrong("queries, keys and values"),
         }
     }
 
+    /// The sizes that the key `per_layer_config` states for this layer, if the family reads it.
+    pub(super) fn own_sizes(&self) -> Option<&Value> {
+        let reads = self.family.head_sizes != HeadSizes::Same;
+        reads.then(|| self.section.get("per_layer_config")?.get(self.index.to_string())).flatten()
+    }
+
     /// A size of the heads of this layer by this key: `head_dim` or `num_key_value_heads`.
     pub(crate) fn head_size(&self, key: &str) -> Result<Option<usize>> {
-        let own = self.section.get("per_layer_config").and_then(|layers| layers.get(self.index.to_string()));
-        if let Some(own) = own.map(|own| number(own, key)).transpose()?.flatten() {
+        let [global_head_dim, global_heads] = match self.family.head_sizes {
+            HeadSizes::Global { .. } => ["global_head_dim", "num_global_key_value_heads"].map(|key| self.number(key)),
+            _ => [Ok(None), Ok(None)],
+        };
+        if let Some(own) = self.own_sizes().map(|own| number(own, key)).transpose()?.flatten() {
             return Ok(Some(own));
         }
         let usual = self.number(key)?;
         Ok(match self.family.head_sizes {
-            HeadSizes::Same => usual,
+            HeadSizes::Same | HeadSizes::PerLayer => usual,
             HeadSizes::WindowsDoubleKeys if key == "num_key_value_heads" && self.has_window()? => {
                 usual.map(|heads| heads.saturating_mul(2))
             }
             HeadSizes::WindowsDoubleKeys => usual,
             HeadSizes::Global { .. } if self.section.get("per_layer_config").is_some() || self.has_window()? => usual,
             HeadSizes::Global { switch } => match key {
-                "head_dim" => self.number("global_head_dim")?.or(usual),
+                "head_dim" => global_head_dim?.or(usual),
                 _ if switch.map(|switch| self.flag(switch)).transpose()?.is_some_and(|on| on != Some(true)) => usual,
-                _ => self.number("num_global_key_value_heads")?.or(usual),
+                _ => global_heads?.or(usual),
             },
         })
     }

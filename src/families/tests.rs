@@ -7,6 +7,7 @@ use candle_core::Device;
 use serde_json::Value;
 
 use crate::checkpoint::Checkpoint;
+use crate::families::keys::RecordedSection;
 use crate::families::known::OTHERS;
 use crate::families::layer::Layer;
 use crate::families::layouts::LAYOUTS;
@@ -113,6 +114,7 @@ fn a_prefix_without_its_part_is_said_to_lack_it() {
     let section = serde_json::json!({
         "model_type": "whisper", "d_model": 8, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
     });
+    let section = RecordedSection::new(&section);
     let heads = |prefix: &str| Layer::new(&section, Some("whisper"), prefix).and_then(|layer| layer.heads());
     assert_eq!(heads("decoder.layers.0.self_attn").unwrap(), 2);
     let error = heads("layers.0.self_attn").unwrap_err().to_string();

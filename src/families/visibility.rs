@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, RotaryLayers, Sides, WindowLayers};
+use crate::families::family::{Causal, LayerPositions, RotaryLayers, Sides, WindowLayers};
 use crate::families::layer::Layer;
 use crate::mask::AttentionMask;
 
@@ -24,11 +24,16 @@ impl<'a> Layer<'a> {
     pub(super) fn check_lists(&self) -> Result<()> {
         const TEXTS: (&str, fn(&Value) -> bool) = ("a text for each layer", Value::is_string);
         let marks = |mark: &Value| mark.is_u64() || mark.is_boolean();
+        let rotated = |rules: &[RotaryLayers]| match self.family.positions {
+            LayerPositions::Rotary(row) => rules.contains(&row.layers),
+            _ => false,
+        };
+        let own_thetas = rotated(&[RotaryLayers::OwnTheta, RotaryLayers::NonZeroTheta]);
         let lists = [
             ("layer_types", TEXTS, true),
             ("attention_layers", TEXTS, self.family.window.layers == WindowLayers::ListedLocal),
-            ("layer_rope_theta", ("a number for each layer", Value::is_number as _), self.reads("layer_rope_theta")),
-            ("no_rope_layers", ("0 or 1 for each layer", marks as _), self.reads("no_rope_layers")),
+            ("layer_rope_theta", ("a number for each layer", Value::is_number as _), own_thetas),
+            ("no_rope_layers", ("0 or 1 for each layer", marks as _), rotated(&[RotaryLayers::NoRopeLayers])),
         ];
         for (key, (kind, fits), _) in lists.into_iter().filter(|(.., is_read)| *is_read) {
             let Some(stated) = self.section.get(key).filter(|stated| !stated.is_null()) else { continue };
@@ -43,10 +48,6 @@ impl<'a> Layer<'a> {
             }
         }
         self.check_layer_types()
-    }
-
-    fn reads(&self, key: &str) -> bool {
-        self.family.reads_key(key)
     }
 
     /// Checks that `layer_types` has an entry for each layer; transformers refuses another list, too.
@@ -83,6 +84,10 @@ impl<'a> Layer<'a> {
 
     /// Whether the layer has a sliding window.
     pub(super) fn has_window(&self) -> Result<bool> {
+        if self.family.window.layers != WindowLayers::None {
+            // Layers without a window read its width, too.
+            self.section.note(&[self.family.window.key]);
+        }
         if self.family.window.layers == WindowLayers::AllButLastOf6AndLast
             && self.number("num_hidden_layers")? == Some(self.index + 1)
         {
@@ -139,13 +144,13 @@ impl<'a> Layer<'a> {
             RotaryLayers::All | RotaryLayers::UnlessAlibi => true,
             RotaryLayers::Windowed => self.has_window()?,
             RotaryLayers::WindowedIfAny => self.has_window()? || self.number(self.family.window.key)?.is_none(),
-            RotaryLayers::NoRopeLayers => match self.listed("no_rope_layers") {
-                Some(mark) => mark.as_u64() != Some(0) && mark.as_bool() != Some(false),
-                None => {
-                    let interval = self.group_size("no_rope_layer_interval")?;
-                    interval.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval))
+            RotaryLayers::NoRopeLayers => {
+                let interval = self.group_size("no_rope_layer_interval");
+                match self.listed("no_rope_layers") {
+                    Some(mark) => mark.as_u64() != Some(0) && mark.as_bool() != Some(false),
+                    None => interval?.is_none_or(|interval| !(self.index + 1).is_multiple_of(interval)),
                 }
-            },
+            }
             RotaryLayers::OwnTheta | RotaryLayers::NonZeroTheta => {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
@@ -156,7 +161,7 @@ impl<'a> Layer<'a> {
             }
             RotaryLayers::IfTheta => {
                 let theta = |section: &Value| section.get("rope_theta").is_some_and(Value::is_number);
-                theta(self.section) || self.section.get("rope_parameters").is_some_and(theta)
+                theta(self.section.json) || self.section.get("rope_parameters").is_some_and(theta)
             }
         })
     }
@@ -179,15 +184,22 @@ impl<'a> Layer<'a> {
 
     /// The mask that the model always applies in this layer.
     pub fn mask(&self) -> Result<AttentionMask> {
-        if self.cross {
-            return Ok(AttentionMask::full());
-        }
+        // Cross-attention has none, and reads the keys as the other layers do.
+        let mask = self.self_attention_mask();
+        if self.cross { Ok(AttentionMask::full()) } else { mask }
+    }
+
+    fn self_attention_mask(&self) -> Result<AttentionMask> {
+        // Keys are read before the first branch and the first error.
+        let is_decoder = if self.family.causal == Causal::Never { Ok(None) } else { self.flag("is_decoder") };
+        let bidirectional = self.is_bidirectional();
+        let chunks = self.chunk_size();
         let window = self.family.window;
         let width = if self.has_window()? { Some(self.window_width()?) } else { None };
         let decoder = match self.family.causal {
             Causal::Never => false,
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
-            Causal::IfDecoder => self.flag("is_decoder")? == Some(true),
+            Causal::IfDecoder => is_decoder? == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
             Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
@@ -197,13 +209,13 @@ impl<'a> Layer<'a> {
         // There null is false.
         let is_causal = self.flag("is_causal")?.unwrap_or(self.section.get("is_causal").is_none());
         let switched_off = !fixed && !is_causal;
-        let bidirectional = self.is_bidirectional()?;
+        let bidirectional = bidirectional?;
         if switched_off && bidirectional && width.is_some() {
             let allowed = "absent beside `use_bidirectional_attention`";
             return Err(Error::config("is_causal", false, allowed));
         }
         let causal = decoder && !switched_off && !bidirectional;
-        if let Some(chunks) = self.chunk_size()? {
+        if let Some(chunks) = chunks? {
             let mask = AttentionMask::chunks(chunks);
             return Ok(if causal { AttentionMask::causal().and(mask) } else { mask });
         }
@@ -230,11 +242,12 @@ impl<'a> Layer<'a> {
     /// The size of the chunks inside which the layer attends, if it does.
     fn chunk_size(&self) -> Result<Option<usize>> {
         let Some(key) = self.family.chunks else { return Ok(None) };
+        let size = self.number(key)?.filter(|size| *size > 0);
         let chunked = match self.listed("layer_types").and_then(Value::as_str) {
             Some(kind) => kind == CHUNKED,
             None => self.is_rotated(RotaryLayers::NoRopeLayers)?,
         };
-        match self.number(key)?.filter(|size| *size > 0) {
+        match size {
             _ if !chunked => Ok(None),
             Some(size) => Ok(Some(size)),
             None => Err(Error::config(key, "none", format!("a size: layer {} attends inside chunks", self.index))),
@@ -244,12 +257,11 @@ impl<'a> Layer<'a> {
     /// The width of the layer's window.
     fn window_width(&self) -> Result<usize> {
         let key = self.family.window.key;
-        let width =
-            match self.number(&format!("{key}_size"))?.filter(|_| self.family.reads.contains(&"sliding_window_size")) {
-                // MiMo-V2-Flash's own key counts the tokens before a token.
-                Some(before) => Some(before.saturating_add(1)),
-                None => self.number(key)?,
-            };
+        let width = match self.number(&format!("{key}_size"))?.filter(|_| self.reads("sliding_window_size")) {
+            // MiMo-V2-Flash's own key counts the tokens before a token.
+            Some(before) => Some(before.saturating_add(1)),
+            None => self.number(key)?,
+        };
         width.ok_or_else(|| Error::config(key, "none", format!("a width: layer {} has a window", self.index)))
     }
 }

@@ -383,7 +383,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["pix2struct_vision_model"],
         layouts: &["pix2struct"],
-        reads: &["relative_attention_num_buckets"],
+        ignores: &["relative_attention_num_buckets"],
         scale: Scale::One,
         ..PLAIN
     },

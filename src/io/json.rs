@@ -91,6 +91,23 @@ pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
     }
 }
 
+/// What `read` gives of the value of `key` if it is neither absent nor null. A value of another kind is an error: a
+/// default in its place would be another model.
+pub(crate) fn stated<'a, T>(
+    value: Option<&'a Value>,
+    key: &str,
+    kind: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>> {
+    match value.filter(|value| !value.is_null()) {
+        None => Ok(None),
+        Some(value) => match read(value) {
+            None => Err(Error::value(format!("config key `{key}`"), value, kind)),
+            read => Ok(read),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ mod text;
 mod write;
 
 pub use foreign::foreign_content;
-pub(crate) use json::{number, whole_number};
+pub(crate) use json::{number, stated, whole_number};
 pub use json::{parse_json, read_json};
 pub use pattern_work::PatternWork;
 pub use read::{is_present, open_regular, read_limited};
