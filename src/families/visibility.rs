@@ -129,11 +129,11 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// The number of layers of a group, if it is stated.
+    /// The number of layers of a group, if it is stated or the family has a default.
     fn group_size(&self, key: &'static str) -> Result<Option<usize>> {
         match (self.section.get(key), self.number(key)?) {
-            (None, _) => Ok(None),
             (_, Some(size)) if size > 0 => Ok(Some(size)),
+            (None, _) => Ok(None),
             (Some(other), _) => Err(Error::config(key, other, "a number of layers from 1, or absent")),
         }
     }

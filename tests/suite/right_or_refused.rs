@@ -326,3 +326,18 @@ fn values_of_another_kind_are_errors() {
     let failed = checkpoint.attention_with("model.layers.0.self_attn", &config, DType::F32, &CPU);
     says(failed, &["config key `rope_theta`", "a number"]);
 }
+
+/// Of a file that is silent, every fourth layer of SmolLM3 is not rotated: the default of its config class.
+#[test]
+fn an_interval_of_layers_has_its_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefixes = [2, 3, 7].map(|layer| format!("model.layers.{layer}.self_attn"));
+    let checkpoint = checkpoint(&folder, &prefixes.each_ref().map(String::as_str));
+    let json = json!({"model_type": "smollm3", "num_attention_heads": 2, "num_key_value_heads": 2, "rope_theta": 1e4});
+    let positions = prefixes.map(|prefix| {
+        let model = checkpoint.attention_with(&prefix, &json, DType::F32, &CPU).unwrap();
+        model.config().position.to_string()
+    });
+    assert!(positions[0].contains("rotary"), "{positions:?}");
+    assert_eq!(positions[1..], ["none", "none"]);
+}
