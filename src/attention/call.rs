@@ -50,7 +50,6 @@ pub(super) struct CallOutput {
 }
 
 /// How a call runs.
-#[derive(Clone)]
 enum Route {
     /// In the buffers of the CPU kernel: sequences of these lengths, or whole ones, under a mask that is full, causal
     /// or a window.
@@ -80,14 +79,16 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
         then: impl FnOnce(OpenCall) -> Result<T>,
     ) -> Result<T> {
-        let tokens = inputs.kind()?;
+        let mut tokens = inputs.kind()?;
         let b = tokens.check(self, inputs, options)?;
         self.check_options(inputs.query, b, options)?;
         self.check_given(inputs, options)?;
-        let exact = self.exact_for(inputs, options);
         let [query, key] = inputs.with_vectors()?;
         let xs = [query, key, inputs.value.clone()];
-        let call = exact.as_ref().unwrap_or(self).prepare(xs, &inputs.mask, options, tokens)?;
+        let (counted, mask) = tokens.count(self, &xs, options, self.with_own_mask(&inputs.mask))?;
+        let exact = self.exact_for(&xs, &counted, &mask, options);
+        let layer = exact.as_ref().unwrap_or(self);
+        let call = layer.prepare(xs, &inputs.mask, options, tokens, counted, mask)?;
         then(OpenCall { quantization: call.quantization.filter(|_| exact.is_none()), ..call })
     }
 
@@ -98,9 +99,10 @@ impl MultiHeadAttention {
         xs: [Tensor; 3],
         given: &'a AttentionMask,
         options: &'a AttentionOptions<'a>,
-        mut tokens: Box<dyn CallTokens + 'a>,
+        tokens: Box<dyn CallTokens + 'a>,
+        counted: Counted,
+        mask: Cow<'a, AttentionMask>,
     ) -> Result<OpenCall<'a>> {
-        let (counted, mask) = tokens.count(self, &xs, options, self.with_own_mask(given))?;
         let Counted { b, s_q, s_kv, .. } = counted;
         let shape = AttnShape { b, h: self.config.num_attention_heads, s_q, s_kv };
         let mask = self.with_score_bias(mask, shape, options)?;
@@ -111,15 +113,45 @@ impl MultiHeadAttention {
         }
         let lengths = tokens.lengths(&mask, &counted);
         let mut sdpa = self.sdpa_options(mask, options)?;
-        let sizes = self.sizes(shape, &xs, &counted, &sdpa)?;
-        let route = self.route(&xs, options, &*tokens, &counted, &sizes, &mut sdpa)?;
+        let (sizes, on_cpu_kernel) = self.sizes(shape, &xs, &counted, &sdpa)?;
+        let route = self.route(&xs, options, (&*tokens, &counted), (&sizes, on_cpu_kernel), &mut sdpa)?;
         let absorbed = counted.new_tokens.as_ref().and_then(|_| self.absorbed_call(&sizes, &sdpa));
         let (layer, mask, quantization) = (self, given, self.quantization());
         Ok(OpenCall { layer, xs, mask, options, tokens, counted, lengths, sizes, sdpa, route, absorbed, quantization })
     }
 
-    /// Sizes, dtype, device and gradients of a call.
-    fn sizes(&self, shape: AttnShape, xs: &[Tensor; 3], counted: &Counted, sdpa: &SdpaOptions) -> Result<Call> {
+    /// The layer for a call in training, whose weights in few bits are multiplied exactly in all projections; `None`
+    /// for every other call and layer. `mask` is that of the call, of the layer and of the tokens.
+    fn exact_for(
+        &self,
+        xs: &[Tensor; 3],
+        counted: &Counted,
+        mask: &AttentionMask,
+        options: &AttentionOptions,
+    ) -> Option<Self> {
+        let cos_sin = options.cos_sin.into_iter().flatten();
+        let given = [options.head_mask, options.score_bias].into_iter().flatten().chain(cos_sin);
+        let in_training = options.train
+            || xs.iter().chain(given).any(Tensor::track_op)
+            || counted.stored.is_some_and(|(_, tracked)| tracked)
+            || mask.tracks_gradient();
+        self.exact_if(in_training)
+    }
+
+    /// The layer with exact products of its weights in few bits, if it has such and is `in_training`, or has variables.
+    pub(super) fn exact_if(&self, in_training: bool) -> Option<Self> {
+        self.quantization()?;
+        let has_variables =
+            || self.tracks_gradient() || self.context_norm_tracks_gradient() || self.o_proj.tracks_gradient();
+        (in_training || has_variables()).then(|| {
+            let mut exact = self.clone();
+            exact.set_exact();
+            exact
+        })
+    }
+
+    /// Sizes, dtype, device and gradients of a call, and whether it runs on the CPU kernel for inference.
+    fn sizes(&self, shape: AttnShape, xs: &[Tensor; 3], counted: &Counted, sdpa: &SdpaOptions) -> Result<(Call, bool)> {
         let config = &self.config;
         let mut sizes = Call {
             shape,
@@ -139,7 +171,7 @@ impl MultiHeadAttention {
         if on_cpu_kernel && self.dtype() == DType::BF16 && self.qkv.rounds_to_bf16()? {
             sizes.dtype = DType::BF16;
         }
-        Ok(sizes)
+        Ok((sizes, on_cpu_kernel))
     }
 
     /// How a call runs. Joins the mask of `sdpa` with the bias of the position scheme, where the route needs it there.
@@ -147,15 +179,13 @@ impl MultiHeadAttention {
         &self,
         xs: &[Tensor; 3],
         options: &AttentionOptions,
-        tokens: &dyn CallTokens,
-        counted: &Counted,
-        sizes: &Call,
+        (tokens, counted): (&dyn CallTokens, &Counted),
+        (sizes, on_cpu_kernel): (&Call, bool),
         sdpa: &mut SdpaOptions,
     ) -> Result<Route> {
         let needs_padding = options.need_padding(self.config.dropout);
         let is_self_attention = xs[1].id() == xs[0].id() && xs[2].id() == xs[0].id();
-        let on_rows = counted.stored.is_none() && sdpa::runs_on_cpu_kernel(sizes, sdpa);
-        let on_rows = on_rows && is_self_attention && !needs_padding && self.supports_rows();
+        let on_rows = on_cpu_kernel && is_self_attention && !needs_padding && self.supports_rows();
         let rows = if on_rows { tokens.rows(&sdpa.mask) } else { None };
         let ragged = tokens.ragged();
         // Buffers hold a few sequences at a time, which have a bias of their own.
@@ -318,7 +348,7 @@ impl OpenCall<'_> {
             let output = self.layer.without_heads(&self.xs[0])?.into();
             return Ok(CallOutput { output, attention_weights: None });
         }
-        match self.route.clone() {
+        match std::mem::replace(&mut self.route, Route::Buckets) {
             Route::Rows { lengths, mask } => {
                 let output = self.layer.attend_sequences(&self.xs[0], lengths, &mask)?.into();
                 Ok(CallOutput { output, attention_weights: None })

@@ -3,7 +3,6 @@
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::error::Result;
 use crate::ops::Quantization;
 use crate::tensor::ShareWeights;
@@ -92,19 +91,6 @@ impl MultiHeadAttention {
     pub(crate) fn quantize_projections(&mut self, [qkv, o]: [Option<Quantization>; 2]) -> Result<()> {
         qkv.map_or(Ok(()), |format| self.qkv.quantize(format))?;
         o.map_or(Ok(()), |format| self.o_proj.quantize(format)).map_err(|error| error.with_weight("o_proj"))
-    }
-
-    /// The layer for a call in training, whose weights in few bits are multiplied exactly in all projections; `None`
-    /// for every other call and layer.
-    pub(super) fn exact_for(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Option<Self> {
-        self.quantization()?;
-        let tracked = [inputs.query, inputs.key, inputs.value].into_iter().any(Tensor::track_op);
-        let in_training = options.train || tracked || self.tracks_gradient() || self.o_proj.tracks_gradient();
-        in_training.then(|| {
-            let mut exact = self.clone();
-            exact.set_exact();
-            exact
-        })
     }
 
     /// Makes products of projections in few bits exact, as [`Linear::set_exact`](crate::ops::Linear::set_exact) does.

@@ -40,13 +40,17 @@ impl MultiHeadAttention {
         Ok(context.reshape((b, s, width))?)
     }
 
+    /// Whether the norm of the context has variables.
+    pub(super) fn context_norm_tracks_gradient(&self) -> bool {
+        let parameters = |norm: &NormWeights| [Some(norm.weight.clone()), norm.bias.clone()];
+        self.context_norm.iter().flat_map(parameters).flatten().any(|tensor| tensor.track_op())
+    }
+
     /// Whether [`gate_rows`](Self::gate_rows) can do it: the weights are fixed, and a token without any key, whose
     /// context is zeros, is the same whatever its input is.
     pub(super) fn output_stage_runs_on_buffers(&self) -> bool {
-        let parameters = |norm: &NormWeights| [Some(norm.weight.clone()), norm.bias.clone()];
-        let tracked = self.context_norm.iter().flat_map(parameters).flatten().any(|tensor| tensor.track_op());
         let shifted = self.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
-        !(tracked || shifted && self.config.output_gate.is_some())
+        !(self.context_norm_tracks_gradient() || shifted && self.config.output_gate.is_some())
     }
 
     /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with

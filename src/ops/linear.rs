@@ -24,7 +24,7 @@ use crate::ops::problem::{Activated, supports_fused};
 use crate::ops::projection::{OfModule, Projection};
 use crate::ops::quantization::Quantization;
 use crate::ops::trained_product::{check_product, trained};
-use crate::tensor::{MapTensors, same_dtype_and_device};
+use crate::tensor::{MapTensors, check_allocation, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::{LinearWeights, LowRankChange};
 
@@ -454,7 +454,12 @@ impl Module for Linear {
         if last.is_none() {
             return Err(Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
         }
-        let rows: usize = dims[..dims.len() - 1].iter().product();
+        // Views have any size: it is checked before one is copied.
+        let rows = element_count("the input", &dims[..dims.len() - 1]).map_err(Error::from)?;
+        let elements = element_count("the input", xs.dims()).map_err(Error::from)?;
+        if xs.device().is_cpu() && !xs.is_contiguous() {
+            check_allocation::<f64>("a copy of the input", elements).map_err(Error::from)?;
+        }
         let ys = self.forward_in_dtype(&xs.reshape((1usize, rows, self.in_features()))?, xs.dtype())?;
         ys.reshape(dims)
     }

@@ -197,6 +197,13 @@ fn a_linear_layer_is_loaded_in_few_bits() {
         Linear::load(&checkpoint.at("model.layers.0.mlp", DType::F32, &CPU), "up_proj", 65, 32),
         &["model.layers.0.mlp.up_proj.weight", "[64, 32]", "[65, 32]"],
     );
+    for dims in [&[0usize, 32][..], &[3, 0, 32]] {
+        assert_eq!(int8.forward(&Tensor::zeros(dims, DType::F32, &CPU).unwrap()).unwrap().dims().last(), Some(&64));
+    }
+    for huge in [1usize << 40, 1 << 60] {
+        let view = Tensor::zeros((1, 1, 32), DType::F32, &CPU).unwrap().broadcast_as((huge, 2, 32)).unwrap();
+        says(int8.forward(&view).map_err(Error::from), &["the input"]);
+    }
     // Variables stay variables.
     let map = checkpoint.to_varmap("model.layers.0.mlp", DType::F32, &CPU).unwrap();
     let vb = VarBuilder::from_varmap(&map, DType::F32, &CPU).pp("model.layers.0.mlp");
@@ -249,6 +256,21 @@ fn a_call_in_training_rounds_no_inputs() {
     assert_close("queries", &int8.attend(queries.as_tensor(), &memory, &memory, None).unwrap(), &cross, 1e-5);
     let memories = memories.as_tensor();
     assert_close("memory", &int8.attend(&xs, memories, memories, None).unwrap(), &cross, 1e-5);
+    // What is added to the queries alone, a memory that is projected, and a factor of the heads.
+    let vectors = variable(&random.tensor(&[1, 5, 32], DType::F32));
+    let added = AttentionInputs::self_attention(&xs, None).with_position_vectors(vectors.as_tensor(), None);
+    let options = AttentionOptions::default();
+    let [got, want] = [&int8, &dequantized].map(|layer| layer.attend_with(&added, &options).unwrap().output);
+    assert_close("position vectors", &got, &want, 1e-5);
+    let cross_step = |layer: &MultiHeadAttention| {
+        layer.cross_step(&xs, &layer.cross_cache(memories, memories).unwrap(), None).unwrap()
+    };
+    assert_close("projected memory", &cross_step(&int8), &cross_step(&dequantized), 1e-5);
+    let factors = variable(&Tensor::ones(4, DType::F32, &CPU).unwrap());
+    let options = options.with_head_mask(factors.as_tensor());
+    let inputs = AttentionInputs::self_attention(&xs, None);
+    let [got, want] = [&int8, &dequantized].map(|layer| layer.attend_with(&inputs, &options).unwrap().output);
+    assert_close("head mask", &got, &want, 1e-5);
     // A change beside one projection.
     let (a, b) = (variable(&random.tensor(&[3, 32], DType::F32)), variable(&random.tensor(&[32, 3], DType::F32)));
     for kind in [ProjectionKind::Query, ProjectionKind::Output] {
@@ -259,6 +281,9 @@ fn a_call_in_training_rounds_no_inputs() {
         let [learns, exact] = [&int8, &dequantized].map(beside);
         let want = exact.forward(&xs).unwrap();
         assert_close("beside", &learns.forward(&xs).unwrap(), &want, 1e-5);
+        let [got, cross] = [&learns, &exact]
+            .map(|layer| layer.cross_step(&xs, &layer.cross_cache(&memory, &memory).unwrap(), None).unwrap());
+        assert_close("a projected memory that is fixed", &got, &cross, 1e-5);
         let inputs = AttentionInputs::self_attention(&xs, None);
         let options = AttentionOptions::default();
         assert_eq!(learns.plan(&inputs, &options).unwrap().quantization, None);
