@@ -1,6 +1,5 @@
 //! Every command with a reader that goes away, and on a full disk.
 
-use std::fs::OpenOptions;
 use std::process::{Command, Output, Stdio};
 
 use super::Scratch;
@@ -75,7 +74,7 @@ fn a_closed_pipe_is_no_error() {
 #[cfg(target_os = "linux")]
 fn a_full_disk_is_one_line() {
     let scratch = Scratch::new();
-    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     for line in printing() {
         let output = run(&scratch, &line, |command| {
             command.stdout(full());
