@@ -3,12 +3,12 @@
 mod call_input;
 mod latent;
 mod output_stage;
+mod parameters;
 mod steps;
 
 pub use call_input::CallInput;
 pub use latent::LatentAttention;
 pub use output_stage::{GateActivation, GateOver, OutputGate};
-pub(crate) use steps::SIDES;
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
 use crate::error::{Error, Result};

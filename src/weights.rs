@@ -7,8 +7,7 @@
 
 mod latent;
 mod low_rank;
-
-use std::collections::BTreeMap;
+mod parameters;
 
 use candle_core::Tensor;
 
@@ -16,6 +15,10 @@ use crate::error::{Error, Result};
 use crate::setters;
 pub use latent::LatentWeights;
 pub use low_rank::LowRankChange;
+pub use parameters::Parameters;
+pub(crate) use parameters::{
+    BIAS_KV, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, HeadKind, NORM_PARTS, NORMS, Parameter, Presence, SCORE, SINKS,
+};
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]
@@ -333,65 +336,6 @@ impl NormWeights {
     }
 }
 
-/// The weights of the steps of queries, keys or values between projection and scores.
-#[derive(Debug, Clone, Default)]
-#[non_exhaustive]
-pub struct StepWeights {
-    /// Those of the norm that has weights.
-    pub norm: Option<NormWeights>,
-    /// The learned factor, `(d)`.
-    pub factor: Option<Tensor>,
-}
-
-impl StepWeights {
-    setters! {
-        /// Sets the weights of the norm.
-        with_norm, norm: NormWeights = Some(norm);
-        /// Sets the learned factor.
-        with_factor, factor: Tensor = Some(factor);
-    }
-
-    /// All tensors.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let norm = self.norm.iter().flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        norm.chain(&self.factor)
-    }
-}
-
-/// The weights of a position scheme by name, such as T5's `relative_attention_bias.weight` `(num_buckets, h)`. Schemes
-/// without weights have none. The documentation of each scheme in [`position`](crate::position) lists its names and
-/// shapes.
-#[derive(Debug, Clone, Default)]
-pub struct PositionWeights(BTreeMap<String, Tensor>);
-
-impl PositionWeights {
-    /// The tensor of this name.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.0.get(name)
-    }
-
-    /// Adds or replaces a tensor.
-    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) {
-        self.0.insert(name.into(), tensor);
-    }
-
-    /// Whether there are no weights.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// All names and tensors, ordered by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.0.iter().map(|(name, tensor)| (name.as_str(), tensor))
-    }
-
-    /// The tensor of this name, which a layer that was built has.
-    pub fn require(&self, name: &str) -> Result<&Tensor> {
-        let why = || "the position scheme of the layer needs it".to_string();
-        self.get(name).ok_or_else(|| Error::MissingTensor { name: name.to_string(), why: why() })
-    }
-}
-
 /// All weights of one attention layer, whatever layout they came from.
 ///
 /// A tensor that is a variable stays connected to it: a layer made of these weights learns.
@@ -404,48 +348,37 @@ pub struct AttentionWeights {
     pub o: LinearWeights,
     /// The projection of the gate, `(h · d_v, query_size)` or `(h, query_size)`, if it is not stored with the queries.
     pub gate: Option<LinearWeights>,
-    /// The norm of the context, if it has a weight: `(h · d_v)` or `(d_v)`.
-    pub context_norm: Option<NormWeights>,
-    /// One more key and value that every query sees, `(h_kv · d)` and `(h_kv · d_v)`.
-    pub bias_kv: Option<[Tensor; 2]>,
-    /// The vector of additive scoring, `(h, d)`.
-    pub score: Option<Tensor>,
-    /// The steps of queries, keys and values.
-    pub steps: [StepWeights; 3],
-    /// One score per head that takes part in the softmax without a value, `(h)`.
-    pub sinks: Option<Tensor>,
-    /// The weights of the position scheme.
-    pub position: PositionWeights,
+    /// The tensors beside the projections, by name.
+    pub parameters: Parameters,
+    /// The weights of the position scheme, by name.
+    pub position: Parameters,
 }
 
 impl AttentionWeights {
     /// The weights of a layer that has nothing beside its four projections.
     pub fn new(qkv: QkvWeights, o: LinearWeights) -> Self {
-        let (steps, position) = Default::default();
-        Self { qkv, o, gate: None, context_norm: None, bias_kv: None, score: None, steps, sinks: None, position }
+        let (parameters, position) = Default::default();
+        Self { qkv, o, gate: None, parameters, position }
     }
 
-    /// Sets the norms of queries and keys.
+    /// Adds a tensor beside the projections, by one of the names of [`Parameters`].
     #[must_use]
-    pub fn with_qk_norm(mut self, [q, k]: [NormWeights; 2]) -> Self {
-        (self.steps[0].norm, self.steps[1].norm) = (Some(q), Some(k));
+    pub fn with_parameter(mut self, name: &str, tensor: Tensor) -> Self {
+        self.parameters.insert(name, tensor);
+        self
+    }
+
+    /// Adds a norm of queries, keys, values or the context, by one of the names of [`Parameters`].
+    #[must_use]
+    pub fn with_norm(mut self, name: &str, norm: NormWeights) -> Self {
+        self.parameters.insert_norm(name, norm);
         self
     }
 
     setters! {
         /// Sets the projection of the gate.
         with_gate, gate: LinearWeights = Some(gate);
-        /// Sets the norm of the context.
-        with_context_norm, context_norm: NormWeights = Some(context_norm);
-        /// Sets one more key and value that every query sees.
-        with_bias_kv, bias_kv: [Tensor; 2] = Some(bias_kv);
-        /// Sets the vector of additive scoring.
-        with_score, score: Tensor = Some(score);
-        /// Sets the weights of the steps of queries, keys and values.
-        with_steps, steps: [StepWeights; 3] = steps;
-        /// Sets the sinks.
-        with_sinks, sinks: Tensor = Some(sinks);
         /// Sets the weights of the position scheme.
-        with_position, position: PositionWeights = position;
+        with_position, position: Parameters = position;
     }
 }

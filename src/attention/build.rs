@@ -7,21 +7,18 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
-use crate::attention::steps::{FACTOR_NAMES, NORM_NAMES, StepState};
-use crate::config::{
-    AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGate, ProjectionBias, Scoring,
-};
+use crate::attention::steps::Norms;
+use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::ops::{LatentSizes, Linear, Qkv};
-use crate::position::{PositionState, Presence};
+use crate::position::PositionState;
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
 use crate::weights::{
-    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+    AttentionWeights, BIAS_KV, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence, QkvWeights,
 };
 
-/// The names of the gate and of the norm of the context in this crate's own layout.
+/// The name of the gate in this crate's own layout.
 const GATE: &str = "gate_proj";
-const CONTEXT_NORM: &str = "attn_sub_norm";
 
 impl MultiHeadAttention {
     /// A new layer, trainable if `vb` is backed by a `VarMap`: `q_proj`, `k_proj`, `v_proj`, `o_proj`, each a `weight`
@@ -52,35 +49,12 @@ impl MultiHeadAttention {
         };
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
-        let extra = |name: &str, rows: usize| {
-            // A layer whose heads are all pruned has no rows.
-            let init = Init::Randn { mean: 0.0, stdev: (1.0 / rows.max(1) as f64).sqrt() };
-            Ok::<_, Error>(init_tensor(&vb, &[1, 1, rows], name, init)?.reshape(rows)?)
-        };
-        let bias_kv =
-            if config.add_bias_kv { Some([extra("bias_k", rows[1])?, extra("bias_v", rows[2])?]) } else { None };
-        let score = match config.scoring {
-            Scoring::ScaledDotProduct => None,
-            Scoring::Additive => {
-                let d = config.resolved_head_dim();
-                let bound = (1.0 / d as f64).sqrt();
-                let init = Init::Uniform { lo: -bound, up: bound };
-                Some(init_tensor(&vb.pp("score"), &[config.num_attention_heads, d], "weight", init)?)
-            }
-        };
-        let steps_of = |side: usize| init_steps(config, &vb, side);
-        let steps = [steps_of(0)?, steps_of(1)?, steps_of(2)?];
         let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let gate = |gate: OutputGate| init_linear(&vb.pp(GATE), gate.rows(h, d_v), inputs[0], gate.bias);
-        let context_norm = config.context_norm.filter(|norm| norm.weighted);
-        let context_norm = context_norm.map(|norm| init_norm(&vb.pp(CONTEXT_NORM), &norm, h, d_v)).transpose()?;
-        let mut position = PositionWeights::default();
-        for parameter in config.position.scheme().parameters(&config.sizes()) {
-            position.insert(parameter.name, init_tensor(&vb, &parameter.shape, parameter.name, parameter.init)?);
-        }
         let gate = config.output_gate.map(gate).transpose()?;
-        let weights = AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks: None, position };
-        Self::from_weights(config, weights)
+        let parameters = init_parameters(&config.parameters(), &vb)?;
+        let position = init_parameters(&config.position.scheme().parameters(&config.sizes()), &vb)?;
+        Self::from_weights(config, AttentionWeights { qkv, o, gate, parameters, position })
     }
 
     /// A layer from its weights.
@@ -99,7 +73,7 @@ impl MultiHeadAttention {
     /// The configuration is invalid, or a weight is missing, not expected, or has the wrong shape, dtype or device.
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
-        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, parameters, position } = weights;
         let fits = match (config.key_value_source, &qkv) {
             (KeyValueSource::KeysAsValues, QkvWeights::KeysAsValues(_))
             | (KeyValueSource::Shared { .. }, QkvWeights::Query(_)) => true,
@@ -127,45 +101,19 @@ impl MultiHeadAttention {
         }
         let context = config.num_attention_heads * config.resolved_value_head_dim();
         let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
-        let fits = |name: &str, tensor: &Tensor, want: &[usize]| {
-            if tensor.dims() != want {
-                return Err(Error::shape(name, tensor.dims(), format!("{want:?}")));
-            }
-            same_dtype_and_device(name, tensor, qkv.like())
-        };
         same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
-        if let Some([k, v]) = &bias_kv {
-            fits("bias_k", k, &rows[1..2])?;
-            fits("bias_v", v, &rows[2..])?;
-        }
-        if let Some(score) = &score {
-            fits("score weight", score, &[config.num_attention_heads, config.resolved_head_dim()])?;
-        }
-        if score.is_some() != (config.scoring == Scoring::Additive) {
-            return Err(Error::config(
-                "scoring",
-                format!("{:?}", config.scoring),
-                "additive if and only if the weights have a score vector",
-            ));
-        }
-        if let Some(sinks) = &sinks {
-            fits("sinks", sinks, &[config.num_attention_heads])?;
-        }
-        let steps = StepState::new(config, steps, qkv.like())?;
-        check_position(config, &position, qkv.like())?;
-        let context_norm = Self::checked_context_norm(config, context_norm, qkv.like())?;
-        let mut config = config.clone().with_bias(bias).with_add_bias_kv(bias_kv.is_some());
+        parameters.check(&config.parameters(), qkv.like())?;
+        position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
+        let norms = Norms::new(config, &parameters, qkv.like())?;
+        let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
         config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
         let identity = Identity::new(qkv.id());
         Ok(Self {
             config,
             qkv,
             o_proj,
-            bias_kv,
-            score,
-            steps,
-            context_norm,
-            sinks,
+            parameters,
+            norms,
             position: PositionState::new(position),
             identity,
             frozen: Frozen::default(),
@@ -195,11 +143,7 @@ impl MultiHeadAttention {
             qkv,
             o: self.o_proj.weights()?,
             gate: self.qkv.gate_weights()?,
-            context_norm: self.context_norm.clone().filter(|_| self.config.context_norm.is_some_and(|n| n.weighted)),
-            bias_kv: self.bias_kv.clone(),
-            score: self.score.clone(),
-            steps: self.steps.weights().clone(),
-            sinks: self.sinks.clone(),
+            parameters: self.parameters.clone(),
             position: self.position.weights().clone(),
         })
     }
@@ -226,33 +170,6 @@ impl fmt::Debug for MultiHeadAttention {
             shown.field("quantization", &format_args!("{format}"));
         }
         shown.finish_non_exhaustive()
-    }
-}
-
-/// Checks that the weights of the position scheme are those that the configuration asks for.
-fn check_position(config: &AttentionConfig, weights: &PositionWeights, like: &Tensor) -> Result<()> {
-    let parameters = config.position.scheme().parameters(&config.sizes());
-    for parameter in &parameters {
-        let name = parameter.name;
-        match weights.get(name) {
-            Some(tensor) if tensor.dims() != parameter.shape => {
-                return Err(Error::shape(name, tensor.dims(), format!("{:?}", parameter.shape)));
-            }
-            Some(tensor) => same_dtype_and_device(name, tensor, like)?,
-            None if parameter.presence == Presence::Optional => {}
-            None => {
-                let why = format!("positions are {}; a tensor that layers share is given as a weight", config.position);
-                return Err(Error::MissingTensor { name: name.to_string(), why });
-            }
-        }
-    }
-    match weights.iter().find(|(name, _)| parameters.iter().all(|parameter| parameter.name != *name)) {
-        Some((name, _)) => Err(Error::config(
-            "position",
-            &config.position,
-            format!("a scheme with the weight `{name}`, which is given"),
-        )),
-        None => Ok(()),
     }
 }
 
@@ -290,26 +207,15 @@ fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Re
     Ok(LatentWeights::new(q_a, q, kv_a, norm("kv_a_layernorm", rank)?, kv_b))
 }
 
-/// The weights of the steps of queries (0), keys (1) or values (2): `q_norm`, `k_norm`, `v_norm`, each a `weight` and,
-/// for a layer norm, a `bias`; `scaling`, `k_scaling`, `v_scaling`.
-fn init_steps(config: &AttentionConfig, vb: &VarBuilder, side: usize) -> Result<StepWeights> {
-    let h = if side == 0 { config.num_attention_heads } else { config.resolved_num_key_value_heads() };
-    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
-    let norm = config.steps.weighted_norm(side);
-    let norm = norm.map(|norm| init_norm(&vb.pp(NORM_NAMES[side]), norm, h, d)).transpose()?;
-    let factor = config.steps.has_learned_factor(side);
-    let factor = factor.then(|| init_tensor(vb, &[d], FACTOR_NAMES[side], Init::Const(0.0))).transpose()?;
-    Ok(StepWeights { norm, factor })
-}
-
-fn init_norm(vb: &VarBuilder, norm: &HeadNorm, heads: usize, d: usize) -> Result<NormWeights> {
-    let size = if norm.over == NormOver::AllHeads { heads * d } else { d };
-    // Either way the norm starts with a factor of 1.
-    let one = if norm.kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
-    let weight = init_tensor(vb, &[size], "weight", Init::Const(one))?;
-    let layer = norm.kind == NormKind::Layer;
-    let bias = layer.then(|| init_tensor(vb, &[size], "bias", Init::Const(0.0))).transpose()?;
-    Ok(NormWeights { weight, bias })
+/// The parameters of a table that a new layer has.
+fn init_parameters(table: &[Parameter], vb: &VarBuilder) -> Result<Parameters> {
+    let mut parameters = Parameters::default();
+    for row in table.iter().filter(|row| row.presence != Presence::Absent) {
+        if let Some(init) = row.init {
+            parameters.insert(row.name, init_tensor(vb, &row.shape, row.name, init)?);
+        }
+    }
+    Ok(parameters)
 }
 
 /// A variable of a new layer, or the tensor that `vb` holds in its place.

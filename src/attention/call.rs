@@ -16,6 +16,7 @@ use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Backend, Call, DeviceKind, Plan, SdpaOptions};
 use crate::tensor::{element_count, same_dtype_and_device};
+use crate::weights::{SCORE, SINKS};
 
 /// A call that is checked and ready: to [run](Self::run), to [plan](Self::plan), to [observe](Self::observe), or to
 /// [share](Self::share) its keys.
@@ -141,9 +142,7 @@ impl MultiHeadAttention {
     /// The layer with exact products of its weights in few bits, if it has such and is `in_training`, or has variables.
     pub(super) fn exact_if(&self, in_training: bool) -> Option<Self> {
         self.quantization()?;
-        let has_variables =
-            || self.tracks_gradient() || self.context_norm_tracks_gradient() || self.o_proj.tracks_gradient();
-        (in_training || has_variables()).then(|| {
+        (in_training || self.tracks_gradient() || self.o_proj.tracks_gradient()).then(|| {
             let mut exact = self.clone();
             exact.set_exact();
             exact
@@ -283,11 +282,7 @@ impl MultiHeadAttention {
     /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
     /// the choice of a backend.
     pub(super) fn tracks_gradient(&self) -> bool {
-        let mut others = self.bias_kv.iter().flatten().chain(&self.score).chain(&self.sinks);
-        self.position.tracks_gradient()
-            || self.qkv.tracks_gradient()
-            || self.steps.tracks_gradient()
-            || others.any(Tensor::track_op)
+        self.parameters.tracks_gradient() || self.position.tracks_gradient() || self.qkv.tracks_gradient()
     }
 
     /// The mask of a call and that of the configuration.
@@ -316,10 +311,10 @@ impl MultiHeadAttention {
     fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> Result<SdpaOptions<'a>> {
         Ok(SdpaOptions {
             scale: Some(self.config.resolved_scale()),
-            appended_keys: usize::from(self.bias_kv.is_some()) + usize::from(self.config.add_zero_attn),
+            appended_keys: usize::from(self.config.add_bias_kv) + usize::from(self.config.add_zero_attn),
             softcap: self.config.softcap,
-            sinks: self.sinks.as_ref(),
-            additive: self.score.as_ref(),
+            sinks: self.parameters.get(SINKS),
+            additive: self.parameters.get(SCORE),
             value_distances: self.config.position.scheme().value_distances(&self.position)?,
             dropout: if options.train { self.config.dropout } else { 0.0 },
             dropout_seed: options.dropout_seed,

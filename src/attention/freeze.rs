@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::ops::Quantization;
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
-use crate::weights::{AttentionWeights, NormWeights, PositionWeights, QkvWeights, StepWeights};
+use crate::weights::{AttentionWeights, NormWeights, QkvWeights};
 
 impl MultiHeadAttention {
     /// The layer as it is now, for inference: its weights are copies that nobody else can change, so on the CPU they
@@ -131,21 +131,12 @@ impl MapTensors for MultiHeadAttention {
 
 impl MapTensors for AttentionWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let Self { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = self;
-        let mut mapped = PositionWeights::default();
-        for (name, tensor) in position.iter() {
-            mapped.insert(name, f(tensor)?);
-        }
         Ok(Self {
-            qkv: qkv.map_tensors(f)?,
-            o: o.map_tensors(f)?,
-            gate: gate.map_tensors(f)?,
-            context_norm: context_norm.map_tensors(f)?,
-            bias_kv: bias_kv.map_tensors(f)?,
-            score: score.map_tensors(f)?,
-            steps: [steps[0].map_tensors(f)?, steps[1].map_tensors(f)?, steps[2].map_tensors(f)?],
-            sinks: sinks.map_tensors(f)?,
-            position: mapped,
+            qkv: self.qkv.map_tensors(f)?,
+            o: self.o.map_tensors(f)?,
+            gate: self.gate.map_tensors(f)?,
+            parameters: self.parameters.map_tensors(f)?,
+            position: self.position.map_tensors(f)?,
         })
     }
 }
@@ -182,12 +173,6 @@ impl MapTensors for QkvWeights {
 impl MapTensors for NormWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self::new(f(&self.weight)?, self.bias.map_tensors(f)?))
-    }
-}
-
-impl MapTensors for StepWeights {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self { norm: self.norm.map_tensors(f)?, factor: self.factor.map_tensors(f)? })
     }
 }
 

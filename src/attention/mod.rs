@@ -34,7 +34,7 @@ pub use options::{AttentionInputs, AttentionOptions};
 use cache::Identity;
 use call::CallOutput;
 use candle_core::{DType, Device, Module, Tensor};
-use steps::StepState;
+use steps::Norms;
 
 use crate::config::AttentionConfig;
 use crate::error::Result;
@@ -43,7 +43,7 @@ use crate::ops::{Linear, PendingBias, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
-use crate::weights::NormWeights;
+use crate::weights::Parameters;
 
 /// Multi-head attention: `concat_h(softmax(Q_h K_hᵀ · scale + M) V_h) W_O`.
 ///
@@ -110,12 +110,9 @@ pub struct MultiHeadAttention {
     config: AttentionConfig,
     qkv: Qkv,
     o_proj: Linear,
-    bias_kv: Option<[Tensor; 2]>,
-    score: Option<Tensor>,
-    steps: StepState,
-    /// Of ones, if the norm of the context has no weight.
-    context_norm: Option<NormWeights>,
-    sinks: Option<Tensor>,
+    /// The tensors beside the projections and the position scheme.
+    parameters: Parameters,
+    norms: Norms,
     position: PositionState,
     /// What caches know the layer by.
     identity: Identity,

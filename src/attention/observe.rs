@@ -18,6 +18,7 @@ use crate::sdpa;
 use crate::sdpa::{Backend, Plan, SdpaOptions};
 use crate::setters;
 use crate::tensor::{compute_dtype, select};
+use crate::weights::{SCORE, SINKS};
 
 /// Attention weights that are in memory at a time.
 const BLOCK: usize = 1 << 21;
@@ -184,8 +185,8 @@ impl OpenCall<'_> {
         } else {
             Cow::Owned(sdpa.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?)
         };
-        let sinks = layer.sinks.as_ref().map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
-        let score = layer.score.as_ref().map(|score| select_heads(score, 0, 1)).transpose()?;
+        let sinks = layer.parameters.get(SINKS).map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
+        let score = layer.parameters.get(SCORE).map(|score| select_heads(score, 0, 1)).transpose()?;
         let call = AttnShape { b, h: heads.len(), s_q, s_kv };
 
         // A half type would round entropies and distances to a few digits.

@@ -7,12 +7,11 @@ use candle_attention_kernels::{GateFunction, Isa, RowGate, Team};
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::steps::{norm_size, normalize, softplus, unit};
-use crate::config::{AttentionConfig, GateActivation, NormKind};
-use crate::error::{Error, Result};
+use crate::attention::steps::{normalize, softplus};
+use crate::config::{GateActivation, NormKind};
+use crate::error::Result;
 use crate::ops::{NormParameters, accumulate_dtype};
-use crate::tensor::{compute_dtype, same_dtype_and_device};
-use crate::weights::NormWeights;
+use crate::tensor::compute_dtype;
 
 impl MultiHeadAttention {
     /// Whether there is anything between the heads and the output projection.
@@ -30,7 +29,7 @@ impl MultiHeadAttention {
         let (b, s, width) = context.dims3()?;
         let (h, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
         let mut context = context.to_dtype(wide)?.reshape((b, s, h, d_v))?;
-        if let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.context_norm) {
+        if let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.norms.context) {
             context = normalize(&context, norm, weights)?;
         }
         if let (Some(gate), Some(projected)) = (&self.config.output_gate, self.qkv.gate(query, wide)?) {
@@ -40,17 +39,11 @@ impl MultiHeadAttention {
         Ok(context.reshape((b, s, width))?)
     }
 
-    /// Whether the norm of the context has variables.
-    pub(super) fn context_norm_tracks_gradient(&self) -> bool {
-        let parameters = |norm: &NormWeights| [Some(norm.weight.clone()), norm.bias.clone()];
-        self.context_norm.iter().flat_map(parameters).flatten().any(|tensor| tensor.track_op())
-    }
-
-    /// Whether [`gate_rows`](Self::gate_rows) can do it: the weights are fixed, and a token without any key, whose
-    /// context is zeros, is the same whatever its input is.
+    /// Whether [`gate_rows`](Self::gate_rows) can do it, of fixed weights: a token without any key, whose context is
+    /// zeros, is the same whatever its input is.
     pub(super) fn output_stage_runs_on_buffers(&self) -> bool {
-        let shifted = self.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
-        !(self.context_norm_tracks_gradient() || shifted && self.config.output_gate.is_some())
+        let shifted = self.norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
+        !(shifted && self.config.output_gate.is_some())
     }
 
     /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with
@@ -70,7 +63,7 @@ impl MultiHeadAttention {
 
     /// The norm of the context `(tokens, h · d_v)` in place.
     pub(super) fn normalize_context(&self, team: Team, context: &mut [f32]) -> Result<()> {
-        let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.context_norm) else { return Ok(()) };
+        let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.norms.context) else { return Ok(()) };
         let norm = NormParameters {
             weight: &weights.weight,
             bias: weights.bias.as_ref(),
@@ -79,39 +72,6 @@ impl MultiHeadAttention {
             offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
         };
         norm.normalize_rows(Isa::detect()?, team, context, None)
-    }
-
-    /// The parameters of the norm of the context that `config` asks for, checked: those of `weights`, or ones if it has
-    /// no weight. `like` has the dtype and the device of the layer.
-    pub(super) fn checked_context_norm(
-        config: &AttentionConfig,
-        weights: Option<NormWeights>,
-        like: &Tensor,
-    ) -> Result<Option<NormWeights>> {
-        let Some(norm) = config.context_norm else {
-            return match weights {
-                Some(_) => Err(Error::config("context_norm", "none", "set: the weights have one")),
-                None => Ok(None),
-            };
-        };
-        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
-        match (norm.weighted, weights) {
-            (true, Some(weights)) => {
-                let size = norm_size(norm.over, h, d_v);
-                for tensor in [Some(&weights.weight), weights.bias.as_ref()].into_iter().flatten() {
-                    if tensor.dims() != [size] {
-                        return Err(Error::shape("the norm of the context", tensor.dims(), format!("[{size}]")));
-                    }
-                    same_dtype_and_device("the norm of the context", tensor, like)?;
-                }
-                Ok(Some(weights))
-            }
-            (false, None) => unit(&norm, h, d_v, like).map(Some),
-            (weighted, _) => {
-                let allowed = "weighted if and only if the weights have a norm of the context";
-                Err(Error::config("context_norm", format!("weighted: {weighted}"), allowed))
-            }
-        }
     }
 }
 

@@ -6,13 +6,12 @@ use candle_nn::Module;
 use crate::attention::MultiHeadAttention;
 use crate::attention::build::qkv_sizes;
 use crate::attention::cache::Identity;
-use crate::attention::steps::StepState;
+use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::ops::{GATE, Linear, ProjectionKind};
 use crate::position::PositionState;
 use crate::tensor::{Frozen, MapTensors, same_dtype_and_device};
-use crate::weights::PositionWeights;
 
 impl MultiHeadAttention {
     /// A projection of the layer, which shares its weights, packed ones included.
@@ -157,20 +156,12 @@ impl MultiHeadAttention {
     /// [`MapTensors`] of a layer whose projections are not weights alone, or in few bits.
     pub(super) fn map_projections(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (qkv, o_proj) = (self.qkv.map_parts(f)?, self.o_proj.map_tensors(f)?);
-        let mut position = PositionWeights::default();
-        for (name, tensor) in self.position.weights().iter() {
-            position.insert(name, f(tensor)?);
-        }
-        let [q, k, v] = self.steps.weights();
-        let steps = [q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?];
+        let parameters = self.parameters.map_tensors(f)?;
         Ok(Self {
             config: self.config.clone(),
-            bias_kv: self.bias_kv.map_tensors(f)?,
-            score: self.score.map_tensors(f)?,
-            steps: StepState::new(&self.config, steps, qkv.like())?,
-            context_norm: self.context_norm.map_tensors(f)?,
-            sinks: self.sinks.map_tensors(f)?,
-            position: PositionState::new(position),
+            norms: Norms::new(&self.config, &parameters, qkv.like())?,
+            parameters,
+            position: PositionState::new(self.position.weights().map_tensors(f)?),
             identity: Identity::new(qkv.id()),
             frozen: Frozen::default(),
             qkv,

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ragged::{Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
+use crate::weights::SINKS;
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -30,16 +31,13 @@ impl MultiHeadAttention {
     pub fn supports_rows(&self) -> bool {
         let config = &self.config;
         config.requires.is_empty()
-            && self.score.is_none()
-            && self.bias_kv.is_none()
+            && self.parameters.iter().all(|(name, tensor)| name != SINKS && tensor.rank() == 1 && !tensor.track_op())
             && !config.add_zero_attn
-            && self.steps.run_on_buffers()
             && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && self.output_stage_runs_on_buffers()
             && config.clip_qkv.is_none()
             && config.softcap.is_none()
-            && self.sinks.is_none()
             && config.position.scheme().ragged_support().on_cpu_buffers()
             && !self.position.tracks_gradient()
             && self.qkv.can_pack()

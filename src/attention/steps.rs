@@ -5,84 +5,40 @@ use candle_attention_kernels::{Isa, Team};
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, SIDES, Step};
-use crate::error::{Error, Result};
+use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, Step};
+use crate::error::Result;
 use crate::ops::{Norm, NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
-use crate::tensor::{compute_dtype, same_dtype_and_device, with_f32_slice};
-use crate::weights::{NormWeights, StepWeights};
+use crate::tensor::{compute_dtype, with_f32_slice};
+use crate::weights::{CONTEXT_NORM, FACTORS, NORMS, NormWeights, Parameters};
 
-/// The names of the norms of queries, keys and values that have weights, in this crate's own layout.
-pub(super) const NORM_NAMES: [&str; 3] = ["q_norm", "k_norm", "v_norm"];
-/// The names of their learned factors.
-pub(super) const FACTOR_NAMES: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
-
-/// The weights of the steps of a layer.
+/// The norms of a layer.
 #[derive(Clone)]
-pub(super) struct StepState {
-    /// The learned ones of queries, keys and values.
-    weights: [StepWeights; 3],
-    /// Those of each norm of a side, in order: learned ones, or ones for a norm without weights.
-    norms: [Vec<NormWeights>; 3],
+pub(super) struct Norms {
+    /// The norms of queries, keys and values, in order: learned, or ones for a norm without weights.
+    steps: [Vec<NormWeights>; 3],
+    /// The norm of the context.
+    pub context: Option<NormWeights>,
 }
 
-impl StepState {
-    /// Checks `weights` against the configuration. The projections have the dtype and device of `like`.
-    pub(super) fn new(config: &AttentionConfig, weights: [StepWeights; 3], like: &Tensor) -> Result<Self> {
-        let mut norms = [Vec::new(), Vec::new(), Vec::new()];
-        for (side, StepWeights { norm: learned, factor }) in weights.iter().enumerate() {
-            let [h, d] = heads_of(config, side);
-            let name = |what: &str| format!("{what} of {}", SIDES[side]);
-            let fits = |what: &str, tensor: &Tensor, want: &[usize]| {
-                if tensor.dims() != want {
-                    return Err(Error::shape(what, tensor.dims(), format!("{want:?}")));
-                }
-                same_dtype_and_device(what, tensor, like)
-            };
-            if learned.is_some() != config.steps.weighted_norm(side).is_some() {
-                let found = if learned.is_some() { "weights of a norm" } else { "no weights of a norm" };
-                let expected = "those of its norm with weights, if it has one";
-                return Err(Error::value(name("the weights of the steps"), found, expected));
-            }
-            if factor.is_some() != config.steps.has_learned_factor(side) {
-                let found = if factor.is_some() { "a factor" } else { "no factor" };
-                let expected = "one if and only if the steps have a learned factor";
-                return Err(Error::value(name("the weights of the steps"), found, expected));
-            }
-            if let Some(factor) = factor {
-                fits(FACTOR_NAMES[side], factor, &[d])?;
-            }
-            for norm in config.steps.norms(side) {
-                let weights = match learned {
-                    Some(learned) if norm.weighted => learned.clone(),
-                    _ => unit(norm, h, d, like)?,
-                };
-                for tensor in [Some(&weights.weight), weights.bias.as_ref()].into_iter().flatten() {
-                    fits(NORM_NAMES[side], tensor, &norm_shape(norm.over, tensor, h, d))?;
-                }
-                norms[side].push(weights);
-            }
+impl Norms {
+    /// The norms that the configuration asks for, of `parameters` that are checked. The projections have the dtype and
+    /// device of `like`.
+    pub(super) fn new(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Self> {
+        let weights = |name: &str, norm: &HeadNorm, [h, d]: [usize; 2]| match parameters.norm(name) {
+            Some(learned) if norm.weighted => Ok(learned),
+            _ => unit(norm, h, d, like),
+        };
+        let mut steps = [Vec::new(), Vec::new(), Vec::new()];
+        for (side, norms) in steps.iter_mut().enumerate() {
+            let side_norms = config.steps.norms(side);
+            *norms =
+                side_norms.map(|norm| weights(NORMS[side], norm, heads_of(config, side))).collect::<Result<_>>()?;
         }
-        Ok(Self { weights, norms })
-    }
-
-    /// The learned weights of queries, keys and values.
-    pub(super) fn weights(&self) -> &[StepWeights; 3] {
-        &self.weights
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.weights.iter().flat_map(StepWeights::tensors)
-    }
-
-    pub(super) fn tracks_gradient(&self) -> bool {
-        self.tensors().any(Tensor::track_op)
-    }
-
-    /// Whether the steps run in the buffers of the CPU kernel: fixed weights, the same for all heads.
-    pub(super) fn run_on_buffers(&self) -> bool {
-        self.tensors().all(|tensor| tensor.rank() == 1 && !tensor.track_op())
+        let heads = [config.num_attention_heads, config.resolved_value_head_dim()];
+        let context = config.context_norm.map(|norm| weights(CONTEXT_NORM, &norm, heads)).transpose()?;
+        Ok(Self { steps, context })
     }
 }
 
@@ -96,28 +52,14 @@ fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
     }
 }
 
-/// The number of elements that a norm of `h` heads of size `d` takes together.
-pub(super) fn norm_size(over: NormOver, h: usize, d: usize) -> usize {
-    if over == NormOver::AllHeads { h * d } else { d }
-}
-
 /// The weights with which a norm multiplies by 1.
-pub(super) fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
-    let size = norm_size(norm.over, h, d);
+fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
+    let size = if norm.over == NormOver::AllHeads { h * d } else { d };
     let weight = match norm.kind {
         NormKind::RmsOffset => Tensor::zeros(size, like.dtype(), like.device())?,
         NormKind::Rms | NormKind::Layer => Tensor::ones(size, like.dtype(), like.device())?,
     };
     Ok(NormWeights::new(weight, None))
-}
-
-/// The expected shape of a parameter of a norm: of rank 2 if it is per head.
-fn norm_shape(over: NormOver, parameter: &Tensor, h: usize, d: usize) -> Vec<usize> {
-    match (over, parameter.rank()) {
-        (NormOver::AllHeads, _) => vec![h * d],
-        (NormOver::Head, 2) => vec![h, d],
-        (NormOver::Head, _) => vec![d],
-    }
 }
 
 /// Which steps of a side.
@@ -194,7 +136,7 @@ impl MultiHeadAttention {
 
     fn run(&self, side: usize, part: Part, xs: Tensor, places: Places) -> Result<Tensor> {
         let (steps, first_norm) = self.steps_of(side, part);
-        let mut norms = self.steps.norms[side][first_norm..].iter();
+        let mut norms = self.norms.steps[side][first_norm..].iter();
         let mut xs = xs;
         for step in steps {
             xs = match step {
@@ -210,7 +152,7 @@ impl MultiHeadAttention {
     }
 
     fn multiplied(&self, side: usize, xs: &Tensor, factor: Factor, places: Places) -> Result<Tensor> {
-        match (factor, &self.steps.weights[side].factor) {
+        match (factor, self.parameters.get(FACTORS[side])) {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
             }
@@ -245,7 +187,7 @@ impl MultiHeadAttention {
         let ends = [0, 1, 2].map(|side| heads_of(&self.config, side).iter().product::<usize>());
         let start = ends[..side].iter().sum();
         let of_side = start..start + ends[side];
-        let mut norms = self.steps.norms[side][first_norm..].iter();
+        let mut norms = self.norms.steps[side][first_norm..].iter();
         for step in steps {
             match step {
                 Step::Rotate => {}
@@ -261,7 +203,7 @@ impl MultiHeadAttention {
                     norm.normalize_parts(Isa::detect()?, team, qkv, width, of_side.clone())?;
                 }
                 Step::Factor(factor) => {
-                    let of_elements = match (factor, &self.steps.weights[side].factor) {
+                    let of_elements = match (factor, self.parameters.get(FACTORS[side])) {
                         (Factor::Softplus { scale }, Some(weight)) => {
                             with_f32_slice(&softplus(weight, *scale, DType::F32)?, <[f32]>::to_vec)?
                         }

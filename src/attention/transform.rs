@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
 use crate::position::{EmbeddingCall, TokenPositions};
+use crate::weights::BIAS_KV;
 
 /// The projections that a cache holds.
 pub(super) enum Stored {
@@ -111,13 +112,13 @@ impl MultiHeadAttention {
         Ok([self.append(k.to_dtype(dtype)?, 0)?, self.append(v.to_dtype(dtype)?, 1)?])
     }
 
-    /// `xs` `(b, s, h_kv, d)`, then the learned token of `bias_kv` (0: key, 1: value), then the token of zeros.
+    /// `xs` `(b, s, h_kv, d)`, then the learned token (0: `bias_k`, 1: `bias_v`), then the token of zeros.
     pub(super) fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
         let (b, s, h_kv, d) = xs.dims4()?;
         // candle cannot concatenate an empty tensor.
         let mut tokens = if s == 0 { Vec::new() } else { vec![xs.clone()] };
-        if let Some(bias) = &self.bias_kv {
-            tokens.push(bias[which].to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
+        if let Some(bias) = self.parameters.get(BIAS_KV[which]) {
+            tokens.push(bias.to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
         }
         if self.config.add_zero_attn {
             tokens.push(Tensor::zeros((b, 1, h_kv, d), xs.dtype(), xs.device())?);

@@ -18,6 +18,7 @@ use crate::families::layout::{GateNames, Layout, PATCH_KEYS, QK_NORMS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
+use crate::weights::CONTEXT_NORM;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -203,7 +204,7 @@ fn configure(
         norms: QK_NORMS.iter().flatten().any(norm),
         gate: gate_rows(source, layout, &config)?,
         indexer: layout.holds_indexer(source),
-        context_norm: layout.context_norm.is_some_and(|name| norm(&name)),
+        context_norm: layout.parameter_name(CONTEXT_NORM).is_some_and(|name| norm(&name.as_str())),
         bias_rows,
         patch_keys: patch_keys(source, layout)?,
         layout: layout.name(),

@@ -11,9 +11,10 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, Layout, Orientation, QkvNames, SCORE, SINKS, norm_names,
+    DISTANCE_EMBEDDINGS, GateNames, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
 };
 use crate::families::layouts::LAYOUTS;
+use crate::weights::CONTEXT_NORM_PARTS;
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
 const IGNORED: &[&str] = &[
@@ -125,7 +126,7 @@ impl Layout {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
         let mut read = self.required();
-        let norm = self.context_norm.map(|norm| [join(norm, "weight"), join(norm, "bias")]);
+        let norm = CONTEXT_NORM_PARTS.map(|part| self.parameter_name(part));
         if let Some(gate) = self.gate_projection() {
             read.extend([gate.weight, gate.bias]);
         }
@@ -142,16 +143,15 @@ impl Layout {
             }
         }
         read.extend(self.bias_names());
-        read.extend(BIAS_KV);
-        read.push(SCORE);
-        read.extend(SINKS);
         read.extend(&position);
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
-        let norms: Vec<&str> = (0..3).flat_map(norm_names).collect();
-        let step = |name: &str| FACTORS.contains(&name) || norms.iter().any(|norm| below(norm, name).is_some());
+        let parameter = |name: &str| {
+            let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names);
+            stored.any(|stored| *stored == name || below(stored, name).is_some())
+        };
         let ignored = |name: &str| {
-            step(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
+            parameter(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
         };
         // Whether it is needed depends on the call.
         let indexer = |name: &str| {

@@ -1,14 +1,14 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
 use crate::checkpoint::detect::detect;
-use crate::checkpoint::read::holds_bias_kv;
 use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames, SCORE};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::Unseen;
 use crate::mask::AttentionMask;
+use crate::weights::{BIAS_KV, SCORE};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -83,7 +83,8 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
         QkvNames::Query(q) => [into(q)?; 3],
     };
     let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
-    let config = config.with_add_bias_kv(holds_bias_kv(source));
+    let config = config
+        .with_add_bias_kv(BIAS_KV.iter().any(|name| layout.held_name(|name| source.contains(name), name).is_some()));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
     let config = config.with_key_value_source(match layout.qkv {
         QkvNames::KeysAsValues(_) => KeyValueSource::KeysAsValues,

@@ -4,16 +4,16 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
-use crate::config::{AttentionConfig, GateOver, KeyValueSource, NormOver, Scoring};
+use crate::config::{AttentionConfig, GateOver, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    BIAS_KV, CONTENT_BIAS, DISTANCE_EMBEDDINGS, FACTORS, GateNames, INDEXER, LatentNames, Layout, LinearNames,
-    Orientation, PATCH_BIAS, PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, SCORE, SINKS, norm_names,
+    DISTANCE_EMBEDDINGS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
+    PositionRole, QkvNames, ROTARY_FREQUENCIES, name_of_head,
 };
 use crate::ops::LatentSizes;
-use crate::position::Presence;
 use crate::weights::{
-    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+    AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence,
+    QkvWeights,
 };
 
 impl AttentionWeights {
@@ -63,17 +63,11 @@ impl AttentionWeights {
             let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
             return Err(Error::config("max_keys", "none", allowed));
         }
-        let heads = config.num_attention_heads;
-        let sinks = SINKS.iter().find(|name| source.contains(name));
         let weights = Self {
             qkv,
             o,
             gate,
-            context_norm: read_context_norm(source, config, layout)?,
-            bias_kv: reader.bias_kv()?,
-            score: read_score(source, config)?,
-            steps: read_steps(source, config)?,
-            sinks: sinks.map(|name| source.get(name, &[heads])).transpose()?,
+            parameters: read_parameters(source, config, layout)?,
             position: read_position(source, config, layout)?,
         };
         Ok((weights, layout))
@@ -331,21 +325,6 @@ impl Reader<'_> {
             }
         }
     }
-
-    fn bias_kv(&self) -> Result<Option<[Tensor; 2]>> {
-        if !holds_bias_kv(self.source) {
-            return Ok(None);
-        }
-        let [_, k_rows, v_rows] = self.sizes.rows();
-        let read = |name: &str, rows: usize| self.source.get_reshaped(name, &[1, 1, rows], &[rows]);
-        Ok(Some([read(BIAS_KV[0], k_rows)?, read(BIAS_KV[1], v_rows)?]))
-    }
-}
-
-/// Whether there is a learned key and value that every query sees. A Conformer has another `bias_v`, beside a `bias_u`.
-pub(super) fn holds_bias_kv(source: &dyn WeightSource) -> bool {
-    let [key, value] = BIAS_KV;
-    source.contains(key) || source.contains(value) && !source.contains(CONTENT_BIAS)
 }
 
 /// `len` rows of a projection, as views.
@@ -362,125 +341,65 @@ fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<(
     Ok(())
 }
 
-fn read_score(source: &dyn WeightSource, config: &AttentionConfig) -> Result<Option<Tensor>> {
-    match (config.scoring, source.contains(SCORE)) {
-        (Scoring::ScaledDotProduct, false) => Ok(None),
-        (Scoring::ScaledDotProduct, true) => {
-            let allowed = format!("additive: the checkpoint holds `{}`", source.full_name(SCORE));
-            Err(Error::config("scoring", "scaled dot product", allowed))
-        }
-        (Scoring::Additive, _) => {
-            Ok(Some(source.get(SCORE, &[config.num_attention_heads, config.resolved_head_dim()])?))
-        }
-    }
-}
-
-/// Reads the weights of the steps of queries, keys and values. Their formulas come from the configuration, which must
-/// have one for each norm and factor that there is.
-pub(crate) fn read_steps(source: &dyn WeightSource, config: &AttentionConfig) -> Result<[StepWeights; 3]> {
-    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
-    let read = |side: usize| -> Result<StepWeights> {
-        if is_shared && side > 0 {
-            return Ok(StepWeights::default());
-        }
-        Ok(StepWeights { norm: read_norm(source, config, side)?, factor: read_factor(source, config, side)? })
-    };
-    Ok([read(0)?, read(1)?, read(2)?])
-}
-
-fn read_factor(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<Tensor>> {
-    let name = FACTORS[side];
-    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
-    match config.steps.has_learned_factor(side) {
-        true => Ok(Some(source.get(name, &[d])?)),
-        false if source.contains(name) => {
-            let expected = format!("a learned one: the checkpoint holds `{}`", source.full_name(name));
-            Err(Error::value("the factor of the steps", "none", expected))
-        }
-        false => Ok(None),
-    }
-}
-
-/// The norm of queries (0), keys (1) or values (2) that has weights.
-fn read_norm(source: &dyn WeightSource, config: &AttentionConfig, side: usize) -> Result<Option<NormWeights>> {
-    let (names, field) = (norm_names(side), if side == 2 { "v_norm" } else { "qk_norm" });
-    let present = |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&per_head(name, 0));
-    let (norm, name) = match (config.steps.weighted_norm(side), names.iter().find(|name| present(name))) {
-        (None, None) => return Ok(None),
-        (Some(norm), Some(name)) => (norm, *name),
-        (None, Some(name)) => {
-            let allowed = format!("set: the checkpoint holds `{}`", source.full_name(name));
-            return Err(Error::config(field, "none", allowed));
-        }
-        (Some(_), None) => {
-            let name = source.full_name(&format!("{}.weight", names[0]));
-            return Err(Error::MissingTensor { name, why: format!("the configuration sets {field}") });
-        }
-    };
-    let h_kv = config.resolved_num_key_value_heads();
-    let heads = if side == 0 { config.num_attention_heads } else { h_kv };
-    let d = if side == 2 { config.resolved_value_head_dim() } else { config.resolved_head_dim() };
-    let one = |name: &str| match (norm.over, source.shape(name)?.as_deref()) {
-        (NormOver::Head, Some(&[all])) if all == heads * d && all != d => {
-            let allowed = format!("all heads: `{}` has {all} elements, {heads} heads of {d}", source.full_name(name));
-            Err(Error::config("qk_norm.over", "one head", allowed))
-        }
-        (NormOver::AllHeads, Some(&[one])) if one == d && one != heads * d => {
-            let allowed = format!("one head: `{}` has {one} elements, a head's", source.full_name(name));
-            Err(Error::config("qk_norm.over", "all heads", allowed))
-        }
-        (NormOver::AllHeads, _) => source.get(name, &[heads * d]),
-        (NormOver::Head, Some([_, _])) => source.get(name, &[heads, d]),
-        (NormOver::Head, _) => source.get(name, &[d]),
-    };
-    if source.contains(&per_head(name, 0)) {
-        let weights = (0..heads).map(|head| source.get(&per_head(name, head), &[d])).collect::<Result<Vec<_>>>()?;
-        if weights.iter().any(Tensor::track_op) {
-            let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
-            return Err(Error::Tensor {
-                name: source.full_name(&per_head(name, 0)),
-                found: "is a variable".into(),
-                expected,
-            });
-        }
-        return Ok(Some(NormWeights { weight: Tensor::stack(&weights, 0)?, bias: None }));
-    }
-    let bias = format!("{name}.bias");
-    let bias = source.contains(&bias).then(|| one(&bias)).transpose()?;
-    Ok(Some(NormWeights { weight: one(&format!("{name}.weight"))?, bias }))
-}
-
-/// Reads the norm of the context if there is one. Its formula comes from the configuration, which must have one then.
-fn read_context_norm(
+/// Reads the parameters beside the projections. Their formulas come from the configuration, which must ask for each
+/// that there is.
+pub(crate) fn read_parameters(
     source: &dyn WeightSource,
     config: &AttentionConfig,
     layout: &Layout,
-) -> Result<Option<NormWeights>> {
-    let weighted = config.context_norm.filter(|norm| norm.weighted);
-    let held = layout.context_norm.filter(|name| source.contains(&join(name, "weight")));
-    match (weighted, held) {
-        (None, None) => Ok(None),
-        (None, Some(name)) => {
-            let allowed = format!("set, and weighted: the checkpoint holds `{}`", source.full_name(name));
-            Err(Error::config("context_norm", "none, or without a weight", allowed))
-        }
-        (Some(_), None) => {
-            let name = source.full_name(&join(layout.context_norm.unwrap_or("attn_sub_norm"), "weight"));
-            Err(Error::MissingTensor { name, why: "the configuration sets context_norm".to_string() })
-        }
-        (Some(norm), Some(name)) => {
-            let (heads, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
-            let size = if norm.over == NormOver::AllHeads { heads * d_v } else { d_v };
-            let bias = join(name, "bias");
-            let bias = source.contains(&bias).then(|| source.get(&bias, &[size])).transpose()?;
-            Ok(Some(NormWeights::new(source.get(&join(name, "weight"), &[size])?, bias)))
+) -> Result<Parameters> {
+    let holds = |name: &str| source.contains(name);
+    let mut parameters = Parameters::default();
+    for row in config.parameters() {
+        let missing = || {
+            let name = layout.parameter_name(row.name).unwrap_or(row.name.to_string());
+            Err(row.missing(source.full_name(&name)))
+        };
+        match (row.presence, layout.held_name(holds, row.name)) {
+            (Presence::Absent, Some(name)) => {
+                let allowed = format!("set: the checkpoint holds `{}`", source.full_name(&name));
+                return Err(Error::config(row.field, "none", allowed));
+            }
+            (_, Some(name)) => parameters.insert(row.name, read_parameter(source, &row, &name)?),
+            (Presence::Required, None) => return missing(),
+            (Presence::Together(other), None) if layout.held_name(holds, other).is_some() => return missing(),
+            _ => {}
         }
     }
+    Ok(parameters)
 }
 
-/// The weight of one head, in StableLM's modules of a norm per head.
-fn per_head(name: &str, head: usize) -> String {
-    format!("{name}.norms.{head}.weight")
+fn read_parameter(source: &dyn WeightSource, row: &Parameter, name: &str) -> Result<Tensor> {
+    if let (Some(per_head), true) = (&row.shape_per_head, source.contains(&name_of_head(name, 0))) {
+        let weights = (0..per_head[0]).map(|head| source.get(&name_of_head(name, head), &row.shape));
+        let weights = weights.collect::<Result<Vec<_>>>()?;
+        if weights.iter().any(Tensor::track_op) {
+            let expected = "fixed weights: norms of a module for each head cannot be trained yet".to_string();
+            let (name, found) = (source.full_name(&name_of_head(name, 0)), "is a variable".to_string());
+            return Err(Error::Tensor { name, found, expected });
+        }
+        return Ok(Tensor::stack(&weights, 0)?);
+    }
+    let found = source.shape(name)?;
+    let over = |found: &str, allowed: &str, elements: usize, heads: &str| {
+        let allowed = format!("{allowed}: `{}` has {elements} elements, {heads}", source.full_name(name));
+        let field = match row.field {
+            "v_norm" => "v_norm.over",
+            "context_norm" => "context_norm.over",
+            _ => "qk_norm.over",
+        };
+        Err(Error::config(field, found, allowed))
+    };
+    match (found.as_deref(), &*row.shape, row.shape_per_head.as_deref()) {
+        (Some([_, _]), _, Some(per_head)) => source.get(name, per_head),
+        (Some(&[all]), _, Some(&[heads, d])) if all == heads * d && all != d => {
+            over("one head", "all heads", all, &format!("{heads} heads of {d}"))
+        }
+        (Some(&[one]), &[all], None) if row.field.ends_with("_norm") && one < all && all.is_multiple_of(one.max(1)) => {
+            over("all heads", "one head", one, "a head's")
+        }
+        _ => source.get(name, &row.shape),
+    }
 }
 
 impl Layout {
@@ -497,8 +416,8 @@ pub(crate) fn read_position(
     source: &dyn WeightSource,
     config: &AttentionConfig,
     layout: &Layout,
-) -> Result<PositionWeights> {
-    let mut weights = PositionWeights::default();
+) -> Result<Parameters> {
+    let mut weights = Parameters::default();
     let parameters = config.position.scheme().parameters(&config.sizes());
     for parameter in &parameters {
         let name = layout.position_name(parameter.name);

@@ -9,9 +9,9 @@ use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layer::numbered_component;
 use crate::families::layout::{DISTANCE_EMBEDDINGS, GATED_BIAS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
-use crate::position::{LayerSizes, PositionParameter, Presence};
+use crate::position::LayerSizes;
 use crate::tensor::select;
-use crate::weights::{AttentionWeights, PositionWeights};
+use crate::weights::{AttentionWeights, Parameter, Parameters, Presence};
 
 /// Upper bound of the elements of a table that is copied.
 const MAX_BIASES: usize = 1 << 24;
@@ -34,7 +34,7 @@ pub fn read_with_shared_tables(
 #[derive(Debug, Default)]
 pub struct SharedTables {
     /// Each with the name of its tensor.
-    tables: Vec<(PositionParameter, String, Tensor)>,
+    tables: Vec<(Parameter, String, Tensor)>,
     /// The number of heads of a layer that has all of them.
     heads: usize,
 }
@@ -42,7 +42,7 @@ pub struct SharedTables {
 impl SharedTables {
     /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in
     /// `own`.
-    pub fn read(config: &AttentionConfig, pruned: usize, own: &PositionWeights, source: &AnySource) -> Result<Self> {
+    pub fn read(config: &AttentionConfig, pruned: usize, own: &Parameters, source: &AnySource) -> Result<Self> {
         // A tensor that layers share keeps all heads when one of the layers loses some.
         let sizes = config.sizes();
         let heads = sizes.num_attention_heads + pruned;
@@ -64,7 +64,7 @@ impl SharedTables {
     }
 
     /// Adds what `weights` does not have to them, without the `pruned` heads.
-    pub fn insert_into(&self, weights: &mut PositionWeights, pruned: &[usize]) -> Result<()> {
+    pub fn insert_into(&self, weights: &mut Parameters, pruned: &[usize]) -> Result<()> {
         let kept = || (0..self.heads).filter(|head| !pruned.contains(head)).collect::<Vec<usize>>();
         for (parameter, name, tensor) in &self.tables {
             if weights.get(parameter.name).is_some() {

@@ -8,13 +8,11 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
-use crate::families::layout::{
-    BIAS_KV, FACTORS, GateNames, LatentNames, Layout, LinearNames, Orientation, QK_NORMS, QkvNames, SCORE, V_NORM,
-};
+use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
 use crate::tensor::same_elements;
-use crate::weights::{AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the
@@ -98,7 +96,7 @@ impl AttentionWeights {
             }
         }
         writer.put_output(&mut tensors, &self.o)?;
-        self.put_rest(layout, &mut tensors)?;
+        self.put_rest(layout, &mut tensors);
         match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
             Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
             None => Ok(tensors),
@@ -106,41 +104,12 @@ impl AttentionWeights {
     }
 
     /// Adds the tensors other than projections.
-    fn put_rest(&self, layout: &Layout, tensors: &mut BTreeMap<String, Tensor>) -> Result<()> {
-        let mut put = |name: &str, tensor: Tensor| _ = tensors.insert(name.to_string(), tensor);
-        if let Some(bias_kv) = &self.bias_kv {
-            for (name, bias) in BIAS_KV.into_iter().zip(bias_kv) {
-                put(name, bias.reshape((1, 1, bias.elem_count()))?);
-            }
+    fn put_rest(&self, layout: &Layout, tensors: &mut BTreeMap<String, Tensor>) {
+        let parameters = self.parameters.iter().map(|(name, tensor)| (layout.parameter_name(name), tensor));
+        let position = self.position.iter().map(|(name, tensor)| (layout.position_name(name), tensor));
+        for (name, tensor) in parameters.chain(position) {
+            tensors.extend(name.map(|name| (name, tensor.clone())));
         }
-        if let Some(score) = &self.score {
-            put(SCORE, score.clone());
-        }
-        if let (Some(sinks), Some(name)) = (&self.sinks, layout.sinks) {
-            put(name, sinks.clone());
-        }
-        for (name, tensor) in self.position.iter() {
-            if let Some(name) = layout.position_name(name) {
-                put(&name, tensor.clone());
-            }
-        }
-        if let (Some(norm), Some(name)) = (&self.context_norm, layout.context_norm) {
-            put(&join(name, "weight"), norm.weight.clone());
-            norm.bias.iter().for_each(|bias| put(&join(name, "bias"), bias.clone()));
-        }
-        let [q, k] = layout.qk_norms.unwrap_or(QK_NORMS[0]);
-        for (side, (weights, name)) in self.steps.iter().zip([q, k, V_NORM]).enumerate() {
-            if let Some(norm) = &weights.norm {
-                put(&format!("{name}.weight"), norm.weight.clone());
-                if let Some(bias) = &norm.bias {
-                    put(&format!("{name}.bias"), bias.clone());
-                }
-            }
-            if let Some(factor) = &weights.factor {
-                put(FACTORS[side], factor.clone());
-            }
-        }
-        Ok(())
     }
 }
 
@@ -209,7 +178,7 @@ impl Writer<'_> {
         }
         self.put_output(&mut tensors, &weights.o)?;
         self.check_rest(weights)?;
-        weights.put_rest(self.layout, &mut tensors)?;
+        weights.put_rest(self.layout, &mut tensors);
         Ok(tensors)
     }
 
@@ -286,16 +255,9 @@ impl Writer<'_> {
     /// Checks what is beside the projections.
     fn check_rest(&self, weights: &AttentionWeights) -> Result<()> {
         let (layout, config) = (self.layout, self.config);
-        let [of_q, of_k, of_v] = &weights.steps;
         let own = layout.name == LAYOUTS[0].name;
-        if (of_q.norm.is_some() || of_k.norm.is_some()) && layout.qk_norms.is_none() {
-            return Err(self.cannot("norms of queries and keys", "one whose families have them"));
-        }
-        if weights.context_norm.is_some() && layout.context_norm.is_none() {
-            return Err(self.cannot("a norm of the context", "one whose families have it"));
-        }
-        if (of_v.norm.is_some() || weights.steps.iter().any(|of| of.factor.is_some())) && !own {
-            return Err(self.cannot("a norm of values or a learned factor", "candle-attention"));
+        if let Some((name, _)) = weights.parameters.iter().find(|(name, _)| layout.parameter_name(name).is_none()) {
+            return Err(self.cannot(&format!("`{name}`"), "one whose families have it, such as candle-attention"));
         }
         let (holds, what) = match (&weights.qkv, layout.qkv) {
             (QkvWeights::KeysAsValues(_), qkv) => (matches!(qkv, QkvNames::KeysAsValues(_)) || own, "keys as values"),
@@ -305,11 +267,8 @@ impl Writer<'_> {
         if !holds {
             return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
         }
-        if weights.sinks.is_some() && layout.sinks.is_none() {
-            return Err(self.cannot("sinks", "candle-attention, which is GPT-OSS's"));
-        }
         let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
-        if weights.bias_kv.is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
+        if weights.parameters.get(BIAS_KV[0]).is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
             let why = "one that names a key and value that every query sees otherwise than its positions";
             return Err(self.cannot(&format!("{} positions", config.position), why));
         }

@@ -119,7 +119,7 @@ impl Default for Steps {
 }
 
 /// Names of the sides, in the order of their projections.
-pub(crate) const SIDES: [&str; 3] = ["queries", "keys", "values"];
+const SIDES: [&str; 3] = ["queries", "keys", "values"];
 
 impl Steps {
     setters! {

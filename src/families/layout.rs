@@ -1,7 +1,7 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
 use crate::config::ProjectionBias;
-use crate::weights::FusedOrder;
+use crate::weights::{BIAS_KV, FACTORS, FusedOrder, NORMS, SCORE, SINKS};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,8 +117,6 @@ pub struct Layout {
     pub(crate) gate: GateNames,
     /// Tensors of an indexer, one of which shows that there is one, in families that may have it. They are not read.
     pub(crate) indexer: Option<&'static [&'static str]>,
-    /// The norm between the heads and the output projection that the families may have.
-    pub(crate) context_norm: Option<&'static str>,
     /// The combinations of biases that the families publish. Empty: any.
     pub(crate) biases: &'static [ProjectionBias],
     /// Whether the families may have fewer key-value heads than query heads.
@@ -127,14 +125,13 @@ pub struct Layout {
     pub(crate) wide_biases: bool,
     /// Whether kernels are written with a dimension for the heads.
     pub(crate) per_head_kernels: bool,
-    /// Norms of queries and keys that the families may have.
-    pub(crate) qk_norms: Option<[&'static str; 2]>,
+    /// Parameters beside the projections that the families may have, each with its name in the layout. A module stands
+    /// for the tensors below it.
+    pub(crate) parameters: &'static [(&'static str, &'static str)],
     /// Weights of position schemes that the families may have.
     pub(crate) position: &'static [PositionName],
     /// Components of names below the prefix that belong to what follows attention: a norm, a factor of each channel.
     pub(crate) after: &'static [&'static str],
-    /// The name of sinks, if the families may have some (GPT-OSS).
-    pub(crate) sinks: Option<&'static str>,
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
@@ -248,21 +245,43 @@ impl Layout {
         self.position.iter().map(|name| name.stored)
     }
 
+    /// The layout's name for a parameter beside the projections, if its families have it.
+    pub(crate) fn parameter_name(&self, parameter: &str) -> Option<String> {
+        let anywhere = IN_ALL_LAYOUTS.iter().map(|name| (*name, *name));
+        self.parameters.iter().copied().chain(anywhere).find_map(|names| renamed(parameter, names))
+    }
+
+    /// The name of a parameter beside the projections among the tensors that a source `holds`: that of the layout, or
+    /// one of other families. StableLM's norms have a module for each head; it is the name that one for all would have.
+    pub(crate) fn held_name(&self, holds: impl Fn(&str) -> bool, parameter: &str) -> Option<String> {
+        // A Conformer has another `bias_v`, beside a `bias_u`.
+        if parameter == BIAS_KV[1] && holds(CONTENT_BIAS) && !holds(BIAS_KV[0]) {
+            return None;
+        }
+        let others = PARAMETER_NAMES.iter().flat_map(|(own, names)| names.iter().map(|name| (*own, *name)));
+        let others = others.filter_map(|names| renamed(parameter, names));
+        let mut names = self.parameter_name(parameter).into_iter().chain(others);
+        names.find(|name| holds(name) || holds(&name_of_head(name, 0)))
+    }
+
     /// The layout's name for a weight of a position scheme, if its families have such weights.
     pub(crate) fn position_name(&self, weight: &str) -> Option<String> {
-        self.position.iter().find_map(|name| {
-            let rest = weight.strip_prefix(name.scheme)?;
-            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", name.stored))
-        })
+        self.position.iter().find_map(|name| renamed(weight, (name.scheme, name.stored)))
     }
 }
 
-/// A learned key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq).
-pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
-/// The vector of additive scoring, `(h, head_dim)`.
-pub(crate) const SCORE: &str = "score.weight";
-/// A score per head that takes part in the softmax without a value, `(h)`: the names of GPT-OSS, MiMo, Flint and HY V4.
-pub(crate) const SINKS: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
+/// A name with the beginning `own`, or all of it, replaced by `stored`.
+fn renamed(name: &str, (own, stored): (&str, &str)) -> Option<String> {
+    let rest = name.strip_prefix(own)?;
+    (rest.is_empty() || rest.starts_with('.')).then(|| format!("{stored}{rest}"))
+}
+
+/// The weight of one head, in StableLM's modules of a norm per head, by the name that one for all would have.
+pub(crate) fn name_of_head(name: &str, head: usize) -> String {
+    let (module, part) = name.rsplit_once('.').unwrap_or(("", name));
+    format!("{module}.norms.{head}.{part}")
+}
+
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
@@ -272,15 +291,24 @@ pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
     ["self.layer_norm_q", "self.layer_norm_k"],
     ["query_layernorm", "key_layernorm"],
 ];
-/// A norm of values with a weight.
-pub(crate) const V_NORM: &str = "v_norm";
-/// Learned factors on the elements of queries, keys and values, `(d)` (TimesFM 2.5 has the first).
-pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
-
-/// The names of norms of queries (0), keys (1) or values (2).
-pub(crate) fn norm_names(side: usize) -> Vec<&'static str> {
-    if side == 2 { vec![V_NORM] } else { QK_NORMS.iter().map(|names| names[side]).collect() }
-}
+/// The names of sinks: GPT-OSS, MiMo, Flint and HY V4.
+pub(crate) const SINK_NAMES: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
+/// Parameters that have the same name in all layouts.
+const IN_ALL_LAYOUTS: [&str; 3] = [BIAS_KV[0], BIAS_KV[1], SCORE];
+/// The names of parameters beside the projections in all families. A module stands for the tensors below it. The norm
+/// of the context has names by layout alone.
+pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
+    (NORMS[0], &[QK_NORMS[0][0], QK_NORMS[1][0], QK_NORMS[2][0], QK_NORMS[3][0]]),
+    (NORMS[1], &[QK_NORMS[0][1], QK_NORMS[1][1], QK_NORMS[2][1], QK_NORMS[3][1]]),
+    (NORMS[2], &[NORMS[2]]),
+    (FACTORS[0], &[FACTORS[0]]),
+    (FACTORS[1], &[FACTORS[1]]),
+    (FACTORS[2], &[FACTORS[2]]),
+    (SINKS, &SINK_NAMES),
+    (BIAS_KV[0], &[BIAS_KV[0]]),
+    (BIAS_KV[1], &[BIAS_KV[1]]),
+    (SCORE, &[SCORE]),
+];
 /// A table of biases of distances between tokens (T5).
 pub(crate) const RELATIVE_BIAS: &str = "relative_attention_bias.weight";
 /// A table of biases of offsets between patches (BEiT).

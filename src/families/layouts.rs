@@ -2,12 +2,12 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINKS,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINK_NAMES,
 };
 use crate::families::layout::{
     GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
-use crate::weights::FusedOrder;
+use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, NORMS, SINKS};
 
 macro_rules! linear {
     ($name:literal) => {
@@ -61,6 +61,27 @@ const DEEPSEEK: LatentNames = LatentNames {
 };
 /// The same with one projection of the queries.
 const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
+
+/// The norms of queries and keys by one pair of their names.
+const fn qk_norms(row: usize) -> [(&'static str, &'static str); 2] {
+    [(NORMS[0], QK_NORMS[row][0]), (NORMS[1], QK_NORMS[row][1])]
+}
+
+/// This crate's own layout has all parameters under their own names.
+const OWN_PARAMETERS: &[(&str, &str)] = &[
+    (NORMS[0], NORMS[0]),
+    (NORMS[1], NORMS[1]),
+    (NORMS[2], NORMS[2]),
+    (FACTORS[0], FACTORS[0]),
+    (FACTORS[1], FACTORS[1]),
+    (FACTORS[2], FACTORS[2]),
+    (SINKS, SINKS),
+    (CONTEXT_NORM, CONTEXT_NORM),
+];
+const BART_PARAMETERS: [(&str, &str); 3] = {
+    let [q, k] = qk_norms(1);
+    [q, k, (CONTEXT_NORM, "inner_attn_ln")]
+};
 
 const fn bias_table(scheme: &'static str, stored: &'static str) -> PositionName {
     PositionName { role: PositionRole::BiasTable, scheme, stored }
@@ -148,15 +169,13 @@ const BASE: Layout = Layout {
     o: linear!("o_proj"),
     gate: GateNames::None,
     indexer: None,
-    context_norm: None,
     biases: &[ALL],
     grouped: false,
     wide_biases: false,
     per_head_kernels: false,
-    qk_norms: None,
+    parameters: &[],
     position: &[],
     after: &[],
-    sinks: None,
     check_orientation: false,
     requires: &[],
     excludes: &[],
@@ -167,22 +186,22 @@ const BASE: Layout = Layout {
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
-        biases: &[], gate: GateNames::Optional(linear!("gate_proj")), context_norm: Some("attn_sub_norm"),
+        biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
         indexer: Some(&["indexer.q_proj.weight"]),
-        grouped: true, qk_norms: Some(QK_NORMS[0]), position: OWN_POSITION, sinks: Some(SINKS[0]),
-        excludes: &["query_layernorm.weight", SINKS[1], "g_proj.weight", "gate_bias"], ..BASE },
+        grouped: true, parameters: OWN_PARAMETERS, position: OWN_POSITION,
+        excludes: &["query_layernorm.weight", SINK_NAMES[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
-        sinks: Some(SINKS[1]), requires: &[SINKS[1]], ..BASE },
-    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[3]),
+        parameters: &[(SINKS, SINK_NAMES[1])], requires: &[SINK_NAMES[1]], ..BASE },
+    Layout { name: "hunyuan", families: "HunYuan", biases: &[], grouped: true, parameters: &qk_norms(3),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "gated-query", families: "Qwen3-Next, Qwen3.5", gate: GateNames::InQuery, biases: &[],
         indexer: Some(&["indexer.index_qk_proj.weight"]),
-        grouped: true, qk_norms: Some(QK_NORMS[0]), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
-    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        grouped: true, parameters: &qk_norms(0), excludes: &["gate_proj.weight", "g_proj.weight"], ..BASE },
+    Layout { name: "beam", families: "Beam", biases: &[], grouped: true, parameters: &qk_norms(0),
         gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
         requires: &["gate_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
-        gate: GateNames::Required(linear!("g_proj")), qk_norms: Some(QK_NORMS[0]), requires: &["g_proj.weight"],
+        gate: GateNames::Required(linear!("g_proj")), parameters: &qk_norms(0), requires: &["g_proj.weight"],
         ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
@@ -215,11 +234,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
-        qk_norms: Some(QK_NORMS[0]), position: TIMM_POSITION, ..BASE },
+        parameters: &qk_norms(0), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
-        o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]),
-        position: BART_POSITION, context_norm: Some("inner_attn_ln"), ..BASE },
+        o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, parameters: &BART_PARAMETERS,
+        position: BART_POSITION, ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
         qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
@@ -237,7 +256,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "flax-bert", families: "BERT, RoBERTa, ELECTRA in Flax (transformers)",
         qkv: split!(kernel, "self.query", "self.key", "self.value"), o: kernel!("output.dense"), ..BASE },
     Layout { name: "phi", families: "Phi-1.5, Phi-2", o: linear!("dense"), biases: &[ALL, NONE],
-        grouped: true, qk_norms: Some(QK_NORMS[1]), ..BASE },
+        grouped: true, parameters: &qk_norms(1), ..BASE },
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
@@ -257,24 +276,24 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         ..BASE },
     Layout { name: "molmo", families: "Molmo 2",
         qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
-        grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+        grouped: true, parameters: &qk_norms(0), ..BASE },
     Layout { name: "gradium", families: "Gradium Phonon",
         qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
     Layout { name: "inner-linear", families: "Kyutai's speech to text, vision of Gemma 4",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
-        biases: &[NONE], grouped: true, qk_norms: Some(QK_NORMS[0]), ..BASE },
+        biases: &[NONE], grouped: true, parameters: &qk_norms(0), ..BASE },
     Layout { name: "cosmos", families: "Cosmos 3",
         qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "sapiens", families: "Sapiens 2",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("proj"), biases: &[ALL, NONE], grouped: true,
-        qk_norms: Some(QK_NORMS[0]), after: &["gamma"], ..BASE },
+        parameters: &qk_norms(0), after: &["gamma"], ..BASE },
     Layout { name: "molmo-vision", families: "Molmo 2, vision",
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "pvt-v2", families: "PVT v2",
         qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
         qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped), o: linear!("dense"),
-        biases: &[ALL, NONE], grouped: true, qk_norms: Some(QK_NORMS[1]), ..BASE },
+        biases: &[ALL, NONE], grouped: true, parameters: &qk_norms(1), ..BASE },
     Layout { name: "codegen", families: "CodeGen",
         qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::FourBlocks), o: linear!("out_proj"),
         biases: &[NONE], ..BASE },
@@ -296,15 +315,15 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("projection"), biases: &[ALL, ONLY_OUT],
         ..BASE },
     Layout { name: "internvl", families: "InternVL, Janus", o: linear!("projection_layer"), biases: &[ALL, ONLY_OUT],
-        qk_norms: Some(QK_NORMS[0]), ..BASE },
+        parameters: &qk_norms(0), ..BASE },
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
     Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
         qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
-        qk_norms: Some(QK_NORMS[0]), excludes: &["v_proj.weight"], ..BASE },
+        parameters: &qk_norms(0), excludes: &["v_proj.weight"], ..BASE },
     Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
-        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, qk_norms: Some(QK_NORMS[0]),
+        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, parameters: &qk_norms(0),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "layoutlmv2", families: "LayoutLMv2",
@@ -321,8 +340,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
     Layout { name: "hy-v4", families: "HY V4", qkv: QkvNames::Latent(&DEEPSEEK), biases: &[],
-        gate: GateNames::Required(linear!("linear_gate")), sinks: Some(SINKS[3]),
-        requires: &["linear_gate.weight", SINKS[3]], ..BASE },
+        gate: GateNames::Required(linear!("linear_gate")), parameters: &[(SINKS, SINK_NAMES[3])],
+        requires: &["linear_gate.weight", SINK_NAMES[3]], ..BASE },
     Layout { name: "deepseek", families: "DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash, GLM-5, MiniCPM3, LongCat-Flash",
         qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",

@@ -5,13 +5,13 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, Norm, accumulate_dtype};
 use crate::setters;
-use crate::weights::{LinearWeights, PositionWeights};
+use crate::weights::{LinearWeights, Parameter, Parameters, Presence};
 
 const EMBEDDINGS: &str = "rel_embeddings.weight";
 const NORM: [&str; 2] = ["rel_embeddings.LayerNorm.weight", "rel_embeddings.LayerNorm.bias"];
@@ -26,7 +26,7 @@ const MAX_POSITIONS: usize = 1 << 20;
 ///
 /// All terms have one scale: one over the square root of `head_dim` times the number of terms. The embeddings
 /// `rel_embeddings.weight` `(n, hidden_size)`, where `n` is [`embeddings`](Self::embeddings), and the projections
-/// `pos_key_proj` and `pos_query_proj` are weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)).
+/// `pos_key_proj` and `pos_query_proj` are weights of the layer ([`Parameters`](crate::weights::Parameters)).
 /// It needs as many key-value heads as query heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -149,7 +149,7 @@ impl Disentangled {
     }
 }
 
-fn linear_weights(weights: &PositionWeights, [weight, bias]: [&str; 2]) -> Option<LinearWeights> {
+fn linear_weights(weights: &Parameters, [weight, bias]: [&str; 2]) -> Option<LinearWeights> {
     Some(LinearWeights { weight: weights.get(weight)?.clone(), bias: weights.get(bias).cloned() })
 }
 
@@ -190,28 +190,23 @@ impl PositionScheme for Disentangled {
         }
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (width, rows) = (sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim);
-        let parameter = |name, shape: &[usize], init, head_axis, presence| PositionParameter {
-            name,
-            shape: shape.to_vec(),
-            init,
-            head_axis,
-            presence,
-        };
         let normal = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let mut all = vec![parameter(EMBEDDINGS, &[self.embeddings(), width], normal, None, Presence::Shared)];
+        let mut all = vec![Parameter::new(EMBEDDINGS, [self.embeddings(), width], normal)];
         if self.norm_eps.is_some() {
-            for (name, value) in NORM.into_iter().zip([1.0, 0.0]) {
-                all.push(parameter(name, &[width], Init::Const(value), None, Presence::Shared));
-            }
+            all.extend(
+                NORM.into_iter().zip([1.0, 0.0]).map(|(name, value)| Parameter::new(name, [width], Init::Const(value))),
+            );
         }
+        all = all.into_iter().map(|row| row.with_presence(Presence::Shared)).collect();
         let bound = (6.0 / (rows + width) as f64).sqrt();
         for ([weight, bias], needed) in [(KEY_PROJECTION, self.c2p), (QUERY_PROJECTION, self.p2c)] {
             if needed && !self.share_att_key {
                 let uniform = Init::Uniform { lo: -bound, up: bound };
-                all.push(parameter(weight, &[rows, width], uniform, Some(0), Presence::Required));
-                all.push(parameter(bias, &[rows], Init::Const(0.0), Some(0), Presence::Optional));
+                all.push(Parameter::new(weight, [rows, width], uniform).with_head_axis(0));
+                let bias = Parameter::new(bias, [rows], Init::Const(0.0));
+                all.push(bias.with_head_axis(0).with_presence(Presence::Optional));
             }
         }
         all

@@ -6,14 +6,14 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{LayerSizes, PositionParameter, Presence};
+use super::scheme::LayerSizes;
 use super::scheme::{PositionScheme, QueryCall};
 use super::t5_relative_bias::MAX_BUCKETS;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::ops::Linear;
 use crate::tensor::{compute_dtype, select};
-use crate::weights::LinearWeights;
+use crate::weights::{LinearWeights, Parameter, Presence};
 
 const TABLE: &str = "rel_attn_embed.weight";
 const GATE: [&str; 2] = ["gru_rel_pos_linear.weight", "gru_rel_pos_linear.bias"];
@@ -24,7 +24,7 @@ const GATE_FACTOR: &str = "gru_rel_pos_const";
 ///
 /// The table `rel_attn_embed.weight` `(num_buckets, h)`, the projection of the gate `gru_rel_pos_linear.weight` `(8,
 /// head_dim)` with its bias `(8)`, and a factor per head `gru_rel_pos_const` `(1, h, 1, 1)` are weights of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)). The gate of a head reads the head's part of the layer's
+/// ([`Parameters`](crate::weights::Parameters)). The gate of a head reads the head's part of the layer's
 /// input, which so is as wide as all heads.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -114,22 +114,15 @@ impl PositionScheme for GatedRelativeBias {
         Ok(())
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (h, d) = (sizes.num_attention_heads, sizes.head_dim);
-        let parameter = |name, shape: &[usize], init, head_axis, presence| PositionParameter {
-            name,
-            shape: shape.to_vec(),
-            init,
-            head_axis,
-            presence,
-        };
         let bound = (1.0 / d.max(1) as f64).sqrt();
         let (uniform, normal) = (Init::Uniform { lo: -bound, up: bound }, Init::Randn { mean: 0.0, stdev: 0.02 });
         vec![
-            parameter(TABLE, &[self.num_buckets, h], normal, Some(1), Presence::Shared),
-            parameter(GATE[0], &[8, d], uniform, None, Presence::Required),
-            parameter(GATE[1], &[8], uniform, None, Presence::Required),
-            parameter(GATE_FACTOR, &[1, h, 1, 1], Init::Const(1.0), Some(1), Presence::Required),
+            Parameter::new(TABLE, [self.num_buckets, h], normal).with_head_axis(1).with_presence(Presence::Shared),
+            Parameter::new(GATE[0], [8, d], uniform),
+            Parameter::new(GATE[1], [8], uniform),
+            Parameter::new(GATE_FACTOR, [1, h, 1, 1], Init::Const(1.0)).with_head_axis(1),
         ]
     }
 

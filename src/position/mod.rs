@@ -44,7 +44,7 @@ pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
 pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, TokenPositions};
-pub(crate) use scheme::{LayerSizes, PositionParameter, PositionState, Presence};
+pub(crate) use scheme::{LayerSizes, PositionState};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
 use tests::LearnedSlope;

@@ -4,11 +4,12 @@ use std::fmt;
 
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::bias_from_table;
+use crate::weights::{Parameter, Presence};
 
 const TABLE: &str = "relative_position_bias_table";
 
@@ -19,7 +20,7 @@ const MAX_SIDE: usize = 1 << 10;
 /// [Liu 2021](https://arxiv.org/abs/2103.14030)).
 ///
 /// The table `relative_position_bias_table` `(table_rows, num_attention_heads)` is a weight of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)). It has `(2 rows - 1)(2 columns - 1)` rows, ordered by the
+/// ([`Parameters`](crate::weights::Parameters)). It has `(2 rows - 1)(2 columns - 1)` rows, ordered by the
 /// offset of the query from the key, vertical offset first. With a class token three rows follow: class token to patch,
 /// patch to class token, class token to itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,14 +97,10 @@ impl PositionScheme for RelativeBias2d {
         check_grid(self.grid)
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        vec![PositionParameter {
-            name: TABLE,
-            shape: vec![self.table_rows(), sizes.num_attention_heads],
-            init: Init::Randn { mean: 0.0, stdev: 0.02 },
-            head_axis: Some(1),
-            presence: Presence::Shared,
-        }]
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let table = Parameter::new(TABLE, [self.table_rows(), sizes.num_attention_heads], init);
+        vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 
     fn needs_full_sequence(&self) -> bool {

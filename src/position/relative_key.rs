@@ -5,11 +5,12 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
+use crate::weights::Parameter;
 
 const EMBEDDINGS: &str = "distance_embedding.weight";
 const REVERSED: &str = "rel_pos_emb.weight";
@@ -21,7 +22,7 @@ const MAX_DISTANCE: usize = 1 << 20;
 /// `q · (k + e)`, times the scale, where `e` is a learned embedding of the distance from query to key.
 ///
 /// The embeddings `distance_embedding.weight` `(left + right + 1, head_dim)` are a weight of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The first is that of keys `left` tokens
+/// ([`Parameters`](crate::weights::Parameters)), shared by all heads. The first is that of keys `left` tokens
 /// before the query or more, the last that of keys `right` tokens after it or more. If they are
 /// [reversed](Self::reversed), their name is `rel_pos_emb.weight`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,14 +95,9 @@ impl PositionScheme for RelativeKey {
         }
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        vec![PositionParameter {
-            name: self.name(),
-            shape: vec![self.embeddings(), sizes.head_dim],
-            init: Init::Randn { mean: 0.0, stdev: 0.02 },
-            head_axis: None,
-            presence: Presence::Required,
-        }]
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+        vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init)]
     }
 
     fn needs_full_sequence(&self) -> bool {

@@ -7,11 +7,12 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use super::relative_bias_2d::check_grid;
-use super::scheme::{LayerSizes, PositionParameter, Presence};
+use super::scheme::LayerSizes;
 use super::scheme::{PositionScheme, QueryCall};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, GridBias};
 use crate::tensor::compute_dtype;
+use crate::weights::Parameter;
 
 const ROWS: &str = "rel_pos_h";
 const COLUMNS: &str = "rel_pos_w";
@@ -21,7 +22,7 @@ const COLUMNS: &str = "rel_pos_w";
 /// learned embeddings of the rows and of the columns from key to query.
 ///
 /// The embeddings `rel_pos_h` `(2 rows - 1, head_dim)` and `rel_pos_w` `(2 columns - 1, head_dim)` are weights of the
-/// layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads. The patches of a call are those
+/// layer ([`Parameters`](crate::weights::Parameters)), shared by all heads. The patches of a call are those
 /// of [`grid`](Self::grid) row by row, or of another grid that the call gives: then the embeddings are resized
 /// linearly. Windows of an image are sequences of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,14 +98,11 @@ impl PositionScheme for RelativeKey2d {
         check_grid(self.grid)
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        let parameter = |name, side: usize| PositionParameter {
-            name,
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let parameter = |name, side: usize| {
             // Saturating, because the grid may not have been validated yet.
-            shape: vec![side.saturating_mul(2).saturating_sub(1), sizes.head_dim],
-            init: Init::Randn { mean: 0.0, stdev: 0.02 },
-            head_axis: None,
-            presence: Presence::Required,
+            Parameter::new(name, [side.saturating_mul(2).saturating_sub(1), sizes.head_dim], init)
         };
         vec![parameter(ROWS, self.grid[0]), parameter(COLUMNS, self.grid[1])]
     }

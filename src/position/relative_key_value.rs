@@ -5,11 +5,12 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, PositionState};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
+use crate::weights::Parameter;
 
 const KEYS: &str = "emb_rel_k";
 const VALUES: &str = "emb_rel_v";
@@ -22,7 +23,7 @@ const MAX_WINDOW: usize = 1 << 10;
 /// embedding of their distance. Farther ones have none, but are seen.
 ///
 /// The embeddings `emb_rel_k` `(1, 2 window + 1, head_dim)` and `emb_rel_v` `(1, 2 window + 1, value_head_dim)` are
-/// weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)), shared by all heads, those of keys
+/// weights of the layer ([`Parameters`](crate::weights::Parameters)), shared by all heads, those of keys
 /// before the query first. No fused kernel multiplies attention weights by distance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,13 +74,10 @@ impl PositionScheme for RelativeKeyValue {
         }
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        let parameter = |name, size: usize| PositionParameter {
-            name,
-            shape: vec![1, self.embeddings(), size],
-            init: Init::Randn { mean: 0.0, stdev: (1.0 / size.max(1) as f64).sqrt() },
-            head_axis: None,
-            presence: Presence::Required,
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let parameter = |name, size: usize| {
+            let init = Init::Randn { mean: 0.0, stdev: (1.0 / size.max(1) as f64).sqrt() };
+            Parameter::new(name, [1, self.embeddings(), size], init)
         };
         vec![parameter(KEYS, sizes.head_dim), parameter(VALUES, sizes.value_head_dim)]
     }

@@ -6,13 +6,13 @@ use std::fmt;
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, PositionState, RaggedSupport};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, accumulate_dtype};
 use crate::tensor::element_count;
-use crate::weights::LinearWeights;
+use crate::weights::{LinearWeights, Parameter};
 
 const PROJECTION: &str = "relative_k_proj.weight";
 const CONTENT_BIAS: &str = "bias_u";
@@ -25,7 +25,7 @@ const THETA: f32 = 10_000.0;
 /// `(q + u) · k + (q + v) · r`, times the scale, where `r` is the projected sinusoid of the distance from key to query.
 ///
 /// The projection `relative_k_proj.weight` `(h · d, hidden_size)` and the vectors `bias_u` and `bias_v` `(h, d)` are
-/// weights of the layer ([`PositionWeights`](crate::weights::PositionWeights)). Sequences may be of any length; the
+/// weights of the layer ([`Parameters`](crate::weights::Parameters)). Sequences may be of any length; the
 /// sinusoids of `2 s - 1` distances are projected once and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -72,20 +72,14 @@ impl PositionScheme for RelativeSinusoids {
         }
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (h, d, width) = (sizes.num_attention_heads, sizes.head_dim, sizes.hidden_size);
         let bound = (6.0 / (h * d + width) as f64).sqrt();
-        let parameter = |name, shape: &[usize], init| PositionParameter {
-            name,
-            shape: shape.to_vec(),
-            init,
-            head_axis: Some(0),
-            presence: Presence::Required,
-        };
+        let parameter = |name, rows, columns, init| Parameter::new(name, [rows, columns], init).with_head_axis(0);
         vec![
-            parameter(PROJECTION, &[h * d, width], Init::Uniform { lo: -bound, up: bound }),
-            parameter(CONTENT_BIAS, &[h, d], Init::Const(0.0)),
-            parameter(POSITION_BIAS, &[h, d], Init::Const(0.0)),
+            parameter(PROJECTION, h * d, width, Init::Uniform { lo: -bound, up: bound }),
+            parameter(CONTENT_BIAS, h, d, Init::Const(0.0)),
+            parameter(POSITION_BIAS, h, d, Init::Const(0.0)),
         ]
     }
 

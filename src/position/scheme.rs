@@ -4,14 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
-use candle_nn::Init;
 
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
 use crate::position::explicit::ExplicitPositions;
 use crate::ragged::{BatchCache, RaggedBatch};
-use crate::weights::PositionWeights;
+use crate::weights::{Parameter, Parameters};
 
 /// Positions of the tokens of one call.
 #[derive(Debug, Clone, Copy)]
@@ -142,7 +141,7 @@ pub(crate) trait PositionScheme: fmt::Display {
     }
 
     /// The tensors that the scheme learns.
-    fn parameters(&self, _sizes: &LayerSizes) -> Vec<PositionParameter> {
+    fn parameters(&self, _sizes: &LayerSizes) -> Vec<Parameter> {
         Vec::new()
     }
 
@@ -269,34 +268,10 @@ pub(crate) struct LayerSizes {
     pub value_head_dim: usize,
 }
 
-/// Where a parameter comes from when a layer is read from a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Presence {
-    /// Every layer has its own.
-    Required,
-    /// A layer may have it.
-    Optional,
-    /// A layer has its own, or the layers of a stack share one that is stored outside them.
-    Shared,
-}
-
-/// One tensor that a scheme learns.
-#[derive(Debug, Clone)]
-pub(crate) struct PositionParameter {
-    /// The key in [`PositionWeights`], which is also the tensor's name in this crate's own layout.
-    pub name: &'static str,
-    pub shape: Vec<usize>,
-    /// Initial values in a new layer.
-    pub init: Init,
-    /// The dimension that is divided among the query heads, if any. Pruning selects along it.
-    pub head_axis: Option<usize>,
-    pub presence: Presence,
-}
-
 /// Parameters of a scheme in one layer, with the tensors that are computed from them once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PositionState {
-    weights: PositionWeights,
+    weights: Parameters,
     derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
     /// What was computed for the longest sequence, and that length.
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
@@ -306,16 +281,16 @@ pub(crate) struct PositionState {
 const LONGEST_KEPT: usize = 1 << 10;
 
 impl PositionState {
-    pub(crate) fn new(weights: PositionWeights) -> Self {
+    pub(crate) fn new(weights: Parameters) -> Self {
         Self { weights, derived: Arc::default(), grown: Arc::default() }
     }
 
-    pub(crate) fn weights(&self) -> &PositionWeights {
+    pub(crate) fn weights(&self) -> &Parameters {
         &self.weights
     }
 
     pub(crate) fn tracks_gradient(&self) -> bool {
-        self.weights.iter().any(|(_, tensor)| tensor.track_op())
+        self.weights.tracks_gradient()
     }
 
     /// The result of `compute`. It is kept for later calls if `fixed`: nothing that it depends on can change.

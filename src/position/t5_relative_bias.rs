@@ -5,10 +5,11 @@ use std::fmt;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
+use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
+use crate::weights::{Parameter, Presence};
 
 const TABLE: &str = "relative_attention_bias.weight";
 
@@ -19,7 +20,7 @@ pub(super) const MAX_BUCKETS: usize = 1 << 20;
 /// short ones exactly, long ones by their logarithm, and each bucket and head has a learned bias.
 ///
 /// The table `relative_attention_bias.weight` `(num_buckets, num_attention_heads)` is a weight of the layer
-/// ([`PositionWeights`](crate::weights::PositionWeights)).
+/// ([`Parameters`](crate::weights::Parameters)).
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct T5RelativeBias {
@@ -99,14 +100,10 @@ impl PositionScheme for T5RelativeBias {
         Ok(())
     }
 
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        vec![PositionParameter {
-            name: TABLE,
-            shape: vec![self.num_buckets, sizes.num_attention_heads],
-            init: Init::Randn { mean: 0.0, stdev: 0.02 },
-            head_axis: Some(1),
-            presence: Presence::Shared,
-        }]
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let table = Parameter::new(TABLE, [self.num_buckets, sizes.num_attention_heads], init);
+        vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 
     fn ragged_support(&self) -> RaggedSupport {

@@ -6,12 +6,12 @@ use std::fmt;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
 
+use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme};
-use super::scheme::{LayerSizes, PositionParameter, Presence};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::tensor::random::Random;
-use crate::weights::PositionWeights;
+use crate::weights::{Parameter, Parameters};
 use crate::{AttentionConfig, AttentionInputs, AttentionOptions, Backend, KvCache, MultiHeadAttention};
 
 const SLOPE: &str = "slope.weight";
@@ -26,14 +26,9 @@ impl fmt::Display for LearnedSlope {
 }
 
 impl PositionScheme for LearnedSlope {
-    fn parameters(&self, sizes: &LayerSizes) -> Vec<PositionParameter> {
-        vec![PositionParameter {
-            name: SLOPE,
-            shape: vec![sizes.num_attention_heads],
-            init: Init::Uniform { lo: 0.1, up: 1.0 },
-            head_axis: Some(0),
-            presence: Presence::Required,
-        }]
+    fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
+        let init = Init::Uniform { lo: 0.1, up: 1.0 };
+        vec![Parameter::new(SLOPE, [sizes.num_attention_heads], init).with_head_axis(0)]
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
@@ -60,7 +55,7 @@ fn layers() -> (MultiHeadAttention, MultiHeadAttention, Tensor) {
     let layer = MultiHeadAttention::new(&config, VarBuilder::from_tensors(fixed, DType::F32, &Device::Cpu)).unwrap();
     let mut weights = layer.weights().unwrap();
     let slopes = weights.position.get(SLOPE).unwrap().clone();
-    weights.position = PositionWeights::default();
+    weights.position = Parameters::default();
     let config = AttentionConfig::new(12, 4).with_num_key_value_heads(2);
     (layer, MultiHeadAttention::from_weights(&config, weights).unwrap(), slopes)
 }

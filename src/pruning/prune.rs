@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::tensor;
 use crate::tensor::{Freeze, MapTensors};
 use crate::weights::{
-    AttentionWeights, LatentWeights, LinearWeights, NormWeights, PositionWeights, QkvWeights, StepWeights,
+    AttentionWeights, CONTEXT_NORM_PARTS, HeadKind, LatentWeights, LinearWeights, Parameter, Parameters, QkvWeights,
 };
 
 impl MultiHeadAttention {
@@ -49,7 +49,7 @@ impl MultiHeadAttention {
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
         }
         let weights = self.weights()?;
-        let shifts = weights.context_norm.as_ref().is_some_and(|norm| norm.bias.is_some());
+        let shifts = weights.parameters.get(CONTEXT_NORM_PARTS[1]).is_some();
         if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {
             let expected = "a norm per head without a bias, because another is not 0 for a head of zeros alone";
             return Err(Error::value("context_norm of a layer to prune", "another norm", expected));
@@ -97,7 +97,7 @@ impl Kept {
     }
 
     fn weights(&self, config: &AttentionConfig, weights: AttentionWeights) -> Result<AttentionWeights> {
-        let AttentionWeights { qkv, o, gate, context_norm, bias_kv, score, steps, sinks, position } = weights;
+        let AttentionWeights { qkv, o, gate, parameters, position } = weights;
         let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
         let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
         let per_head = |t: &Tensor, heads: usize, kept: &[usize], dim: usize| -> Result<Tensor> {
@@ -115,25 +115,23 @@ impl Kept {
                 bias: part.bias.as_ref().map(|bias| per_head(bias, heads, kept, 0)).transpose()?,
             })
         };
-        // `(d)` is shared by all heads, `(heads, d)` is one per head.
-        let norm = |norm: &NormWeights, kept: &[usize]| -> Result<NormWeights> {
-            let of = |t: &Tensor| if t.rank() == 2 { select(t, kept, 0) } else { copy(t) };
-            Ok(NormWeights { weight: of(&norm.weight)?, bias: norm.bias.as_ref().map(of).transpose()? })
-        };
-        let step = |weights: &StepWeights, kept: &[usize]| -> Result<StepWeights> {
-            let norm = weights.norm.as_ref().map(|weights| norm(weights, kept)).transpose()?;
-            Ok(StepWeights { norm, factor: weights.factor.as_ref().map(copy).transpose()? })
-        };
-        let mut of_position = PositionWeights::default();
-        for parameter in config.position.scheme().parameters(&config.sizes()) {
-            if let Some(tensor) = position.get(parameter.name) {
-                let pruned = match parameter.head_axis {
-                    Some(axis) => per_head(tensor, h, &self.q, axis)?,
+        let rows = |table: Vec<Parameter>, old: &Parameters| -> Result<Parameters> {
+            let mut new = Parameters::default();
+            for row in table {
+                let Some(tensor) = old.get(row.name) else { continue };
+                let (heads, kept) = match row.heads {
+                    HeadKind::Query => (h, &self.q),
+                    HeadKind::KeyValue => (h_kv, &self.kv),
+                };
+                let pruned = match row.head_axis {
+                    Some(axis) => per_head(tensor, heads, kept, axis)?,
+                    None if row.is_per_head(tensor) => select(tensor, kept, 0)?,
                     None => copy(tensor)?,
                 };
-                of_position.insert(parameter.name, pruned);
+                new.insert(row.name, pruned);
             }
-        }
+            Ok(new)
+        };
         Ok(AttentionWeights {
             qkv: match &qkv {
                 // What is before the heads stays whole.
@@ -160,15 +158,8 @@ impl Kept {
                 bias: o.bias.as_ref().map(copy).transpose()?,
             },
             gate: gate.map(|gate| linear(&gate, h, &self.q)).transpose()?,
-            context_norm: context_norm.map(|weights| norm(&weights, &self.q)).transpose()?,
-            bias_kv: match bias_kv {
-                Some([k, v]) => Some([per_head(&k, h_kv, &self.kv, 0)?, per_head(&v, h_kv, &self.kv, 0)?]),
-                None => None,
-            },
-            score: score.map(|score| select(&score, &self.q, 0)).transpose()?,
-            steps: [step(&steps[0], &self.q)?, step(&steps[1], &self.kv)?, step(&steps[2], &self.kv)?],
-            sinks: sinks.map(|sinks| select(&sinks, &self.q, 0)).transpose()?,
-            position: of_position,
+            parameters: rows(config.parameters(), &parameters)?,
+            position: rows(config.position.scheme().parameters(&config.sizes()), &position)?,
         })
     }
 }

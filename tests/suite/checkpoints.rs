@@ -286,7 +286,7 @@ fn wrong_shapes_are_errors_that_name_the_tensor() {
     says(load(grouped.clone(), half), &["tensor `bias_v` is missing"]);
     let mut scored = tensors(split);
     scored.extend(tensors(&[("score.weight", &[2, 2])]));
-    says(load(grouped, scored), &["scoring", "additive"]);
+    says(load(grouped, scored), &["scoring", "set", "`score.weight`"]);
 
     let fused: &[(&str, &[usize])] = &[("in_proj_weight", &[12, 4]), ("out_proj.weight", &[4, 4])];
     assert!(load(AttentionConfig::new(4, 2), tensors(fused)).is_ok());

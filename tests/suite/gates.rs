@@ -92,7 +92,7 @@ fn the_output_is_that_of_the_formula() {
         let factors = random.tensor(&[size], DType::F64);
         if let Some(over) = norm_over {
             config = config.with_context_norm(HeadNorm::new(NormKind::Rms, over, 1e-3));
-            weights = weights.with_context_norm(NormWeights::new(factors.clone(), None));
+            weights = weights.with_norm("attn_sub_norm", NormWeights::new(factors.clone(), None));
         }
         let layer = MultiHeadAttention::from_weights(&config, weights).unwrap();
 
@@ -140,8 +140,11 @@ fn tensors(config: &AttentionConfig, layout: &str, random: &mut Random) -> Vec<(
     let map = VarMap::new();
     let layer = MultiHeadAttention::new(config, VarBuilder::from_varmap(&map, DType::F32, &CPU)).unwrap();
     let mut weights = layer.weights().unwrap();
-    for norm in weights.steps.iter_mut().filter_map(|steps| steps.norm.as_mut()) {
-        norm.weight = random.tensor(norm.weight.dims(), DType::F32);
+    for name in ["q_norm.weight", "k_norm.weight"] {
+        if let Some(norm) = weights.parameters.get(name) {
+            let norm = random.tensor(norm.dims(), DType::F32);
+            weights.parameters.insert(name, norm);
+        }
     }
     let layout = layouts().find(|found| found.name() == layout).unwrap();
     weights.to_layout(layer.config(), layout).unwrap().into_iter().collect()

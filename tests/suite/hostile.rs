@@ -286,20 +286,20 @@ fn norms_of_wrong_shape_are_errors() {
     let weights = MultiHeadAttention::new(&config, vb).unwrap().weights().unwrap();
     let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &CPU).unwrap();
     let make = |over, q: Tensor, k: Tensor, bias: Option<Tensor>| {
-        let mut weights = weights.clone();
-        weights = weights.with_qk_norm([NormWeights::new(q, bias), NormWeights::new(k, None)]);
+        let weights = weights.clone().with_norm("q_norm", NormWeights::new(q, bias));
+        let weights = weights.with_norm("k_norm", NormWeights::new(k, None));
         MultiHeadAttention::from_weights(&config.clone().with_qk_norm(norm(over)), weights)
     };
     let (head, all) = (NormOver::Head, NormOver::AllHeads);
     assert!(make(head, ones(&[2]), ones(&[2]), Some(ones(&[2]))).is_ok());
     assert!(make(head, ones(&[4, 2]), ones(&[2, 2]), None).is_ok());
     assert!(make(all, ones(&[8]), ones(&[4]), None).is_ok());
-    says(make(head, ones(&[1]), ones(&[2]), None), &["q_norm has shape [1], expected [2]"]);
-    says(make(head, ones(&[4, 2]), ones(&[4, 2]), None), &["k_norm has shape [4, 2], expected [2, 2]"]);
-    says(make(head, ones(&[2]), ones(&[2]), Some(ones(&[3]))), &["q_norm has shape [3], expected [2]"]);
-    says(make(all, ones(&[8]), ones(&[8]), None), &["k_norm has shape [8], expected [4]"]);
+    says(make(head, ones(&[1]), ones(&[2]), None), &["q_norm.weight has shape [1], expected [2] or [4, 2]"]);
+    says(make(head, ones(&[4, 2]), ones(&[4, 2]), None), &["k_norm.weight has shape [4, 2], expected [2] or [2, 2]"]);
+    says(make(head, ones(&[2]), ones(&[2]), Some(ones(&[3]))), &["q_norm.bias has shape [3], expected [2] or [4, 2]"]);
+    says(make(all, ones(&[8]), ones(&[8]), None), &["k_norm.weight has shape [8], expected [4]"]);
     let half = ones(&[2]).to_dtype(DType::F16).unwrap();
-    says(make(head, half, ones(&[2]), None), &["q_norm has dtype f16, expected f32"]);
+    says(make(head, half, ones(&[2]), None), &["q_norm.weight has dtype f16, expected f32"]);
     for eps in [-1e-5, f64::NAN, f64::INFINITY] {
         let norm = HeadNorm::new(NormKind::Rms, head, eps);
         says(config.clone().with_qk_norm(norm).validate(), &["steps of queries: eps", "a finite number from 0"]);

@@ -407,13 +407,15 @@ fn weights_of_wrong_shape_or_dtype_are_named() {
     key.weight = key.weight.to_dtype(DType::F64).unwrap();
     weights.qkv = QkvWeights::Split(Box::new([dense(8, 8), key, dense(8, 8)]));
     says(build(weights), &["k_proj weight has dtype f64", "f32"]);
-    let mut weights = good();
-    weights.bias_kv = Some([vector(8, DType::F32), vector(4, DType::F32)]);
-    says(build(weights), &["bias_v has shape [4]", "[8]"]);
-    let mut weights = good();
-    weights.score = Some(vector(8, DType::F32));
-    says(build(weights), &["score weight has shape [8]", "[2, 4]"]);
-    let mut weights = good();
-    weights.score = Some(Tensor::zeros((2, 4), DType::F32, &Device::Cpu).unwrap());
-    says(build(weights), &["scoring = ScaledDotProduct"]);
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    let weights = good().with_parameter("bias_k", zeros(&[1, 1, 8]));
+    says(build(weights.clone()), &["tensor `bias_v` is missing"]);
+    says(build(weights.with_parameter("bias_v", zeros(&[1, 1, 4]))), &["bias_v has shape [1, 1, 4]", "[1, 1, 8]"]);
+    says(build(good().with_parameter("sinks", zeros(&[3]))), &["sinks has shape [3]", "[2]"]);
+    says(build(good().with_parameter("score.weight", zeros(&[2, 4]))), &["scoring = none", "`score.weight`"]);
+    says(build(good().with_parameter("sink", zeros(&[2]))), &["`sink`"]);
+    let additive = config.clone().with_scoring(Scoring::Additive);
+    let build = |weights| MultiHeadAttention::from_weights(&additive, weights);
+    says(build(good()), &["tensor `score.weight` is missing", "scoring"]);
+    says(build(good().with_parameter("score.weight", zeros(&[8]))), &["score.weight has shape [8]", "[2, 4]"]);
 }

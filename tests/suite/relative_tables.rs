@@ -5,7 +5,7 @@ use candle_attention::checkpoint::layouts;
 use candle_attention::position::{
     GatedRelativeBias, Position, RelativeKey, RelativeKey2d, RelativeKeyValue, RelativeSinusoids,
 };
-use candle_attention::weights::{AttentionWeights, LinearWeights, PositionWeights, QkvWeights};
+use candle_attention::weights::{AttentionWeights, LinearWeights, Parameters, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ProjectionBias,
 };
@@ -63,14 +63,14 @@ struct Case {
     layer: MultiHeadAttention,
     xs: Tensor,
     qkv: [Tensor; 3],
-    position: PositionWeights,
+    position: Parameters,
 }
 
 impl Case {
     fn new(position: impl Into<Position>, tensors: &[(&str, &[usize])], tokens: usize, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let config = AttentionConfig::new(WIDTH, HEADS).with_bias(ProjectionBias::NONE).with_position(position);
-        let mut weights = PositionWeights::default();
+        let mut weights = Parameters::default();
         for (name, dims) in tensors {
             weights.insert(*name, random.tensor(dims, DType::F32));
         }
@@ -264,8 +264,8 @@ fn what_does_not_fit_is_one_clear_error() {
     let sinusoids = config.with_position(RelativeSinusoids::default());
     let vb = |map: &candle_nn::VarMap| candle_nn::VarBuilder::from_varmap(map, DType::F32, &Device::Cpu);
     let layer = MultiHeadAttention::new(&sinusoids, vb(&candle_nn::VarMap::new())).unwrap();
-    let vector = || Tensor::zeros(WIDTH, DType::F32, &Device::Cpu).unwrap();
-    let both = layer.weights().unwrap().with_bias_kv([vector(), vector()]);
+    let vector = || Tensor::zeros((1, 1, WIDTH), DType::F32, &Device::Cpu).unwrap();
+    let both = layer.weights().unwrap().with_parameter("bias_k", vector()).with_parameter("bias_v", vector());
     let own = layouts().find(|layout| layout.name() == "candle-attention").unwrap();
     says(both.to_layout(&sinusoids.with_add_bias_kv(true), own).map(|_| ()), &["relative sinusoids", "otherwise"]);
 }

@@ -204,7 +204,7 @@ fn without_keys(own: &MultiHeadAttention) -> MultiHeadAttention {
     let mut weights = own.weights().unwrap();
     let [q, ..] = weights.qkv.split([24, 12, 12], 2).unwrap();
     weights.qkv = candle_attention::weights::QkvWeights::Query(q);
-    weights.steps[1] = Default::default();
+    ["k_norm.weight", "k_norm.bias", "k_scaling"].into_iter().for_each(|name| _ = weights.parameters.remove(name));
     MultiHeadAttention::from_weights(&shared, weights).unwrap()
 }
 

@@ -93,7 +93,7 @@ impl MultiHeadAttention {
         if !matches!(inputs.tokens, Tokens::Padded) {
             return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
         }
-        if self.bias_kv.is_some() || self.config.add_zero_attn || self.config.num_attention_heads == 0 {
+        if self.config.add_bias_kv || self.config.add_zero_attn || self.config.num_attention_heads == 0 {
             let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
             return Err(Error::value(what, "another one", expected));
         }

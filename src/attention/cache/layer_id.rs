@@ -7,7 +7,7 @@ use candle_core::{Tensor, TensorId};
 use crate::attention::MultiHeadAttention;
 use crate::error::{Error, Result};
 use crate::tensor::{Frozen, same_elements};
-use crate::weights::StepWeights;
+use crate::weights::HeadKind;
 
 /// A layer with its weights of a moment. Clones and frozen copies of a layer are the same layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,9 +110,10 @@ impl MultiHeadAttention {
     }
 
     fn key_weights(&self) -> Result<Vec<Tensor>> {
-        let steps = self.steps.weights()[1..].iter().flat_map(StepWeights::tensors);
-        let extra = self.bias_kv.iter().flatten();
-        Ok(self.qkv.cached_weights()?.into_iter().chain(steps.chain(extra).cloned()).collect())
+        let table = self.config.parameters();
+        let of_keys = table.iter().filter(|row| row.heads == HeadKind::KeyValue);
+        let parameters = of_keys.filter_map(|row| self.parameters.get(row.name)).cloned();
+        Ok(self.qkv.cached_weights()?.into_iter().chain(parameters).collect())
     }
 }
 

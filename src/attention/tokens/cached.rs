@@ -40,7 +40,7 @@ impl<'a, 'b> Cached<'a, 'b> {
         let cache = &**self.cache;
         let config = &layer.config;
         let scheme = config.position.scheme();
-        if layer.bias_kv.is_some() || config.add_zero_attn {
+        if config.add_bias_kv || config.add_zero_attn {
             return Err(Error::config("add_bias_kv or add_zero_attn", true, "false with a cache"));
         }
         if scheme.needs_full_sequence() {

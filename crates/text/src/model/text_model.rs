@@ -6,7 +6,7 @@ use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
-use candle_attention::weights::PositionWeights;
+use candle_attention::weights::Parameters;
 use candle_attention::{AttentionMask, Quantization, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -113,7 +113,7 @@ impl TextModel {
         let first = source.child(&prefixes[index]).child(row.block.attention);
         let (attention, _) = config.attention_of(&first, index)?;
         let pruned = config.pruned_heads.of_layer(index).len();
-        let shared = SharedTables::read(&attention, pruned, &PositionWeights::default(), &first)?;
+        let shared = SharedTables::read(&attention, pruned, &Parameters::default(), &first)?;
         let projections = EmbeddingProjections::load(config, &row.block, source)?;
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {

@@ -138,7 +138,7 @@ fn layers_of_every_kind_can_be_frozen() {
     let layer = || {
         let qkv = QkvWeights::Ordered(LinearWeights::new(fused.as_tensor().clone(), None), FusedOrder::Grouped);
         let o = LinearWeights::new(o.broadcast_mul(&factor).unwrap(), None);
-        let weights = AttentionWeights::new(qkv, o).with_sinks(random_sinks());
+        let weights = AttentionWeights::new(qkv, o).with_parameter("sinks", random_sinks());
         MultiHeadAttention::from_weights(&plain(), weights).unwrap()
     };
     let first = layer();

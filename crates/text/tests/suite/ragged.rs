@@ -114,7 +114,7 @@ fn ragged_batch_equals_its_sequences_alone() {
 fn sinks_take_their_share_in_a_ragged_batch() {
     let plain = frozen(&AttentionConfig::new(24, 3), DType::F32);
     let mut random = Random::new(62);
-    let weights = plain.weights().unwrap().with_sinks(random.tensor(&[3], DType::F32));
+    let weights = plain.weights().unwrap().with_parameter("sinks", random.tensor(&[3], DType::F32));
     let layer = MultiHeadAttention::from_weights(plain.config(), weights).unwrap();
     let xs = random.tensor(&[LENGTHS.iter().sum(), 24], DType::F32);
     let ragged = attend_ragged(&layer, &xs, &LENGTHS, &AttentionMask::full()).unwrap();
