@@ -36,6 +36,7 @@ use candle_nn::{Init, LayerNormConfig, VarBuilder};
 use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
+use crate::map_fields;
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
 use crate::tensor::{MapTensors, same_device};
@@ -242,11 +243,7 @@ impl Module for Norm {
     }
 }
 
-impl MapTensors for Norm {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self { weight: f(&self.weight)?, bias: self.bias.map_tensors(f)?, ..*self })
-    }
-}
+map_fields!(Norm { weight, bias }..);
 
 /// A parameter by its name, and by the name that early checkpoints have.
 struct Parameter {

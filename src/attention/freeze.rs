@@ -4,6 +4,7 @@ use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
 use crate::error::Result;
+use crate::map_fields;
 use crate::ops::Quantization;
 use crate::tensor::ShareWeights;
 use crate::tensor::{Freeze, Frozen, MapTensors};
@@ -129,17 +130,7 @@ impl MapTensors for MultiHeadAttention {
     }
 }
 
-impl MapTensors for AttentionWeights {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            qkv: self.qkv.map_tensors(f)?,
-            o: self.o.map_tensors(f)?,
-            gate: self.gate.map_tensors(f)?,
-            parameters: self.parameters.map_tensors(f)?,
-            position: self.position.map_tensors(f)?,
-        })
-    }
-}
+map_fields!(AttentionWeights { qkv, o, gate, parameters, position });
 
 impl MapTensors for QkvWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
@@ -170,11 +161,7 @@ impl MapTensors for QkvWeights {
     }
 }
 
-impl MapTensors for NormWeights {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self::new(f(&self.weight)?, self.bias.map_tensors(f)?))
-    }
-}
+map_fields!(NormWeights { weight, bias });
 
 impl<T: MapTensors> MapTensors for [T; 2] {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {

@@ -16,6 +16,7 @@ use candle_core::{DType, Device, Tensor, TensorId};
 use candle_nn::Module;
 
 use crate::error::{Error, Result};
+use crate::map_fields;
 use crate::ops::low_rank::LowRank;
 use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, pack_rows, unpack, unpack_bias};
 use crate::ops::packed_product::packed_product;
@@ -501,11 +502,7 @@ impl ShareWeights for Linear {
     }
 }
 
-impl MapTensors for LinearWeights {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self::new(f(&self.weight)?, self.bias.map_tensors(f)?))
-    }
-}
+map_fields!(LinearWeights { weight, bias });
 
 impl MapTensors for Linear {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {

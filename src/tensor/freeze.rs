@@ -37,6 +37,12 @@ impl MapTensors for Tensor {
     }
 }
 
+impl<T: MapTensors> MapTensors for Vec<T> {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        self.iter().map(|part| part.map_tensors(f)).collect()
+    }
+}
+
 /// The last frozen copy of a layer or model, which its clones share.
 #[derive(Clone)]
 pub enum Frozen<T> {
@@ -170,5 +176,11 @@ impl<T: ShareWeights> ShareWeights for Option<T> {
             (Some(own), Some(other)) => own.share_weights(other),
             _ => Ok(()),
         }
+    }
+}
+
+impl<T: ShareWeights> ShareWeights for Vec<T> {
+    fn share_weights(&mut self, other: &Self) -> Result<()> {
+        self.iter_mut().zip(other).try_for_each(|(own, other)| own.share_weights(other))
     }
 }

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 
 use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::map_fields;
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
@@ -194,8 +195,4 @@ impl Transform {
     }
 }
 
-impl MapTensors for Transform {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self { dense: self.dense.map_tensors(f)?, activation: self.activation, norm: self.norm.map_tensors(f)? })
-    }
-}
+map_fields!(Transform { dense, norm }..);

@@ -3,8 +3,7 @@
 use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
-use candle_attention::tensor::MapTensors;
-use candle_core::Tensor;
+use candle_attention::{map_fields, share_fields};
 
 use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::TextModelConfig;
@@ -39,28 +38,10 @@ pub(crate) struct Norms {
     pub output: Option<Norm>,
 }
 
-impl MapTensors for Norms {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            input: self.input.map_tensors(f)?,
-            inner: self.inner.map_tensors(f)?,
-            branch: self.branch.map_tensors(f)?,
-            output: self.output.map_tensors(f)?,
-        })
-    }
-}
+map_fields!(Norms { input, inner, branch, output });
 
-impl MapTensors for Block {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            mixer: self.mixer.map_tensors(f)?,
-            attention_norms: self.attention_norms.map_tensors(f)?,
-            feed_forward: self.feed_forward.map_tensors(f)?,
-            feed_forward_norms: self.feed_forward_norms.map_tensors(f)?,
-            embedding_gate: self.embedding_gate.map_tensors(f)?,
-        })
-    }
-}
+map_fields!(Block { mixer, attention_norms, feed_forward, feed_forward_norms, embedding_gate });
+share_fields!(Block { mixer, feed_forward, embedding_gate });
 
 impl Norms {
     /// Applies the norms that come before the branch is added.

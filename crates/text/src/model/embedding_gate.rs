@@ -4,9 +4,9 @@
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
-use candle_attention::tensor::{MapTensors, ShareWeights};
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Quantization, Result};
+use candle_attention::{map_fields, share_fields};
 use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
 use candle_core::{Module, Tensor};
 
@@ -119,21 +119,6 @@ impl EmbeddingGate {
     }
 }
 
-impl MapTensors for EmbeddingGate {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            projection: self.projection.map_tensors(f)?,
-            projection_norm: self.projection_norm.map_tensors(f)?,
-            mlp: self.mlp.map_tensors(f)?,
-            norm: self.norm.map_tensors(f)?,
-            factor: f(&self.factor)?,
-        })
-    }
-}
+map_fields!(EmbeddingGate { projection, projection_norm, mlp, norm, factor });
 
-impl ShareWeights for EmbeddingGate {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.projection.share_weights(&other.projection)?;
-        self.mlp.share_weights(&other.mlp)
-    }
-}
+share_fields!(EmbeddingGate { projection, mlp });

@@ -1,8 +1,9 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::tensor::{MapTensors, with_slices};
+use candle_attention::tensor::with_slices;
 use candle_attention::{Error, Result};
+use candle_attention::{map_fields, share_fields};
 use candle_attention_kernels::{AlignedVec, Element, element_count};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
@@ -29,16 +30,8 @@ pub(crate) struct Embeddings {
     max_tokens: usize,
 }
 
-impl MapTensors for Embeddings {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            words: self.words.map_tensors(f)?,
-            positions: self.positions.map_tensors(f)?,
-            token_types: self.token_types.map_tensors(f)?,
-            ..*self
-        })
-    }
-}
+map_fields!(Embeddings { words, positions, token_types }..);
+share_fields!(Embeddings { words, positions, token_types });
 
 impl Embeddings {
     /// Reads the tables from the body of a checkpoint, that of words by its own source and name.

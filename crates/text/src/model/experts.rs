@@ -3,9 +3,10 @@
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
-use candle_attention::tensor::{MapTensors, ShareWeights, compute_dtype};
+use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Error, Quantization, Result};
+use candle_attention::{map_fields, share_fields};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::softmax;
@@ -217,21 +218,6 @@ fn softmax_row(row: &mut [f32]) {
     row.iter_mut().for_each(|x| *x /= sum);
 }
 
-impl MapTensors for Experts {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            router: self.router.map_tensors(f)?,
-            experts: self.experts.iter().map(|expert| expert.map_tensors(f)).collect::<Result<_>>()?,
-            bias: f(&self.bias)?,
-            ..*self
-        })
-    }
-}
+map_fields!(Experts { router, experts, bias }..);
 
-impl ShareWeights for Experts {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.router.share_weights(&other.router)?;
-        let mut pairs = self.experts.iter_mut().zip(&other.experts);
-        pairs.try_for_each(|(own, other)| own.share_weights(other))
-    }
-}
+share_fields!(Experts { router, experts });

@@ -39,7 +39,7 @@ impl MapTensors for TextModel {
             embeddings: self.embeddings.map_tensors(f)?,
             embeddings_norm: self.embeddings_norm.map_tensors(f)?,
             projection: self.projection.map_tensors(f)?,
-            blocks: self.blocks.iter().map(|block| block.map_tensors(f)).collect::<Result<_>>()?,
+            blocks: self.blocks.map_tensors(f)?,
             layers: self.layers.clone(),
             final_norm: self.final_norm.map_tensors(f)?,
             final_projection: self.final_projection.map_tensors(f)?,

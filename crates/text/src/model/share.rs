@@ -1,10 +1,9 @@
 //! Models that differ in some of their weights, and hold the others once.
 
 use candle_attention::Result;
+use candle_attention::share_fields;
 use candle_attention::tensor::ShareWeights;
 
-use crate::model::block::Block;
-use crate::model::embeddings::Embeddings;
 use crate::model::mlp::Mlp;
 use crate::model::table::Table;
 use crate::model::text_model::TextModel;
@@ -22,15 +21,7 @@ impl TextModel {
     }
 }
 
-impl ShareWeights for TextModel {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.embeddings.share_weights(&other.embeddings)?;
-        self.projection.share_weights(&other.projection)?;
-        self.final_projection.share_weights(&other.final_projection)?;
-        let mut pairs = self.blocks.iter_mut().zip(&other.blocks);
-        pairs.try_for_each(|(block, of_other)| block.share_weights(of_other))
-    }
-}
+share_fields!(TextModel { embeddings, projection, final_projection, blocks });
 
 impl ShareWeights for Table {
     fn share_weights(&mut self, other: &Self) -> Result<()> {
@@ -42,22 +33,6 @@ impl ShareWeights for Table {
             }
             _ => Ok(()),
         }
-    }
-}
-
-impl ShareWeights for Embeddings {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.words.share_weights(&other.words)?;
-        self.positions.share_weights(&other.positions)?;
-        self.token_types.share_weights(&other.token_types)
-    }
-}
-
-impl ShareWeights for Block {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.mixer.share_weights(&other.mixer)?;
-        self.feed_forward.share_weights(&other.feed_forward)?;
-        self.embedding_gate.share_weights(&other.embedding_gate)
     }
 }
 

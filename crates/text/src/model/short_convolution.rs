@@ -2,8 +2,8 @@
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
-use candle_attention::tensor::{MapTensors, ShareWeights};
 use candle_attention::{Error, Quantization, Result};
+use candle_attention::{map_fields, share_fields};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{DType, Tensor};
 
@@ -168,21 +168,6 @@ fn taps(tap: usize, before: usize, length: usize) -> std::ops::Range<usize> {
     start..length.saturating_sub(tap.saturating_sub(before)).max(start)
 }
 
-impl MapTensors for ShortConvolution {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok(Self {
-            input: self.input.map_tensors(f)?,
-            kernel: f(&self.kernel)?,
-            bias: self.bias.map_tensors(f)?,
-            output: self.output.map_tensors(f)?,
-            before: self.before,
-        })
-    }
-}
+map_fields!(ShortConvolution { input, kernel, bias, output }..);
 
-impl ShareWeights for ShortConvolution {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        self.input.share_weights(&other.input)?;
-        self.output.share_weights(&other.output)
-    }
-}
+share_fields!(ShortConvolution { input, output });
