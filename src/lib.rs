@@ -76,11 +76,12 @@
 //! | [`checkpoint`] | opening, inspecting, reading and writing checkpoints |
 //! | [`lora`] | LoRA adapters: reading, merging, training |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
-//! | [`ops`] | linear layers with packed weights, and biases that a later kernel adds |
+//! | [`ops`] | linear layers with packed weights |
 //! | [`pruning`] | head importance and head pruning |
 //! | [`ragged`] | batches of sequences one after another, without padding |
-//! | [`tensor`] | trees of tensors: freezing and sharing weights |
-//! | [`io`] | files and folders that appear complete or not at all, bounded reads |
+//!
+//! `docs/calls.md` lists every way to call a layer. What is public and not in this documentation is for
+//! `candle-attention-text` alone, and changes with it.
 //!
 //! Text encoders on this layer are the crate `candle-attention-text`. The guides are in `docs/` of the repository:
 //! checkpoints, caches and positions, training a block, statistics and pruning, devices, performance. candle itself is
@@ -110,6 +111,7 @@ pub mod checkpoint;
 mod config;
 pub mod error;
 mod families;
+#[doc(hidden)]
 pub mod io;
 mod kernels;
 pub mod lora;
@@ -124,6 +126,7 @@ pub mod sdpa;
 #[cfg(test)]
 #[path = "../crates/kernels/tests/support/mod.rs"]
 mod support;
+#[doc(hidden)]
 pub mod tensor;
 pub mod weights;
 
@@ -150,6 +153,8 @@ pub use tensor::metal_device;
 mod documents {
     #[doc = include_str!("../README.md")]
     struct Readme;
+    #[doc = include_str!("../docs/calls.md")]
+    struct Calls;
     #[doc = include_str!("../docs/checkpoints.md")]
     struct Checkpoints;
     #[doc = include_str!("../docs/decoding.md")]

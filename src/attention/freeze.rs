@@ -172,6 +172,7 @@ impl<T: MapTensors> MapTensors for [T; 2] {
 impl MultiHeadAttention {
     /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such
     /// as clones, have equal ones.
+    #[doc(hidden)]
     pub fn projection_ids(&self) -> [candle_core::TensorId; 2] {
         [self.qkv.id(), self.o_proj.id()]
     }

@@ -188,6 +188,9 @@ impl MultiHeadAttention {
     /// Attention of `queries` `(b, s_q, query_size)` to `keys` `(b, s_kv, key_size)` and `values`
     /// `(b, s_kv, value_size)` under `mask` → `(b, s_q, output_size)`.
     ///
+    /// The mask of a call can only hide more than the layer's own ([`AttentionConfig::mask`]): a causal layer stays
+    /// causal under a full mask. [`with_mask`](Self::with_mask) gives a layer another one.
+    ///
     /// # Errors
     /// An input has the wrong shape, dtype or device, or the mask does not fit the call.
     pub fn attend<'a>(
@@ -270,6 +273,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
+    #[doc(hidden)]
     pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
         self.open(inputs, &AttentionOptions::default(), |call| call.run()).map(|ran| ran.output)
     }

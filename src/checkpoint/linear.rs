@@ -41,6 +41,7 @@ impl Linear {
     ///
     /// # Errors
     /// The errors of [`load`](Self::load).
+    #[doc(hidden)]
     pub fn load_with(source: &AnySource, out: usize, input: usize, has_bias: bool) -> Result<Self> {
         let base = source.base();
         let bias = has_bias.then(|| base.get("bias", &[out])).transpose()?;
@@ -56,6 +57,7 @@ impl Linear {
     ///
     /// # Errors
     /// For a format of few bits, a weight that is not finite; not enough memory.
+    #[doc(hidden)]
     pub fn pack_for(&mut self, source: &dyn WeightSource, name: &str) -> Result<()> {
         if let Some(format) = source.quantization(name) {
             self.quantize(format).map_err(|error| error.with_weight(&source.full_name(name)))?;

@@ -43,6 +43,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// A weight that is not finite; not enough memory.
+    #[doc(hidden)]
     pub fn quantize_for(&mut self, source: &dyn WeightSource, layout: &Layout) -> Result<()> {
         let weights = layout.input_weights(|name| source.contains(name));
         let first = weights.first().and_then(|name| source.quantization(name));

@@ -36,18 +36,26 @@ mod write;
 
 pub use crate::families::layout::Layout;
 pub use crate::families::layouts::layouts;
-pub use crate::families::table::{layout_of, model_class, resolved_model_type};
+pub use crate::families::table::layout_of;
+#[doc(hidden)]
+pub use crate::families::table::{model_class, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
-pub use config_json::{
-    HfAttentionConfig, ModelConfig, config_from_json, configure_layer, head_sizes, remove_ignored_keys,
-};
+pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json};
+#[doc(hidden)]
+pub use config_json::{configure_layer, head_sizes, remove_ignored_keys};
 pub use detect::detect;
 pub use gguf::{GgufMetadata, GgufValue};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;
-pub use open::{Checkpoint, read_index};
+pub use open::Checkpoint;
+#[doc(hidden)]
+pub use open::read_index;
+#[doc(hidden)]
 pub use quantized::remove_quantization_config;
+#[doc(hidden)]
 pub use shared_tables::SharedTables;
-pub use source::{AnySource, ReadNames, VarMapSource, WeightSource, below, wrong_shape};
+#[doc(hidden)]
+pub use source::{AnySource, ReadNames, below, wrong_shape};
+pub use source::{VarMapSource, WeightSource};
 pub use write::write_layers;

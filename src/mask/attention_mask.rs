@@ -31,6 +31,18 @@ use crate::tensor::{check_allocation, element_count};
 /// Apple GPUs this needs the environment variable `CANDLE_METAL_ENABLE_FAST_MATH=0`: candle's default there leaves
 /// undefined what NaN compares to.
 ///
+/// # Masks of other libraries
+/// | Mask | Convention there | Here |
+/// |---|---|---|
+/// | `attention_mask` of a Hugging Face tokenizer `(b, s_kv)` | 1 = attend | [`keep_keys`](Self::keep_keys) |
+/// | `attn_mask` of PyTorch's `scaled_dot_product_attention`, boolean | true = attend | [`keep`](Self::keep), [`keep_pattern`](Self::keep_pattern) for `(s_q, s_kv)` |
+/// | `key_padding_mask` of `nn.MultiheadAttention` `(b, s_kv)`, boolean | true = ignore | [`exclude_keys`](Self::exclude_keys) |
+/// | `attn_mask` of `nn.MultiheadAttention` `(s_q, s_kv)`, boolean | true = ignore | [`exclude_pattern`](Self::exclude_pattern), [`exclude`](Self::exclude) with four dimensions |
+/// | any of these in floats | added to the scores | [`additive`](Self::additive), [`additive_keys`](Self::additive_keys), [`additive_pattern`](Self::additive_pattern) |
+/// | `mask` of Flax, `attention_mask` of Keras | true = attend | [`keep`](Self::keep) |
+/// | `valid_lens` of Dive into Deep Learning `(b)`, `(b, s_q)` | the first so many keys | [`lengths`](Self::lengths), [`query_lengths`](Self::query_lengths) |
+/// | `is_causal` of PyTorch, with fewer queries than keys | query 0 at key 0 | [`causal`](Self::causal) aligns the *last* query with the last key, as a step of a decoder needs it |
+///
 /// In the documentation of the constructors `b` is the batch size, `h` the number of query heads, `s_q` the number of
 /// queries and `s_kv` the number of keys. The shapes are checked by each call that the mask is used in: one that does
 /// not fit is an error of that call.

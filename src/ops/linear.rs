@@ -179,6 +179,7 @@ impl Linear {
     }
 
     /// A tensor with the dtype and the device of the weights.
+    #[doc(hidden)]
     pub fn like(&self) -> &Tensor {
         match &self.weights {
             Weights::Tensors(weights) => &weights.weight,
@@ -188,6 +189,7 @@ impl Linear {
     }
 
     /// Identity of the weights: layers that share them have the same id.
+    #[doc(hidden)]
     pub fn id(&self) -> TensorId {
         self.id
     }
@@ -274,6 +276,7 @@ impl Linear {
     /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
     /// they may change; and a build that uses Accelerate or MKL leaves products to them, unless the weights are
     /// quantized.
+    #[doc(hidden)]
     pub fn can_pack(&self) -> bool {
         let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
         let cpu = self.like().device().is_cpu() && self.like().dtype() != DType::F64;
@@ -282,6 +285,7 @@ impl Linear {
 
     /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only
     /// for tensors that nobody else holds, or nothing is won and changes of them are lost.
+    #[doc(hidden)]
     pub fn pack(&mut self) -> Result<()> {
         if let Weights::Tensors(weights) = &self.weights
             && self.can_pack()
@@ -344,6 +348,7 @@ impl Linear {
 
     /// Makes products of weights in few bits those of the dequantized weights, whatever tracks a gradient: in training
     /// all projections compute the function whose gradient follows. [`pack`](Self::pack) makes them as fast as before.
+    #[doc(hidden)]
     pub fn set_exact(&mut self) {
         let is_in_few_bits = self.quantization().is_some();
         match &mut self.weights {
@@ -359,6 +364,7 @@ impl Linear {
     }
 
     /// Whether there are no tensors of the weights any more.
+    #[doc(hidden)]
     pub fn is_only_packed(&self) -> bool {
         matches!(self.weights, Weights::Packed { .. })
     }
@@ -369,6 +375,7 @@ impl Linear {
     }
 
     /// The packed weights; call only if [`can_pack`](Self::can_pack).
+    #[doc(hidden)]
     pub fn packed(&self) -> Result<&PackedWeights> {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
@@ -396,6 +403,7 @@ impl Linear {
 
     /// [`forward_in_dtype`](Self::forward_in_dtype) of the dtype of `xs`. Where a GPU can add the bias in its next
     /// kernel, it is left out.
+    #[doc(hidden)]
     pub fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
         match self.tensors() {
             Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
@@ -411,6 +419,7 @@ impl Linear {
     ///
     /// `both` is a layer with the outputs of `self` and of `gate`, and which half of it `self` is: one product for
     /// both.
+    #[doc(hidden)]
     pub fn forward_activated(
         &self,
         xs: &Tensor,
@@ -468,6 +477,7 @@ impl Module for Linear {
 
 impl Linear {
     /// Whether both have the same weights, bit for bit, held in the same way.
+    #[doc(hidden)]
     pub fn has_same_weights(&self, other: &Self) -> Result<bool> {
         let alike = |other: &Self| self.dims == other.dims && self.has_bias() == other.has_bias();
         if !alike(other) || self.like().dtype() != other.like().dtype() {

@@ -26,6 +26,7 @@ pub(crate) use latent::{Latent, LatentSizes, concat_last};
 pub use linear::Linear;
 pub(crate) use linear::accumulate_dtype;
 pub(crate) use norm::NormParameters;
+#[doc(hidden)]
 pub use pending_bias::PendingBias;
 pub(crate) use problem::Norm;
 pub use projection::ProjectionKind;
