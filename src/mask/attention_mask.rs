@@ -8,7 +8,9 @@ use candle_attention_kernels::Lengths;
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::kinds::{Additive, Boolean, Chunks, Distances, KeyLengths, MaskDims, Or, Polarity, Segments, Window};
+use crate::mask::kinds::{
+    Additive, Boolean, Chunks, Distances, Function, KeyLengths, MaskDims, Or, Polarity, Segments, Window,
+};
 use crate::mask::lower::key_lengths;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::check_integers;
@@ -249,6 +251,33 @@ impl AttentionMask {
     /// If a tensor is not of an integer dtype or does not have 2 dimensions.
     pub fn segments(queries: &Tensor, keys: &Tensor) -> Result<Self> {
         Ok(Self::of_term(Segments::new(queries, keys)?))
+    }
+
+    /// The keys for which a function is true: query `q` of head `h` in sequence `b` sees key `k` if `sees(b, h, q, k)`
+    /// ([Dong 2024](https://arxiv.org/abs/2412.05496)). `q` counts from 0; in a call with a cache it goes on after the
+    /// tokens in it.
+    ///
+    /// The CPU kernel asks the function tile by tile and never makes a matrix of the mask. Which blocks of keys are
+    /// visible whole, in part or not at all is found out in the first call; a mask that is kept, and its clones, skip
+    /// hidden blocks from then on without asking again, in calls of the same sizes. Backends other than the CPU kernel,
+    /// and [`or`](Self::or), read the mask as a tensor. So the function has to answer alike each time.
+    ///
+    /// ```
+    /// use candle_attention::AttentionMask;
+    /// let documents = [0, 0, 0, 1, 1, 2];
+    /// let mask = AttentionMask::causal().and(AttentionMask::from_pattern_fn(move |q, k| documents[q] == documents[k]));
+    /// assert_eq!(mask.to_string(), "causal and a function of (q, k)");
+    /// ```
+    ///
+    /// A function that panics is an error of the call.
+    pub fn from_fn(sees: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static) -> Self {
+        Self::of_term(Function::new(sees, false))
+    }
+
+    /// [`from_fn`](Self::from_fn) for a function `sees(q, k)` that all sequences and heads share: it is asked once for
+    /// all of them.
+    pub fn from_pattern_fn(sees: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> Self {
+        Self::of_term(Function::new(move |_, _, q, k| sees(q, k), true))
     }
 
     /// The mask under which a key is visible if both masks allow it. Additive masks add up.

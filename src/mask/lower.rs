@@ -26,9 +26,9 @@ impl AttentionMask {
     }
 
     /// [`lower`](Self::lower) for kernels that read biases by distance, or for those that read them as tensors.
-    pub(super) fn lower_for(&self, shape: AttnShape, device: &Device, reads_distances: bool) -> Result<LoweredMask> {
+    pub(super) fn lower_for(&self, shape: AttnShape, device: &Device, is_for_cpu_kernel: bool) -> Result<LoweredMask> {
         let call = self.call(shape);
-        let mut lowered = LoweredMask { reads_distances, ..LoweredMask::default() };
+        let mut lowered = LoweredMask { is_for_cpu_kernel, ..LoweredMask::default() };
         lowered.structure.starts.clone_from(&self.starts);
         self.terms.iter().try_for_each(|term| term.lower(&mut lowered, &call, device))?;
         Ok(lowered)
@@ -108,6 +108,11 @@ impl AttentionMask {
         self.terms.iter().find_map(padding_lengths)
     }
 
+    /// Whether a term counts queries from the first one of a sequence, so that it has to know how many are in a cache.
+    pub(crate) fn counts_queries(&self) -> bool {
+        self.terms.iter().any(|term| term.counts_queries())
+    }
+
     /// Whether the mask changes scores of visible keys.
     pub(crate) fn adds_to_scores(&self) -> bool {
         self.terms.iter().any(|term| term.adds_to_scores())
@@ -138,7 +143,7 @@ impl AttentionMask {
             Some(starts) => Cow::Borrowed(&starts[..]),
             None => Cow::Owned(vec![shape.s_kv as i64 - shape.s_q as i64]),
         };
-        MaskCall { shape, starts }
+        MaskCall { shape, starts, has_starts: self.starts.is_some() }
     }
 
     /// All causal masks and windows as one.

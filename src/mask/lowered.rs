@@ -1,11 +1,11 @@
 //! The lowered mask: rules over positions and tensors, as fused kernels read them.
 
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure};
+use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure, PairRule};
 use candle_core::{Tensor, WithDType};
 
 use crate::error::Result;
-use crate::mask::kinds::{DistanceEmbeddings, GridBias};
+use crate::mask::kinds::{DistanceEmbeddings, FunctionRule, GridBias};
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
@@ -29,12 +29,13 @@ pub(crate) struct LoweredMask {
     pub keep: Vec<Tensor>,
     /// f32 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Tensor>,
-    /// Whether the kernel reads the next three. Otherwise what they describe comes as tensors.
-    pub reads_distances: bool,
+    /// Whether the CPU kernel reads it, and so the next four. Otherwise what they describe comes as tensors.
+    pub is_for_cpu_kernel: bool,
     pub tables: Vec<DistanceTable>,
     pub embeddings: Option<DistanceEmbeddings>,
     /// Their tensors are f32.
     pub grids: Vec<GridBias>,
+    pub functions: Vec<FunctionRule>,
 }
 
 /// A bias per head and distance: `(h, distances)`, of which the first is the distance `first`; times a factor of the
@@ -58,6 +59,11 @@ impl LoweredMask {
                 self.structure.distances.push(Distances { slopes, symmetric });
             }
         }
+    }
+
+    /// The error of a function that has panicked in a kernel.
+    pub(crate) fn check_functions(&self) -> Result<()> {
+        self.functions.iter().try_for_each(FunctionRule::failed)
     }
 
     /// The memory of the tensors, which must be on the CPU.
@@ -152,6 +158,7 @@ impl MaskSlices<'_> {
                 first: of.first,
             }),
             grids: grids.collect(),
+            rules: self.mask.functions.iter().map(|function| function as &dyn PairRule).collect(),
         }
     }
 }

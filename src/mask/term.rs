@@ -18,6 +18,9 @@ pub(crate) struct MaskCall<'a> {
     pub shape: AttnShape,
     /// The position of query 0 among the keys: one element for the whole batch, or one per sequence.
     pub starts: Cow<'a, [i64]>,
+    /// Whether the mask says where queries stand, as after the tokens of a cache; else the last one stands at the last
+    /// key.
+    pub has_starts: bool,
 }
 
 impl MaskCall<'_> {
@@ -81,6 +84,11 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
 
     /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys.
     fn counts_tokens(&self) -> bool {
+        false
+    }
+
+    /// Whether the term counts queries from the first token of a sequence, also from those in a cache.
+    fn counts_queries(&self) -> bool {
         false
     }
 

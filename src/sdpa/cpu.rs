@@ -136,7 +136,9 @@ impl Prepared {
             mask: mask.kernel_mask(),
             bf16: T::DTYPE == DType::BF16,
         };
-        Ok(run(&attention, std::array::from_fn(|i| &others[i].0.data()[..others[i].1]))?)
+        let result = run(&attention, std::array::from_fn(|i| &others[i].0.data()[..others[i].1]))?;
+        self.mask.check_functions()?;
+        Ok(result)
     }
 }
 

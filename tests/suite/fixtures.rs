@@ -36,6 +36,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "layouts",
             "lora",
             "masks_in_dtypes",
+            "mask_functions",
             "masks_or",
             "minilm",
             "model_types",

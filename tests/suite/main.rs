@@ -44,6 +44,7 @@ mod layouts;
 mod locks;
 mod lora_names;
 mod manifest;
+mod mask_functions;
 mod masks;
 mod masks_in_dtypes;
 mod masks_or;

@@ -17,7 +17,7 @@ use super::isa::Isa;
 use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use super::memory::ScratchPool;
 use super::non_finite::{FiniteValues, all_finite};
-use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, any_visible};
+use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, any_in_range};
 use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, Packing, PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack};
 use super::team::Team;
@@ -263,7 +263,8 @@ impl TaskKernel<'_> {
         for start in (0..keys.count).step_by(KEY_BLOCK) {
             let count = KEY_BLOCK.min(keys.count - start);
             let pos = TilePos { b: task.b, h: 0, s_q, s_kv, query: 0, rows: s_q, start, count };
-            if !any_visible(problem.mask, pos) {
+            // The tile has queries of several heads, which rules over pairs may tell apart.
+            if !any_in_range(problem.mask, pos) {
                 continue;
             }
             if <C::S as Simd>::TRANSPOSES && one_tile {

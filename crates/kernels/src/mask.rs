@@ -13,6 +13,7 @@
 use std::ops::Range;
 
 use super::error::{Error, Result};
+use super::score_tile::KEY_BLOCK;
 
 /// A tensor that broadcasts to `(b, h, s_q, s_kv)`: a dimension of size 1 has stride 0.
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +105,29 @@ pub struct Mask<'a> {
     pub embeddings: Option<DistanceEmbeddings<'a>>,
     /// Added to the scores by the row and the column of a key in a grid.
     pub grids: Vec<GridBias<'a>>,
+    /// What hides keys by a function of query and key.
+    pub rules: Vec<&'a dyn PairRule>,
+}
+
+/// A rule over pairs of a query and a key, which the kernel asks tile by tile.
+pub trait PairRule: std::fmt::Debug + Sync {
+    /// Which of the keys `block · KEY_BLOCK ..` of a block query `i` of head `h` in sequence `b` sees.
+    fn seen(&self, place: (usize, usize, usize), block: usize) -> Seen;
+
+    /// Sets the scores of that query with hidden keys to -inf; the first score is that of key `from`.
+    fn hide(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]);
+}
+
+/// Which keys of a block a query sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Seen {
+    /// No key.
+    None,
+    /// Some keys and not others.
+    Some,
+    /// All keys.
+    All,
 }
 
 impl From<MaskStructure> for Mask<'_> {
@@ -183,7 +207,7 @@ impl Mask<'_> {
         start + i as i64
     }
 
-    /// Whether scores inside the [`range`](Self::range) change too.
+    /// Whether scores inside the [`range`](Self::range) change too, by more than rules over pairs.
     pub(super) fn changes_scores(&self) -> bool {
         let by_distance = !(self.structure.distances.is_empty() && self.tables.is_empty());
         by_distance || self.reads_tensors()
@@ -200,7 +224,8 @@ impl Mask<'_> {
         for table in &self.tables {
             table.add(scores, (b, h, i), position, from);
         }
-        let tables_only = self.tables.len() == 1 && self.structure.distances.is_empty() && !self.reads_tensors();
+        let plain = self.structure.distances.is_empty() && !self.reads_tensors() && self.rules.is_empty();
+        let tables_only = self.tables.len() == 1 && plain;
         if !tables_only {
             self.apply_others(scores, (b, h, i), position, from);
         }
@@ -247,6 +272,13 @@ impl Mask<'_> {
                 if keys.get(b, 0, 0, j) != own {
                     *score = f32::NEG_INFINITY;
                 }
+            }
+        }
+        for rule in &self.rules {
+            let blocks = from / KEY_BLOCK..(from + scores.len()).div_ceil(KEY_BLOCK);
+            let mut seen = blocks.map(|block| rule.seen((b, h, i), block));
+            if seen.any(|seen| seen != Seen::All) {
+                rule.hide((b, h, i), from, scores);
             }
         }
     }

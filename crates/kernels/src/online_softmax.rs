@@ -4,7 +4,7 @@ use super::activation::tanh;
 use super::distance_products::DistanceProducts;
 use super::exp::exp;
 use super::isa::simd::{Simd, VectorKernel};
-use super::mask::{Lengths, Mask};
+use super::mask::{Lengths, Mask, PairRule, Seen};
 use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, ScoreTile};
 
@@ -28,6 +28,12 @@ impl TilePos {
         let row = (self.b * problem.h + self.h) * self.s_q + self.query + r;
         row as u64 * (self.s_kv + problem.appended) as u64 + self.start as u64
     }
+
+    /// What each query of the tile sees of its block of keys by a rule over pairs.
+    fn seen<'a>(&self, rule: &'a dyn PairRule) -> impl Iterator<Item = Seen> + use<'a> {
+        let Self { b, h, query, rows, start, .. } = *self;
+        (query..query + rows).map(move |i| rule.seen((b, h, i), start / KEY_BLOCK))
+    }
 }
 
 /// What the queries of a tile have accumulated over the key blocks so far.
@@ -41,8 +47,15 @@ pub(super) struct SoftmaxState<'a> {
     pub width_v: usize,
 }
 
-/// Whether any query of a tile sees any of its keys, by lengths, causal masks and windows.
+/// Whether any query of a tile sees any of its keys, by lengths, causal masks, windows and each rule over pairs.
 pub(super) fn any_visible(mask: &Mask, pos: TilePos) -> bool {
+    let has_appended = pos.start + pos.count > pos.s_kv;
+    let mut rules = mask.rules.iter();
+    any_in_range(mask, pos) && (has_appended || rules.all(|rule| pos.seen(*rule).any(|seen| seen != Seen::None)))
+}
+
+/// Whether any query of a tile sees any of its keys, by lengths, causal masks and windows.
+pub(super) fn any_in_range(mask: &Mask, pos: TilePos) -> bool {
     let (start, end) = (pos.start, pos.start + pos.count);
     let sees_block = |i: usize| {
         let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
@@ -62,7 +75,8 @@ fn all_visible(mask: &Mask, pos: TilePos) -> bool {
     // Causal masks and windows move with the query, so that the first and the last one suffice.
     let each = mask.structure.lengths.iter().any(|lengths| matches!(lengths, Lengths::PerQuery(_)));
     let seen = if each { (pos.query..=last).all(sees_block) } else { sees_block(pos.query) && sees_block(last) };
-    start >= pos.s_kv || !mask.changes_scores() && seen
+    let by_rules = || mask.rules.iter().all(|rule| pos.seen(*rule).all(|seen| seen == Seen::All));
+    start >= pos.s_kv || !mask.changes_scores() && seen && by_rules()
 }
 
 /// The products with embeddings of distances that a tile reads: those of its queries start at a row of the query block.
@@ -211,7 +225,7 @@ pub(super) fn apply_mask<S: Simd>(
     if let Some((products, query, factor)) = products {
         products.add(s, query, position, start + from, factor, &mut row[from..to]);
     }
-    if mask.changes_scores() {
+    if mask.changes_scores() || !mask.rules.is_empty() {
         mask.apply(&mut row[from..to], (b, h, i), position, start + from);
     }
 }

@@ -13,7 +13,7 @@ use super::problem::Heads;
 
 /// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
 /// stay in the L1 and L2 cache.
-pub(super) const KEY_BLOCK: usize = 192;
+pub const KEY_BLOCK: usize = 192;
 
 /// Queries that are multiplied with a key block before the next key block is fetched; with some more in whole tiles.
 pub(super) const QUERY_BLOCK: usize = 64;

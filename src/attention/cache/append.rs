@@ -153,7 +153,12 @@ impl KvCache {
 
     /// The mask of a call on the keys of a chunk: `mask` within the window of the cache, and within each sequence, if
     /// they are [`unequal`](Self::unequal).
-    pub(in crate::attention) fn mask(&self, mask: &AttentionMask, unequal: Option<&[Vec<usize>; 2]>) -> AttentionMask {
+    pub(in crate::attention) fn mask(
+        &self,
+        mask: &AttentionMask,
+        b: usize,
+        unequal: Option<&[Vec<usize>; 2]>,
+    ) -> AttentionMask {
         let mut mask = mask.clone();
         if let Some(window) = self.window() {
             mask = mask.and(AttentionMask::window(Some(window - 1), None));
@@ -163,6 +168,7 @@ impl KvCache {
                 let starts = starts.iter().map(|&start| start as i64).collect();
                 mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts)
             }
+            None if mask.counts_queries() => mask.with_query_starts(vec![self.retained_len() as i64; b]),
             None => mask,
         }
     }

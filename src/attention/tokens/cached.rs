@@ -110,7 +110,7 @@ impl CallTokens for Cached<'_, '_> {
         let (new, s_kv) = self.new_tokens(layer, xs, options, &mask)?;
         let (b, s, _) = xs[0].dims3()?;
         self.places = self.lengths.and_then(|lengths| NewPlaces::new([b, s], lengths));
-        let mask = self.cache.mask(&mask, new.unequal.as_ref());
+        let mask = self.cache.mask(&mask, b, new.unequal.as_ref());
         let stored = Some((layer.dtype(), self.cache.tracks_gradient()));
         Ok((Counted { new_tokens: Some(new), stored, ..Counted::new([b, s, s_kv]) }, Cow::Owned(mask)))
     }
@@ -121,7 +121,7 @@ impl CallTokens for Cached<'_, '_> {
 
     fn shared_mask(&self, counted: &Counted) -> AttentionMask {
         let unequal = counted.new_tokens.as_ref().and_then(|new| new.unequal.as_ref());
-        self.cache.mask(&AttentionMask::full(), unequal)
+        self.cache.mask(&AttentionMask::full(), counted.b, unequal)
     }
 
     fn keys(&mut self, projection: &Projection, _: &mut Cow<AttentionMask>) -> Result<[Tensor; 3]> {

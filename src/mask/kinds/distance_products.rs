@@ -76,7 +76,7 @@ impl MaskTerm for DistanceProducts {
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
-        if !lowered.reads_distances || lowered.embeddings.is_some() {
+        if !lowered.is_for_cpu_kernel || lowered.embeddings.is_some() {
             return self.additive(call)?.lower(lowered, call, device);
         }
         self.embeddings.lower(self.scale, lowered)

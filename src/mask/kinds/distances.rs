@@ -35,7 +35,7 @@ impl MaskTerm for Distances {
         }
     }
 
-    fn dense(&self, MaskCall { shape, starts }: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
+    fn dense(&self, MaskCall { shape, starts, .. }: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
         let AttnShape { s_q, s_kv, .. } = *shape;
         let size = element_count("the distances", &[starts.len(), s_q, s_kv])?;
         let mut distances = Vec::new();

@@ -56,7 +56,7 @@ impl MaskTerm for GridBias {
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
-        if !lowered.reads_distances {
+        if !lowered.is_for_cpu_kernel {
             return self.additive()?.lower(lowered, call, device);
         }
         let [rows, columns] = [&self.rows, &self.columns].map(|part| part.to_dtype(DType::F32));

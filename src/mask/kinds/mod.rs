@@ -4,6 +4,7 @@
 mod chunks;
 mod distance_products;
 mod distances;
+mod function;
 mod grid_bias;
 mod lengths;
 mod or;
@@ -17,6 +18,7 @@ mod window;
 pub(crate) use chunks::Chunks;
 pub(crate) use distance_products::{DistanceEmbeddings, DistanceProducts};
 pub(crate) use distances::Distances;
+pub(crate) use function::{Function, FunctionRule};
 pub(crate) use grid_bias::GridBias;
 pub(crate) use lengths::KeyLengths;
 pub(crate) use or::Or;

@@ -99,6 +99,10 @@ impl MaskTerm for Or {
         self.0.iter().flat_map(|mask| &mask.terms).any(|term| term.depends_on_position())
     }
 
+    fn counts_queries(&self) -> bool {
+        self.0.iter().any(AttentionMask::counts_queries)
+    }
+
     fn adds_to_scores(&self) -> bool {
         false
     }

@@ -80,7 +80,7 @@ impl MaskTerm for RelativeBias {
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         // What hides in f64 is no number of f32.
-        if !lowered.reads_distances || self.table.dtype() == DType::F64 {
+        if !lowered.is_for_cpu_kernel || self.table.dtype() == DType::F64 {
             return self.additive(call)?.lower(lowered, call, device);
         }
         let (distances, h) = self.table.dims2()?;

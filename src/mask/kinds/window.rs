@@ -33,7 +33,7 @@ impl Window {
     }
 
     /// Whether a call has a query that does not see all keys.
-    fn hides_any(self, MaskCall { shape, starts }: &MaskCall) -> bool {
+    fn hides_any(self, MaskCall { shape, starts, .. }: &MaskCall) -> bool {
         let last = shape.s_q.saturating_sub(1) as i64;
         let all = |position: i64| self.visible(position, shape.s_kv) == (0..shape.s_kv);
         // The first query sees the fewest keys after itself, the last one the fewest before.

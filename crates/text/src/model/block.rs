@@ -148,7 +148,7 @@ mod tests {
     use std::collections::HashMap;
 
     use candle_attention_kernels::{AlignedVec, Team};
-    use candle_core::{D, DType, Device};
+    use candle_core::{D, DType, Device, Tensor};
     use candle_nn::VarBuilder;
 
     use super::*;
@@ -181,7 +181,7 @@ mod tests {
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
     const SANDWICH: BlockNorms = BlockNorms::Sandwich { attention: ["n1", "n3"], feed_forward: ["n2", "n4"] };
 
-    fn tensors(random: &mut Random) -> HashMap<String, candle_core::Tensor> {
+    fn tensors(random: &mut Random) -> HashMap<String, Tensor> {
         let mut random = |dims: &[usize]| (random.tensor(dims) * 0.25).unwrap();
         let mut tensors = HashMap::new();
         let attention =

@@ -1,0 +1,229 @@
+//! Masks that are functions of a query and a key, as in FlexAttention ([Dong 2024](https://arxiv.org/abs/2412.05496)).
+//!
+//! The CPU kernel asks the function tile by tile, and no matrix of the mask is made. Which blocks of keys a query sees
+//! whole, in part or not at all is found out once for a size of calls, and kept with the mask: of the first the kernel
+//! does not ask the function, and the last it skips. Other backends read the mask as a tensor.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use candle_attention_kernels::{KEY_BLOCK, PairRule, Seen};
+use candle_core::{DType, Device, Tensor};
+
+use crate::error::{Error, Result, panic_message};
+use crate::mask::dense::DenseMask;
+use crate::mask::lowered::LoweredMask;
+use crate::mask::shape::AttnShape;
+use crate::mask::term::{MaskCall, MaskTerm};
+use crate::tensor::{element_count, zeros};
+
+/// Whether query `q` of head `h` in sequence `b` sees key `k`, for consecutive keys at a time.
+trait PairFunction: Send + Sync {
+    /// Calls `hide` with the index of each hidden one of `count` keys from `from` on.
+    fn for_each_hidden(&self, place: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize));
+}
+
+impl<F: Fn(usize, usize, usize, usize) -> bool + Send + Sync> PairFunction for F {
+    fn for_each_hidden(&self, [b, h, q]: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize)) {
+        for i in 0..count {
+            if !self(b, h, q, from + i) {
+                hide(i);
+            }
+        }
+    }
+}
+
+/// A mask that is a function.
+#[derive(Clone)]
+pub(crate) struct Function {
+    sees: Arc<dyn PairFunction>,
+    /// Whether all sequences and heads have the same mask.
+    is_pattern: bool,
+    /// The last summary, with the call that it is for.
+    summary: Arc<Mutex<Option<Arc<Summary>>>>,
+}
+
+/// What each query of a call sees of each block of keys.
+#[derive(Debug)]
+struct Summary {
+    shape: AttnShape,
+    starts: Vec<i64>,
+    /// `(b, h, s_q, blocks)`, or `(1, 1, s_q, blocks)` of a pattern.
+    seen: Vec<Seen>,
+    blocks: usize,
+}
+
+impl Function {
+    pub(crate) fn new(
+        sees: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static,
+        is_pattern: bool,
+    ) -> Self {
+        Self { sees: Arc::new(sees), is_pattern, summary: Arc::default() }
+    }
+
+    /// The sequences and heads whose masks differ.
+    fn planes(&self, shape: AttnShape) -> [usize; 2] {
+        if self.is_pattern { [1, 1] } else { [shape.b, shape.h] }
+    }
+
+    /// The position of query 0 of each sequence: that after the tokens in a cache, or 0.
+    fn starts(&self, call: &MaskCall) -> Vec<i64> {
+        let [sequences, _] = self.planes(call.shape);
+        let start = |b: usize| if call.has_starts { call.start(b) } else { 0 };
+        (0..sequences).map(start).collect()
+    }
+
+    /// Calls `row` with each query's row of `width` elements and its sequence, head and position. A panic of the
+    /// function of the caller is an error.
+    fn for_each_row<T>(
+        &self,
+        call: &MaskCall,
+        width: usize,
+        rows: &mut [T],
+        mut row: impl FnMut([usize; 3], &mut [T]),
+    ) -> Result<()> {
+        let ([_, heads], starts) = (self.planes(call.shape), self.starts(call));
+        let each = |(i, elements): (usize, &mut [T])| {
+            let (plane, i) = (i / call.shape.s_q, i % call.shape.s_q);
+            let (b, h) = (plane / heads, plane % heads);
+            row([b, h, usize::try_from(starts[b] + i as i64).unwrap_or(0)], elements);
+        };
+        let all = || rows.chunks_mut(width.max(1)).enumerate().for_each(each);
+        catch_unwind(AssertUnwindSafe(all)).map_err(|panic| panicked(panic_message(&*panic)))
+    }
+
+    /// The summary for a call: the last one, if it is for such a call.
+    fn summary(&self, call: &MaskCall) -> Result<Arc<Summary>> {
+        let kept = || self.summary.lock().unwrap_or_else(PoisonError::into_inner);
+        let (shape, starts) = (call.shape, self.starts(call));
+        if let Some(summary) = kept().as_ref().filter(|last| last.shape == shape && last.starts == starts) {
+            return Ok(summary.clone());
+        }
+        let ([sequences, heads], blocks) = (self.planes(shape), shape.s_kv.div_ceil(KEY_BLOCK));
+        let size = element_count("the blocks of a mask", &[sequences, heads, shape.s_q, blocks])?;
+        let mut states: Vec<u8> = zeros("the blocks of a mask", size)?;
+        self.for_each_row(call, blocks, &mut states, |place, row| {
+            for (block, state) in row.iter_mut().enumerate() {
+                let (from, mut hidden) = (block * KEY_BLOCK, 0);
+                let count = KEY_BLOCK.min(shape.s_kv - from);
+                self.sees.for_each_hidden(place, from, count, &mut |_| hidden += 1);
+                *state = if hidden == 0 { 2 } else { u8::from(hidden < count) };
+            }
+        })?;
+        let seen = states.into_iter().map(|state| [Seen::None, Seen::Some, Seen::All][usize::from(state)]).collect();
+        let summary = Arc::new(Summary { shape, starts, seen, blocks });
+        *kept() = Some(summary.clone());
+        Ok(summary)
+    }
+}
+
+fn panicked(message: &str) -> Error {
+    Error::value("the function of a mask", format!("a panic: {message}"), "true or false for each query and key")
+}
+
+impl MaskTerm for Function {
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        let [sequences, heads] = self.planes(shape);
+        element_count("a mask", &[sequences, heads, shape.s_q, shape.s_kv])?;
+        Ok(())
+    }
+
+    fn dense(&self, call: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
+        let dims @ [.., s_kv] = self.dense_dims(call);
+        let mut keep: Vec<u8> = zeros("a mask", element_count("a mask", &dims)?)?;
+        self.for_each_row(call, s_kv, &mut keep, |place, row| {
+            row.fill(1);
+            self.sees.for_each_hidden(place, 0, s_kv, &mut |key| row[key] = 0);
+        })?;
+        Ok(DenseMask::keep(Tensor::from_vec(keep, &dims, device)?))
+    }
+
+    fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
+        let [sequences, heads] = self.planes(call.shape);
+        [sequences, heads, call.shape.s_q, call.shape.s_kv]
+    }
+
+    fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
+        if lowered.is_for_cpu_kernel {
+            let (summary, sees) = (self.summary(call)?, self.sees.clone());
+            lowered.functions.push(FunctionRule {
+                planes: self.planes(call.shape),
+                sees,
+                summary,
+                failure: OnceLock::new(),
+            });
+        } else {
+            lowered.keep.extend(self.dense(call, DType::F32, device)?.keep);
+        }
+        Ok(())
+    }
+
+    fn counts_queries(&self) -> bool {
+        true
+    }
+
+    fn adds_to_scores(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_pattern { "a function of (q, k)" } else { "a function of (b, h, q, k)" })
+    }
+}
+
+/// A function as the CPU kernel asks it in one call.
+pub(crate) struct FunctionRule {
+    sees: Arc<dyn PairFunction>,
+    planes: [usize; 2],
+    summary: Arc<Summary>,
+    /// What the function has panicked with.
+    failure: OnceLock<String>,
+}
+
+impl FunctionRule {
+    /// The error of a function that has panicked in the kernel.
+    pub(crate) fn failed(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |message| Err(panicked(message)))
+    }
+
+    /// The sequence and the head of a pattern are the first ones.
+    fn place(&self, (b, h, i): (usize, usize, usize)) -> [usize; 3] {
+        [b.min(self.planes[0] - 1), h.min(self.planes[1] - 1), i]
+    }
+}
+
+impl PairRule for FunctionRule {
+    fn seen(&self, place: (usize, usize, usize), block: usize) -> Seen {
+        let [b, h, i] = self.place(place);
+        let Summary { shape, seen, blocks, .. } = &*self.summary;
+        seen[((b * self.planes[1] + h) * shape.s_q + i) * blocks + block]
+    }
+
+    fn hide(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]) {
+        let [b, h, i] = self.place(place);
+        let q = usize::try_from(self.summary.starts[b] + i as i64).unwrap_or(0);
+        let count = scores.len();
+        let hide = || {
+            let mut hide = |key: usize| scores[key] = f32::NEG_INFINITY;
+            self.sees.for_each_hidden([b, h, q], from, count, &mut hide);
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(hide)) {
+            _ = self.failure.set(panic_message(&*panic).to_string());
+        }
+    }
+}
+
+impl fmt::Debug for FunctionRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
