@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::attention::call::{CallOutput, OpenCall};
-use crate::attention::transform::each_once;
+use crate::attention::transform::map_distinct;
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -98,7 +98,7 @@ impl<'a> Padding<'a> {
         }
         check_tensor_memory("the number of tokens to pad", tokens, &[tokens + 1, width], xs.dtype(), xs.device())?;
         let zero = Tensor::zeros((1, width), xs.dtype(), xs.device())?;
-        let with_zero = each_once([xs, key, value], |xs| Ok(Tensor::cat(&[xs, &zero], 0)?))?;
+        let with_zero = map_distinct([xs, key, value], |xs| Ok(Tensor::cat(&[xs, &zero], 0)?))?;
         Ok(Self { with_zero, lengths, offsets: offsets(lengths), buckets })
     }
 
@@ -125,7 +125,7 @@ impl<'a> Padding<'a> {
             None => None,
         };
         let all = self.with_zero.each_ref();
-        let padded = each_once(all, |xs| Ok(xs.index_select(&to_padded, 0)?.reshape((b, s, width))?))?;
+        let padded = map_distinct(all, |xs| Ok(xs.index_select(&to_padded, 0)?.reshape((b, s, width))?))?;
         Ok((padded, positions))
     }
 

@@ -114,7 +114,7 @@ pub struct MultiHeadAttention {
     parameters: Parameters,
     norms: Norms,
     position: PositionState,
-    /// What caches know the layer by.
+    /// The identity by which caches know the layer.
     identity: Identity,
     frozen: Frozen<Self>,
 }

@@ -80,7 +80,7 @@ impl MultiHeadAttention {
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
         let Some(places) = places else { return self.qkv.forward(xs, sizes, dtype) };
-        let [query, key, value] = each_once(xs, |xs| places.pack(xs))?;
+        let [query, key, value] = map_distinct(xs, |xs| places.pack(xs))?;
         let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
@@ -138,8 +138,8 @@ impl MultiHeadAttention {
     }
 }
 
-/// What `make` makes of each tensor. One tensor stays one: then it is one product.
-pub(super) fn each_once(xs: [&Tensor; 3], make: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Tensor; 3]> {
+/// Applies `make` to each distinct tensor. If all three are one tensor, `make` runs once.
+pub(super) fn map_distinct(xs: [&Tensor; 3], make: impl Fn(&Tensor) -> Result<Tensor>) -> Result<[Tensor; 3]> {
     let query = make(xs[0])?;
     let key = if xs[1].id() == xs[0].id() { query.clone() } else { make(xs[1])? };
     let value = match xs[2].id() {

@@ -78,8 +78,7 @@ impl Checkpoint {
     ///
     /// Reads headers only, and the shapes that modules of compressed-tensors' `pack-quantized` hold as tensors. If a
     /// file is truncated or rewritten while the checkpoint is open, reading a tensor of it is an error that names both.
-    /// A file that is replaced by another one of its name (as by `rename`) may be: of a checkpoint of up to 32 shards
-    /// the old one is read on, of the other shards it is that error.
+    /// Replacing a file (`rename`) is allowed: up to 32 open shards keep reading the old file, others give that error.
     ///
     /// # Quantized weights
     /// A quantized module `X`, with tensors such as `X.qweight` and `X.scales`, is one tensor `X.weight` of shape
@@ -363,9 +362,9 @@ impl Checkpoint {
         for start in (0..all).step_by(step) {
             match self.rows(name, &(start..all.min(start + step))) {
                 Ok(Some(rows)) => see(rows)?,
-                // So it is for all rows or for none.
+                // Either all rows can be read in parts or none.
                 Ok(None) => return see(self.tensor(name, &Device::Cpu)?),
-                // The place that an error states is to be that in the whole tensor.
+                // Report the position in the whole tensor.
                 Err(part) => return Err(self.tensor(name, &Device::Cpu).err().unwrap_or(part)),
             }
         }

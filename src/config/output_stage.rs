@@ -12,7 +12,7 @@ pub enum GateActivation {
     Softplus,
 }
 
-/// What one gate of a token is for.
+/// Whether a gate multiplies one element or a whole head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GateOver {
@@ -29,7 +29,7 @@ pub enum GateOver {
 pub struct OutputGate {
     /// What makes a gate of the projection.
     pub activation: GateActivation,
-    /// What one gate is for.
+    /// Whether a gate multiplies one element or a whole head.
     pub over: GateOver,
     /// Whether the projection has a bias. In a new layer: default no. Of a loaded layer it says whether its checkpoint
     /// holds one.

@@ -205,11 +205,11 @@ impl Layout {
         let [q, k, v] = match self.qkv {
             QkvNames::Split(qkv) => qkv.map(|linear| linear.bias),
             QkvNames::Fused(LinearNames { bias, .. }, _) | QkvNames::SplitFusedBias(_, bias) => [bias; 3],
-            // No key has one; the query's stands for it.
+            // Keys have no bias: the query's name is a placeholder.
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
             QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
-            // The query's stands for those that there are not.
+            // There are no keys and values: the query's name is a placeholder.
             QkvNames::Query(q) => [q.bias; 3],
             QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
                 [q_a.map_or(q.bias, |(linear, _)| linear.bias), kv_a.bias, kv_a.bias]

@@ -3,8 +3,7 @@
 use crate::checkpoint::WeightSource;
 use crate::error::{Error, Result};
 
-/// The name of a weight, without `.weight`, and which third of its rows is meant, if it is one of queries, keys and
-/// values in one.
+/// The name of a weight without `.weight`, and for a fused weight of queries, keys and values which third of its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub module: String,

@@ -51,7 +51,8 @@ impl MultiHeadAttention {
         let weights = self.weights()?;
         let shifts = weights.parameters.get(CONTEXT_NORM_PARTS[1]).is_some();
         if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {
-            let expected = "a norm per head without a bias, because another is not 0 for a head of zeros alone";
+            let expected =
+                "a norm per head without a bias, because others mix heads or give a pruned head a non-zero output";
             return Err(Error::value("context_norm of a layer to prune", "another norm", expected));
         }
         let kept = Kept::new(config, heads);

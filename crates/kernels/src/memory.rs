@@ -134,7 +134,7 @@ impl<T: Pod> AlignedVec<T> {
         Ok(copy)
     }
 
-    /// Makes it `len` elements of any content, without copying the old ones. What it had for a larger `len` it keeps.
+    /// Makes it `len` elements of any content, without copying the old ones. It keeps its capacity.
     ///
     /// # Errors
     /// If there is not enough memory.

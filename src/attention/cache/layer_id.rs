@@ -30,7 +30,7 @@ impl LayerId {
     }
 }
 
-/// What caches know a layer by. Clones of the layer share it.
+/// The identity of a layer and of its present weights, by which caches know it. Clones of the layer share it.
 ///
 /// Variables are compared element by element with copies of a call before, as [`Frozen`] does it and for its reason:
 /// candle does not count changes. Here only what keys and values are made with is compared, because it is at each call.

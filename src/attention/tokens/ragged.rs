@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::{CallTokens, Counted, Projection};
 use crate::attention::MultiHeadAttention;
 use crate::attention::options::{AttentionInputs, AttentionOptions};
-use crate::attention::transform::each_once;
+use crate::attention::transform::map_distinct;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::TokenPositions;
@@ -76,7 +76,7 @@ impl CallTokens for Ragged<'_> {
 
     fn keys(&mut self, projection: &Projection, _: &mut Cow<AttentionMask>) -> Result<[Tensor; 3]> {
         let Projection { layer, xs, positions, dtype, .. } = projection;
-        let [query, key, value] = each_once(*xs, |xs| Ok(xs.unsqueeze(0)?))?;
+        let [query, key, value] = map_distinct(*xs, |xs| Ok(xs.unsqueeze(0)?))?;
         let ragged = Some(RaggedBatch { offsets: &offsets(self.lengths), cache: self.results() });
         let positions = TokenPositions { ragged, ..*positions };
         let (q, stored) = layer.project([&query, &key, &value], None, *dtype, &positions)?;

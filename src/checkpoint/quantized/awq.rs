@@ -9,7 +9,7 @@ use super::unpack::transpose;
 use super::{Codes, Format, Plan};
 use crate::error::Result;
 
-/// The output of a word that each four bits are of, from the lowest up.
+/// The output index of each 4-bit field of a word, lowest bits first.
 const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 pub(super) const AWQ: Format = Format {

@@ -67,7 +67,7 @@ unsafe fn microkernel<const TALL: bool>(steps: usize, a: *const i8, a_stride: us
             c = in(reg) sums,
             lower_c = in(reg) sums.wrapping_add(TILE_ROWS * TILE_COLUMNS),
             a_stride = in(reg) a_stride,
-            // Four bytes per output: of four weights, and of a sum.
+            // 4 bytes per column: four i8 weights, or one i32 sum.
             b_stride = in(reg) 4 * TILE_COLUMNS,
             options(nostack),
         );

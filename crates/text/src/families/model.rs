@@ -109,7 +109,7 @@ pub(crate) struct EmbeddingGateRow {
     pub first: &'static str,
     pub last: &'static str,
     pub norm: &'static str,
-    /// The factor on what the block gives out.
+    /// The scale of the block's output.
     pub factor: &'static str,
 }
 
@@ -205,7 +205,7 @@ pub(crate) struct Model {
     /// Tensors of the family's checkpoints that have no effect here, or all those below these names: poolers of hidden
     /// states, parts of heads that only training uses. Names in the body, or whole names of tensors beside it.
     pub ignored_tensors: &'static [&'static str],
-    /// Keys of the family's `config.json`, each with BERT's name for it, under which its value is put too.
+    /// Keys of the family's `config.json`, each with BERT's name for it: its value is also stored under that.
     pub renamed_keys: &'static [(&'static str, &'static str)],
     /// Values of numeric keys that `config.json` may leave out, by BERT's names, as the family's config class has them.
     pub default_keys: &'static [(&'static str, f64)],

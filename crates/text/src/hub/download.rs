@@ -33,7 +33,7 @@ use candle_attention::io::read_json;
 /// # Errors
 /// [`Error::Hub`](candle_attention::Error::Hub): no such model, revision or file, no access, no network, offline and
 /// not in the cache, a hub that stays silent for [`HubOptions::timeout`] or sends something else than it announced.
-/// [`Error::Value`](candle_attention::Error::Value): an id, a revision, an endpoint or a token that is none.
+/// [`Error::Value`](candle_attention::Error::Value): an invalid id, revision, endpoint or token.
 /// [`Error::File`](candle_attention::Error::File), [`Error::Io`](candle_attention::Error::Io): a file that this version
 /// cannot read, a cache that cannot be read or written.
 pub fn download(id: &str, options: &HubOptions) -> Result<PathBuf> {
@@ -57,24 +57,25 @@ impl Snapshot {
 /// Like [`download`], and says which files there are.
 pub(crate) fn snapshot(id: &str, options: &HubOptions) -> Result<Snapshot> {
     check_id(id)?;
-    let bring = || {
-        let mut model = Model { repository: Repository::open(id, options)?, files: BTreeSet::new() };
-        model.bring()?;
+    let run = || {
+        let mut model = Download { repository: Repository::open(id, options)?, files: BTreeSet::new() };
+        model.run()?;
         model.repository.keep_commit()?;
         Ok(Snapshot { path: model.repository.snapshot(), files: model.files })
     };
     // On a thread of its own, because a caller in an asynchronous runtime may not start another one.
-    let brought = std::thread::scope(|scope| scope.spawn(bring).join());
-    brought.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let result = std::thread::scope(|scope| scope.spawn(run).join());
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-struct Model {
+/// A download in progress.
+struct Download {
     repository: Repository,
     files: BTreeSet<PathBuf>,
 }
 
-impl Model {
-    fn bring(&mut self) -> Result<()> {
+impl Download {
+    fn run(&mut self) -> Result<()> {
         let path = self.repository.snapshot();
         let has_modules = self.fetch("", "modules.json")?.is_some();
         self.fetch("", "config_sentence_transformers.json")?;

@@ -135,7 +135,7 @@ impl MultiVectorEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
-        let (options, of_options) = &options.of_search()?;
+        let (options, of_options) = &options.split_task()?;
         let prompt = self.prompts.of(options, task)?;
         let task = task.or(*of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
@@ -155,7 +155,7 @@ impl MultiVectorEncoder {
 
     /// Expands the queries of a batch, and returns the hidden states of all tokens.
     fn hidden(&self, batch: &mut [Tokens], task: Option<Task>) -> Result<HiddenStates> {
-        let Some(expansion) = self.rules.expansion_of(task).filter(|(expansion, _)| expansion.counts) else {
+        let Some(expansion) = self.rules.expansion_of(task).filter(|(expansion, _)| expansion.is_encoded) else {
             return self.batcher.hidden(&self.model, batch);
         };
         let lengths: Vec<usize> = batch.iter().map(Tokens::len).collect();

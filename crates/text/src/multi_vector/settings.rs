@@ -34,7 +34,7 @@ pub(crate) struct Expansion {
     pub length: usize,
     /// Whether the added tokens are given to the model and get vectors.
     #[serde(skip, default = "yes")]
-    pub counts: bool,
+    pub is_encoded: bool,
 }
 
 fn yes() -> bool {
@@ -195,8 +195,8 @@ impl Settings {
         let expansion = query_expansion.map(serde_json::from_value::<Expansion>).transpose();
         let mut expansion = expansion.map_err(|e| Error::file(file, format!("query_expansion: {e}")))?;
         if let Some(expansion) = &mut expansion {
-            // The mask is what counts tokens that no other token attends to.
-            expansion.counts = is_masked || expansion.attend;
+            // Added tokens get vectors although no other token attends to them.
+            expansion.is_encoded = is_masked || expansion.attend;
         }
         Ok(Self { query_length, document_length, expansion, ..settings })
     }
@@ -213,7 +213,7 @@ impl Settings {
         let expands = stated.do_query_expansion != Some(false);
         let length = stated.query_length.unwrap_or(QUERY_LENGTH);
         let attend = stated.attend_to_expansion_tokens.unwrap_or(false);
-        let expansion = Expansion { strategy: Strategy::Fixed, attend, token: None, length, counts: true };
+        let expansion = Expansion { strategy: Strategy::Fixed, attend, token: None, length, is_encoded: true };
         let settings = Self::plain(folder, modules, prompts)?;
         let mut layers = settings.layers;
         // What PyLate does without naming it.
@@ -256,7 +256,7 @@ impl Settings {
             mask: Mask::of_words((!is_masked).then(Vec::new)),
             query_length: None,
             document_length: stated.doc_maxlen,
-            expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length, counts: true }),
+            expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length, is_encoded: true }),
             prompts,
             markers,
             is_mean: false,

@@ -176,7 +176,7 @@ impl SentenceEncoder {
         let Some(own) = &self.route_name else { return Ok((self, *options)) };
         let named = |name: &str| if own == name { Some(self) } else { self.others.get(name) };
         let task = options.task.map(Task::name);
-        // All that is encoded is text, and a route may be named so.
+        // Fall back to a route named `text`.
         let encoder = match task.and_then(named).or_else(|| named("text")) {
             Some(encoder) => encoder,
             None if task.is_none() && !self.needs_task => self,

@@ -189,10 +189,10 @@ impl SparseEncoder {
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<SparseVector>> {
-        let (options, of_options) = &options.of_search()?;
-        let of_call = task.or(*of_options);
-        let Some(route) = self.route_for(of_call) else {
-            let name = of_call.map_or("default", Task::name);
+        let (options, default_task) = &options.split_task()?;
+        let resolved_task = task.or(*default_task);
+        let Some(route) = self.route_for(resolved_task) else {
+            let name = resolved_task.map_or("default", Task::name);
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
         let route = &self.routes[route].1;

@@ -182,7 +182,7 @@ impl EncodeOptions<'_> {
 
     /// The options of a model that has no other tasks than [`Task::Query`] and [`Task::Document`], without the task;
     /// and the task.
-    pub(crate) fn of_search(&self) -> Result<(Self, Option<Task<'static>>)> {
+    pub(crate) fn split_task(&self) -> Result<(Self, Option<Task<'static>>)> {
         let options = Self { task: None, ..*self };
         without_dimensions(&options)?;
         let task = match self.task.map(|task| Task::from(task.name())) {
