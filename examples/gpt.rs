@@ -92,7 +92,7 @@ impl Gpt {
 
     /// The model of a folder that `main` or transformers has written.
     pub fn load(folder: &Path) -> Result<Self> {
-        let config = Config::of_folder(folder)?;
+        let config = Config::from_folder(folder)?;
         config.expect("model_type", "gpt2")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
         Self::build(&config, vb, |vb| Ok(ModelAttention::load(&config.json, vb)?.layer))

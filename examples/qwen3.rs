@@ -77,7 +77,7 @@ pub struct Qwen3 {
 impl Qwen3 {
     /// Loads the model of a folder.
     pub fn load(folder: &Path) -> Result<Self> {
-        let config = Config::of_folder(folder)?;
+        let config = Config::from_folder(folder)?;
         config.expect("model_type", "qwen3")?;
         config.expect("hidden_act", "silu")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);

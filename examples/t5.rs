@@ -82,7 +82,7 @@ pub struct T5 {
 impl T5 {
     /// Loads the model of a folder.
     pub fn load(folder: &Path) -> Result<Self> {
-        let config = Config::of_folder(folder)?;
+        let config = Config::from_folder(folder)?;
         config.expect("model_type", "t5")?;
         let vb = Checkpoint::open(folder)?.var_builder(DType::F32, &Device::Cpu);
         let (hidden, eps) = (config.size("d_model")?, config.number("layer_norm_epsilon")?);

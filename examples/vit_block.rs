@@ -76,7 +76,7 @@ impl Block {
 
 /// Loads the embeddings and the first block of the model in a folder.
 pub fn load(folder: &Path) -> Result<(Embeddings, Block)> {
-    let config = Config::of_folder(folder)?;
+    let config = Config::from_folder(folder)?;
     config.expect("model_type", "vit")?;
     let (checkpoint, device) = (Checkpoint::open(folder)?, Device::Cpu);
     let weights = checkpoint.at("", DType::F32, &device);

@@ -13,7 +13,7 @@ pub struct Config {
 
 impl Config {
     /// Reads the config.json of a model folder.
-    pub fn of_folder(folder: &Path) -> Result<Self> {
+    pub fn from_folder(folder: &Path) -> Result<Self> {
         if !folder.is_dir() {
             let found = if folder.exists() { "is a file, expected a model folder" } else { "no such folder" };
             return Err(about(folder, &found).into());

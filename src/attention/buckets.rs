@@ -24,9 +24,9 @@ impl OpenCall<'_> {
             return Ok(CallOutput { output: zeros(&[0, size])?.into(), attention_weights });
         }
         let buckets = if options.need_padding(layer.config.dropout) {
-            vec![Bucket::of_all(lengths)]
+            vec![Bucket::group_all(lengths)]
         } else {
-            Bucket::of_like_lengths(lengths)
+            Bucket::group_like_lengths(lengths)
         };
         let padding = Padding::new(&self.xs, lengths, &buckets)?;
         let (mut outputs, mut attention_weights) = (Vec::with_capacity(buckets.len()), None);
@@ -54,7 +54,7 @@ impl OpenCall<'_> {
         if self.xs[0].dim(0)? == 0 {
             return Err(Error::value("a ragged batch to observe", "without tokens", "at least one token"));
         }
-        let all = [Bucket::of_all(lengths)];
+        let all = [Bucket::group_all(lengths)];
         let padding = Padding::new(&self.xs, lengths, &all)?;
         let ([query, key, value], positions) = padding.pad(&all[0], self.options)?;
         let options = AttentionOptions { positions: positions.as_ref(), ..*self.options };

@@ -92,7 +92,7 @@ impl MultiHeadAttention {
         let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let gate_rows = config.output_gate.map_or(0, |gate| gate.rows(h, d_v));
         let qkv = match &config.latent {
-            Some(latent) => Qkv::of_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
+            Some(latent) => Qkv::from_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
             None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?,
         };
         if qkv.has_gate() != config.output_gate.is_some() {

@@ -158,7 +158,7 @@ impl MultiHeadAttention {
             d: config.resolved_head_dim(),
             d_v: config.resolved_value_head_dim(),
             dtype: counted.stored.map_or_else(|| accumulate_dtype(self.qkv.like()), |(dtype, _)| dtype),
-            device: DeviceKind::of(xs[0].device()),
+            device: DeviceKind::from_device(xs[0].device()),
             distance_embeddings: config.position.scheme().distance_embedding_count(shape.s_kv),
             tracks_gradient: xs.iter().any(Tensor::track_op)
                 || self.tracks_gradient()

@@ -183,7 +183,7 @@ impl OpenCall<'_> {
         let mask = if all {
             sdpa.mask.clone()
         } else {
-            Cow::Owned(sdpa.mask.of_heads(&heads, AttnShape { b, h, s_q, s_kv })?)
+            Cow::Owned(sdpa.mask.select_heads(&heads, AttnShape { b, h, s_q, s_kv })?)
         };
         let sinks = layer.parameters.get(SINKS).map(|sinks| select_heads(sinks, 0, 1)).transpose()?;
         let score = layer.parameters.get(SCORE).map(|score| select_heads(score, 0, 1)).transpose()?;
@@ -195,7 +195,7 @@ impl OpenCall<'_> {
         let step = (BLOCK / (b * heads.len() * keys).max(1)).max(1);
         let observed: &[usize] = if heads.is_empty() { &[] } else { &queries };
         for run in runs(observed, step) {
-            let mask = mask.of_queries(run.clone(), call)?;
+            let mask = mask.select_queries(run.clone(), call)?;
             let sdpa = SdpaOptions {
                 mask: Cow::Owned(mask),
                 sinks: sinks.as_ref(),

@@ -33,7 +33,7 @@ impl MultiHeadAttention {
             context = normalize(&context, norm, weights)?;
         }
         if let (Some(gate), Some(projected)) = (&self.config.output_gate, self.qkv.gate(query, wide)?) {
-            let gates = gate.activation.of(&projected.to_dtype(compute_dtype(wide))?)?.to_dtype(wide)?;
+            let gates = gate.activation.apply(&projected.to_dtype(compute_dtype(wide))?)?.to_dtype(wide)?;
             context = context.broadcast_mul(&gates.reshape((b, s, h, ()))?)?; // (b, s, h, d_v or 1)
         }
         Ok(context.reshape((b, s, width))?)
@@ -77,7 +77,7 @@ impl MultiHeadAttention {
 
 impl GateActivation {
     /// The gates of a projection. Differentiable.
-    fn of(self, xs: &Tensor) -> Result<Tensor> {
+    fn apply(self, xs: &Tensor) -> Result<Tensor> {
         Ok(match self {
             Self::Sigmoid => (xs * 0.5)?.tanh()?.affine(0.5, 0.5)?,
             Self::Softplus => softplus(xs, 1.0, xs.dtype())?,

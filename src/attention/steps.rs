@@ -158,7 +158,7 @@ impl MultiHeadAttention {
             }
             (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;
-                let (rows, positions) = places.tokens.of_last(s, places.s_kv)?;
+                let (rows, positions) = places.tokens.last_positions(s, places.s_kv)?;
                 let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();
                 let factors = Tensor::from_vec(factors, (rows, s, 1, 1), &candle_core::Device::Cpu)?;
                 Ok(xs.broadcast_mul(&factors.to_dtype(xs.dtype())?.to_device(xs.device())?)?)

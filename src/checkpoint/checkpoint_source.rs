@@ -105,12 +105,12 @@ impl WeightSource for CheckpointSource {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.check_all(name, shape)?;
-        self.of_source(&full_name, self.checkpoint.tensor(&full_name, &Device::Cpu)?)
+        self.convert(&full_name, self.checkpoint.tensor(&full_name, &Device::Cpu)?)
     }
 
     fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let full_name = self.check_all(name, &shape)?;
-        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.of_source(&full_name, rows)?))
+        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.convert(&full_name, rows)?))
     }
 }
 
@@ -132,7 +132,7 @@ impl CheckpointSource {
     }
 
     /// A tensor, or rows of it, in the dtype and on the device of the source.
-    fn of_source(&self, full_name: &str, tensor: Tensor) -> Result<Tensor> {
+    fn convert(&self, full_name: &str, tensor: Tensor) -> Result<Tensor> {
         let tensor = match self.round.as_ref().and_then(|round| round(full_name)) {
             Some(dtype) => tensor.to_dtype(dtype)?,
             None => tensor,

@@ -18,7 +18,7 @@ struct State {
 }
 
 impl State {
-    fn of(metadata: &Metadata) -> Self {
+    fn from_metadata(metadata: &Metadata) -> Self {
         #[cfg(unix)]
         let identity = {
             use std::os::unix::fs::MetadataExt;
@@ -45,7 +45,7 @@ impl StoredFile {
     /// Opens a regular file.
     pub fn open(path: &Path) -> Result<Self> {
         let (file, _) = open_regular(path)?;
-        let state = State::of(&file.metadata().map_err(|e| Error::io(path, e))?);
+        let state = State::from_metadata(&file.metadata().map_err(|e| Error::io(path, e))?);
         Ok(Self { path: path.to_path_buf(), state, file: Some(file) })
     }
 
@@ -76,7 +76,7 @@ impl StoredFile {
         };
         let read = read_exact_at(file, into, offset);
         // After the read, so that a change before it and one during it are both seen.
-        let state = State::of(&file.metadata().map_err(|e| failed(&e))?);
+        let state = State::from_metadata(&file.metadata().map_err(|e| failed(&e))?);
         if state != self.state {
             return Err(failed(&"the file has changed since it was opened"));
         }

@@ -58,7 +58,7 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// modules to save, which this version does not train; a pattern that is not valid.
     pub fn new(config: &LoraConfig, base: S) -> Result<Self> {
         let base = FrozenSource::new(base);
-        Self::of(fresh_adapter(config, &base.root(), &base.full_name(""))?, base)
+        Self::with_base(fresh_adapter(config, &base.root(), &base.full_name(""))?, base)
     }
 
     /// Continues with copies of the low-rank changes of an adapter; other tensors of it stay as they are.
@@ -66,11 +66,11 @@ impl<S: WeightSource + Clone> LoraTraining<S> {
     /// # Errors
     /// The errors of [`LoraAdapter::apply`].
     pub fn from_adapter(adapter: &LoraAdapter, base: S) -> Result<Self> {
-        Self::of(adapter.clone(), FrozenSource::new(base))
+        Self::with_base(adapter.clone(), FrozenSource::new(base))
     }
 
     /// Trains the tensors of an adapter, on the device of the base.
-    fn of(adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
+    fn with_base(adapter: LoraAdapter, base: FrozenSource<S>) -> Result<Self> {
         let device = adapter.apply(base.base.clone())?.device().cloned().unwrap_or(Device::Cpu);
         let (adapter, variables) = with_variables(adapter, &device)?;
         Ok(Self { base, adapter, variables })

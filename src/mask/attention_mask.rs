@@ -78,7 +78,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 4 dimensions.
     pub fn keep(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Keep, MaskDims::Scores)
+        Self::from_booleans(mask, Polarity::Keep, MaskDims::Scores)
     }
 
     /// The keys of each sequence that its queries attend to, `(b, s_kv)` in any integer dtype, nonzero = attend: the
@@ -88,7 +88,7 @@ impl AttentionMask {
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
     #[doc(alias = "attention_mask")]
     pub fn keep_keys(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Keep, MaskDims::Keys)
+        Self::from_booleans(mask, Polarity::Keep, MaskDims::Keys)
     }
 
     /// One pattern for all sequences and heads, `(s_q, s_kv)` in any integer dtype, nonzero = attend.
@@ -96,7 +96,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
     pub fn keep_pattern(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Keep, MaskDims::Pattern)
+        Self::from_booleans(mask, Polarity::Keep, MaskDims::Pattern)
     }
 
     /// [`keep`](Self::keep) in the opposite convention, nonzero = hidden, `(b, h, s_q, s_kv)`. PyTorch's 3-D
@@ -105,7 +105,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 4 dimensions.
     pub fn exclude(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Scores)
+        Self::from_booleans(mask, Polarity::Exclude, MaskDims::Scores)
     }
 
     /// [`keep_keys`](Self::keep_keys) in the opposite convention, nonzero = hidden, `(b, s_kv)`: the boolean
@@ -115,7 +115,7 @@ impl AttentionMask {
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
     #[doc(alias = "key_padding_mask")]
     pub fn exclude_keys(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Keys)
+        Self::from_booleans(mask, Polarity::Exclude, MaskDims::Keys)
     }
 
     /// [`keep_pattern`](Self::keep_pattern) in the opposite convention, nonzero = hidden, `(s_q, s_kv)`: the boolean
@@ -124,7 +124,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of an integer dtype or does not have 2 dimensions.
     pub fn exclude_pattern(mask: &Tensor) -> Result<Self> {
-        Self::of_booleans(mask, Polarity::Exclude, MaskDims::Pattern)
+        Self::from_booleans(mask, Polarity::Exclude, MaskDims::Pattern)
     }
 
     /// A floating tensor (f16, bf16, f32 or f64) that is added to the scaled scores: `(b, h, s_q, s_kv)`, where each
@@ -137,7 +137,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of a floating dtype or does not have 4 dimensions.
     pub fn additive(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Additive::new(mask, MaskDims::Scores)?))
+        Ok(Self::from_term(Additive::new(mask, MaskDims::Scores)?))
     }
 
     /// [`additive`](Self::additive) with one number per key of each sequence, `(b, s_kv)`: the floating
@@ -147,7 +147,7 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of a floating dtype or does not have 2 dimensions.
     pub fn additive_keys(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Additive::new(mask, MaskDims::Keys)?))
+        Ok(Self::from_term(Additive::new(mask, MaskDims::Keys)?))
     }
 
     /// [`additive`](Self::additive) with one pattern for all sequences and heads, `(s_q, s_kv)`: the floating 2-D
@@ -156,14 +156,14 @@ impl AttentionMask {
     /// # Errors
     /// If the tensor is not of a floating dtype or does not have 2 dimensions.
     pub fn additive_pattern(mask: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Additive::new(mask, MaskDims::Pattern)?))
+        Ok(Self::from_term(Additive::new(mask, MaskDims::Pattern)?))
     }
 
     /// Only the first `lengths[b]` keys of sequence `b` are visible (`valid_lens` in d2l, one-dimensional).
     ///
     /// A call needs `b` lengths of at most `s_kv`.
     pub fn lengths(lengths: &[usize]) -> Self {
-        Self::of_term(KeyLengths(Lengths::PerSequence(lengths.to_vec())))
+        Self::from_term(KeyLengths(Lengths::PerSequence(lengths.to_vec())))
     }
 
     /// Query `i` of sequence `b` sees only the first `lengths[b][i]` keys (`valid_lens` in d2l, two-dimensional).
@@ -171,7 +171,7 @@ impl AttentionMask {
     /// A call needs `b` rows of `s_q` lengths of at most `s_kv`.
     pub fn query_lengths<L: AsRef<[usize]>>(lengths: &[L]) -> Self {
         let lengths = lengths.iter().map(|row| row.as_ref().to_vec()).collect();
-        Self::of_term(KeyLengths(Lengths::PerQuery(lengths)))
+        Self::from_term(KeyLengths(Lengths::PerQuery(lengths)))
     }
 
     /// Self-attention over sequences padded at the end: only the first `lengths[b]` tokens of sequence `b` are real.
@@ -180,7 +180,7 @@ impl AttentionMask {
     ///
     /// A call needs `b` lengths of at most `s_kv`, and as many queries as keys.
     pub fn padding(lengths: &[usize]) -> Self {
-        Self::of_term(KeyLengths(Lengths::Padding(lengths.to_vec())))
+        Self::from_term(KeyLengths(Lengths::Padding(lengths.to_vec())))
     }
 
     /// [`lengths`](Self::lengths) from a tensor `(b)`, or [`query_lengths`](Self::query_lengths) from a tensor
@@ -208,21 +208,21 @@ impl AttentionMask {
     /// first ones see no key.
     #[doc(alias = "is_causal")]
     pub fn causal() -> Self {
-        Self::of_term(Window::CAUSAL)
+        Self::from_term(Window::CAUSAL)
     }
 
     /// Each query sees at most `left` keys before its own position and `right` keys after it; `None` is no limit.
     /// Positions are aligned as in [`causal`](Self::causal). A Hugging Face `sliding_window` of `w` in a causal layer
     /// is `window(Some(w - 1), Some(0))`.
     pub fn window(left: Option<usize>, right: Option<usize>) -> Self {
-        Self::of_term(Window { left, right })
+        Self::from_term(Window { left, right })
     }
 
     /// Each query sees the keys of its own chunk: chunks have `size` tokens, from the first token of the sequence on
     /// (Llama 4's `attention_chunk_size`). Positions are aligned as in [`causal`](Self::causal), and a cache has to
     /// keep all tokens.
     pub fn chunks(size: usize) -> Self {
-        Self::of_term(Chunks(size))
+        Self::from_term(Chunks(size))
     }
 
     /// A prefix LM ([T5](https://arxiv.org/abs/1910.10683), PaliGemma): every query of sequence `b` sees its first
@@ -232,7 +232,7 @@ impl AttentionMask {
     /// drops keys from the front, so that there lengths count the keys that are left.
     pub fn prefix_lm(lengths: &[usize]) -> Self {
         let prefix = Self::lengths(lengths);
-        Self::of_term(Or([Self::causal(), prefix]))
+        Self::from_term(Or([Self::causal(), prefix]))
     }
 
     /// Adds `-slopes[h] · distance` to the scores: [ALiBi](https://arxiv.org/abs/2108.12409). The distance is the
@@ -241,7 +241,7 @@ impl AttentionMask {
     ///
     /// A call needs one slope per query head, of magnitude up to 1e15.
     pub fn distances(slopes: Vec<f64>, symmetric: bool) -> Self {
-        Self::of_term(Distances { slopes, symmetric })
+        Self::from_term(Distances { slopes, symmetric })
     }
 
     /// Each query sees only the keys of its own segment: `queries` `(b, s_q)` and `keys` `(b, s_kv)` hold segment ids
@@ -250,7 +250,7 @@ impl AttentionMask {
     /// # Errors
     /// If a tensor is not of an integer dtype or does not have 2 dimensions.
     pub fn segments(queries: &Tensor, keys: &Tensor) -> Result<Self> {
-        Ok(Self::of_term(Segments::new(queries, keys)?))
+        Ok(Self::from_term(Segments::new(queries, keys)?))
     }
 
     /// The keys for which a function is true: query `q` of head `h` in sequence `b` sees key `k` if `sees(b, h, q, k)`
@@ -271,13 +271,13 @@ impl AttentionMask {
     ///
     /// A function that panics is an error of the call.
     pub fn from_fn(sees: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static) -> Self {
-        Self::of_term(Function::new(sees, false))
+        Self::from_term(Function::new(sees, false))
     }
 
     /// [`from_fn`](Self::from_fn) for a function `sees(q, k)` that all sequences and heads share: it is asked once for
     /// all of them.
     pub fn from_pattern_fn(sees: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> Self {
-        Self::of_term(Function::new(move |_, _, q, k| sees(q, k), true))
+        Self::from_term(Function::new(move |_, _, q, k| sees(q, k), true))
     }
 
     /// The mask under which a key is visible if both masks allow it. Additive masks add up.
@@ -337,12 +337,12 @@ impl AttentionMask {
         self
     }
 
-    fn of_booleans(mask: &Tensor, polarity: Polarity, dims: MaskDims) -> Result<Self> {
-        Ok(Self::of_term(Boolean::new(mask, polarity, dims)?))
+    fn from_booleans(mask: &Tensor, polarity: Polarity, dims: MaskDims) -> Result<Self> {
+        Ok(Self::from_term(Boolean::new(mask, polarity, dims)?))
     }
 
     /// A mask of one term.
-    pub(crate) fn of_term(term: impl MaskTerm + 'static) -> Self {
+    pub(crate) fn from_term(term: impl MaskTerm + 'static) -> Self {
         Self { terms: vec![Arc::new(term)], starts: None }
     }
 }

@@ -73,7 +73,7 @@ impl LoweredMask {
         let grids = self.grids.iter().flat_map(|grid| [&grid.rows, &grid.columns]);
         let tensors = self.segments.iter().flatten().chain(&self.keep).chain(&self.bias);
         let tensors = tensors.chain(factors).chain(grids).chain(embeddings);
-        MaskMemory { mask: self, tensors: tensors.map(Memory::of).collect() }
+        MaskMemory { mask: self, tensors: tensors.map(Memory::new).collect() }
     }
 }
 

@@ -184,8 +184,8 @@ mod tests {
             AttentionMask::distances(vec![0.5, 1.0], false)
                 .and(AttentionMask::distances(vec![1.0, 0.0], false))
                 .and(AttentionMask::distances(vec![2.0, 3.0], true)),
-            AttentionMask::of_term(Stripes { heads: 2 }).and(AttentionMask::causal()).with_query_starts(vec![0, 2]),
-            AttentionMask::of_term(Stripes { heads: 2 }).and(AttentionMask::additive_keys(&bias).unwrap()),
+            AttentionMask::from_term(Stripes { heads: 2 }).and(AttentionMask::causal()).with_query_starts(vec![0, 2]),
+            AttentionMask::from_term(Stripes { heads: 2 }).and(AttentionMask::additive_keys(&bias).unwrap()),
         ];
         for mask in masks {
             let merged = scores(&mask.merge(call, &device).unwrap(), call);

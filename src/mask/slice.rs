@@ -13,17 +13,17 @@ use crate::mask::term::{MaskCall, MaskTerm};
 
 impl AttentionMask {
     /// The mask for a call with only these queries of a call of `shape`.
-    pub(crate) fn of_queries(&self, queries: Range<usize>, shape: AttnShape) -> Result<Self> {
+    pub(crate) fn select_queries(&self, queries: Range<usize>, shape: AttnShape) -> Result<Self> {
         let call = self.call(shape);
-        let terms = self.cut(&call, |term| term.of_queries(queries.clone()))?;
+        let terms = self.cut(&call, |term| term.select_queries(queries.clone()))?;
         let start = |b: usize| call.start(b) + queries.start as i64;
         let positioned = terms.iter().any(|term| term.depends_on_position());
         Ok(Self { terms, starts: positioned.then(|| (0..shape.b).map(start).collect()) })
     }
 
     /// The mask for a call with only these heads of a call of `shape`, in this order.
-    pub(crate) fn of_heads(&self, heads: &[usize], shape: AttnShape) -> Result<Self> {
-        let terms = self.cut(&self.call(shape), |term| term.of_heads(heads))?;
+    pub(crate) fn select_heads(&self, heads: &[usize], shape: AttnShape) -> Result<Self> {
+        let terms = self.cut(&self.call(shape), |term| term.select_heads(heads))?;
         Ok(Self { terms, starts: self.starts.clone() })
     }
 
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn one_query_before_the_last_stays_causal() {
         let shape = AttnShape { b: 1, h: 1, s_q: 5, s_kv: 5 };
-        let query = AttentionMask::causal().of_queries(2..3, shape).unwrap();
+        let query = AttentionMask::causal().select_queries(2..3, shape).unwrap();
         let dense = query.dense(AttnShape { s_q: 1, ..shape }, 0, DType::F32, &Device::Cpu).unwrap();
         assert_eq!(dense.keep.unwrap().flatten_all().unwrap().to_vec1::<u8>().unwrap(), [1, 1, 1, 0, 0]);
     }

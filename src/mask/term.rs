@@ -65,14 +65,14 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
     }
 
     /// The term for some of the queries. `None` if the kind has no form for that: its dense form is cut instead.
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         let _ = queries;
         Ok(None)
     }
 
     /// The term for some of the heads, in this order. `None` if the kind has no form for that: its dense form is cut
     /// instead.
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         let _ = heads;
         Ok(None)
     }

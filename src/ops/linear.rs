@@ -140,7 +140,7 @@ impl Linear {
     }
 
     /// The layer of some outputs of weights that are packed with others.
-    pub(super) fn of_packed(
+    pub(super) fn from_packed(
         packed: Arc<OnceLock<PackedWeights>>,
         outputs: Range<usize>,
         has_bias: bool,
@@ -162,7 +162,7 @@ impl Linear {
             }
             Weights::Packed { has_bias, like, outputs, exact } => {
                 let part = outputs.start + range.start..outputs.start + range.end;
-                Self::of_packed(self.packed.clone(), part, *has_bias, like, *exact)
+                Self::from_packed(self.packed.clone(), part, *has_bias, like, *exact)
             }
             Weights::Other(other) => Self::other(other.outputs(range)?, dims),
         }
@@ -341,7 +341,7 @@ impl Linear {
     pub fn quantization(&self) -> Option<Quantization> {
         match &self.weights {
             Weights::Tensors(_) => None,
-            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::from_format(packed.format())),
             Weights::Other(other) => other.quantization(),
         }
     }

@@ -108,7 +108,7 @@ impl Qkv {
     }
 
     /// The projections of latent attention.
-    pub(crate) fn of_latents(
+    pub(crate) fn from_latents(
         weights: QkvWeights,
         sizes: LatentSizes,
         gate: (Option<LinearWeights>, usize),
@@ -261,7 +261,7 @@ impl Qkv {
     pub(crate) fn quantization(&self) -> Option<Quantization> {
         match &self.weights {
             Weights::Layers(layers) => layers.parts.iter().find_map(Linear::quantization),
-            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::of(packed.format())),
+            Weights::Packed { .. } => self.packed.get().and_then(|packed| Quantization::from_format(packed.format())),
             Weights::Latent(latent) => latent.quantization(),
         }
     }
@@ -407,7 +407,7 @@ impl Qkv {
             Weights::Layers(layers) => layers.parts[i].forward_in_dtype(xs, dtype),
             Weights::Packed { .. } => self.part(i)?.forward_in_dtype(xs, dtype),
             Weights::Latent(latent) => {
-                latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.forward_in_dtype(xs, dtype)
+                latent.gate().filter(|_| i == GATE).ok_or_else(no_projections)?.forward_in_dtype(xs, dtype)
             }
         }
     }
@@ -419,7 +419,7 @@ impl Qkv {
             Weights::Packed { has_bias, like, .. } => {
                 unpack(self.packed()?, self.outputs(i), has_bias[i], like.dtype())
             }
-            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(of_latents)?.weights(),
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).ok_or_else(no_projections)?.weights(),
         }
     }
 
@@ -520,7 +520,7 @@ fn concat(parts: &[Linear; 3]) -> Result<Option<LinearWeights>> {
 }
 
 /// The error of a caller that needs projections which latent attention does not have.
-fn of_latents() -> Error {
+fn no_projections() -> Error {
     let expected = "separate ones: latent attention makes keys and values of latents";
     Error::value("the projections of queries, keys and values", "those of latents", expected)
 }

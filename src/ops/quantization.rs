@@ -43,7 +43,7 @@ impl Quantization {
     }
 
     /// The format of packed weights, if it has few bits.
-    pub(crate) fn of(format: WeightFormat) -> Option<Self> {
+    pub(crate) fn from_format(format: WeightFormat) -> Option<Self> {
         match format {
             WeightFormat::Int8 => Some(Self::Int8),
             WeightFormat::Q8_0 => Some(Self::Q8_0),

@@ -153,6 +153,6 @@ impl PositionScheme for GatedRelativeBias {
         let buckets: Vec<u32> = (first..s_q as i64).map(|ahead| self.bucket(ahead) as u32).collect();
         let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
         let bias = RelativeBias::new(by_distance, first).times(self.gates(call, h)?);
-        Ok(Some(AttentionMask::of_term(bias)))
+        Ok(Some(AttentionMask::from_term(bias)))
     }
 }

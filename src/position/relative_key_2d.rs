@@ -141,7 +141,7 @@ impl PositionScheme for RelativeKey2d {
         let of_columns = q.transpose(1, 2)?.reshape((b, width, height * h, d))?;
         let columns = products(&of_columns, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
         let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
-        Ok(Some(AttentionMask::of_term(GridBias { rows, columns })))
+        Ok(Some(AttentionMask::from_term(GridBias { rows, columns })))
     }
 }
 

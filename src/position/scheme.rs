@@ -37,7 +37,7 @@ impl Default for TokenPositions<'_> {
 
 impl TokenPositions<'_> {
     /// Where the last `s` of `s_kv` tokens stand, row by row, and the number of rows: 1 if all sequences stand alike.
-    pub(crate) fn of_last(&self, s: usize, s_kv: usize) -> Result<(usize, Vec<usize>)> {
+    pub(crate) fn last_positions(&self, s: usize, s_kv: usize) -> Result<(usize, Vec<usize>)> {
         if let Some(batch) = self.ragged {
             return Ok((1, batch.lengths().flat_map(|length| 0..length).collect()));
         }

@@ -75,7 +75,7 @@ impl T5RelativeBias {
         let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
         let bias = RelativeBias::new(by_distance, -last);
         if table.device().is_cpu() {
-            return Ok(AttentionMask::of_term(bias));
+            return Ok(AttentionMask::from_term(bias));
         }
         AttentionMask::additive(&bias.tensor(starts, s_q, s_kv)?)
     }

@@ -18,7 +18,7 @@ impl PrunedHeads {
     }
 
     /// The heads of a layer, in ascending order.
-    pub fn of_layer(&self, layer: usize) -> Vec<usize> {
+    pub fn for_layer(&self, layer: usize) -> Vec<usize> {
         self.0.get(&layer).into_iter().flatten().copied().collect()
     }
 

@@ -22,7 +22,7 @@ pub struct Bucket {
 
 impl Bucket {
     /// The buckets of all sequences that have tokens.
-    pub fn of_like_lengths(lengths: &[usize]) -> Vec<Self> {
+    pub fn group_like_lengths(lengths: &[usize]) -> Vec<Self> {
         let mut order: Vec<usize> = (0..lengths.len()).filter(|&i| lengths[i] > 0).collect();
         order.sort_by_key(|&i| Reverse(lengths[i]));
         let descending: Vec<usize> = order.iter().map(|&i| lengths[i]).collect();
@@ -36,7 +36,7 @@ impl Bucket {
     }
 
     /// All sequences in one bucket, however much padding that is.
-    pub fn of_all(lengths: &[usize]) -> Self {
+    pub fn group_all(lengths: &[usize]) -> Self {
         Self { sequences: (0..lengths.len()).collect(), longest: lengths.iter().copied().max().unwrap_or(0) }
     }
 

@@ -17,7 +17,7 @@ pub(crate) enum DeviceKind {
 }
 
 impl DeviceKind {
-    pub(crate) fn of(device: &Device) -> Self {
+    pub(crate) fn from_device(device: &Device) -> Self {
         match device {
             Device::Cpu => Self::Cpu,
             Device::Cuda(device) => Self::Cuda(gpu(device)),
@@ -102,7 +102,7 @@ impl Call {
             d,
             d_v,
             dtype: q.dtype(),
-            device: DeviceKind::of(q.device()),
+            device: DeviceKind::from_device(q.device()),
             distance_embeddings: options.mask.distance_embeddings(),
             tracks_gradient: tracked || options.mask.tracks_gradient(),
         })

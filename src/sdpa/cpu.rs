@@ -113,8 +113,8 @@ impl Prepared {
         let AttnShape { b, h, s_q, s_kv } = self.call.shape;
         let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
         let others = others.iter().map(|other| other.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
-        let ([q, k, v], mask) = ([&q, &k, &v].map(Memory::of), self.mask.memory());
-        let others: Vec<_> = others.iter().map(|other| (Memory::of(other), other.elem_count())).collect();
+        let ([q, k, v], mask) = ([&q, &k, &v].map(Memory::new), self.mask.memory());
+        let others: Vec<_> = others.iter().map(|other| (Memory::new(other), other.elem_count())).collect();
         let (q, k, v, mask) = (q.lock::<T>()?, k.lock::<T>()?, v.lock::<T>()?, mask.lock()?);
         let others = others.iter().map(|(other, size)| Ok((other.lock::<T>()?, *size))).collect::<Result<Vec<_>>>()?;
         let attention = AttentionProblem {

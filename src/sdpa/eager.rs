@@ -29,7 +29,7 @@ pub(super) fn attend(
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
-    let asking = Asking::of(k.device());
+    let asking = Asking::from_device(k.device());
 
     let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
         None => {

@@ -72,7 +72,7 @@ const BACKENDS: [(Backend, DType, f64); 3] =
     [(Backend::Eager, DType::F64, 1e-12), (Backend::Eager, DType::F32, 2e-6), (Backend::Cpu, DType::F32, 2e-6)];
 
 fn stripes() -> AttentionMask {
-    AttentionMask::of_term(Stripes { heads: SHAPE.h })
+    AttentionMask::from_term(Stripes { heads: SHAPE.h })
 }
 
 /// The key of query 0 is the first one after the keys that no query stands at.
@@ -120,12 +120,12 @@ fn cutting_queries_and_heads_cuts_the_output() {
             let whole = attend(&q, &k, &v, &mask);
             for queries in [0..5, 1..4, 2..3, 4..5] {
                 let part = |t: &Tensor| t.narrow(1, queries.start, queries.len()).unwrap();
-                let cut = mask.of_queries(queries.clone(), SHAPE).unwrap();
+                let cut = mask.select_queries(queries.clone(), SHAPE).unwrap();
                 let want = elements(&part(&whole));
                 assert_close(&attend(&part(&q), &k, &v, &cut), &want, tolerance, &format!("{mask}, {queries:?}"));
             }
             let select = |t: &Tensor, group: usize| crate::tensor::select(t, &heads.map(|h| h / group), 2).unwrap();
-            let cut = mask.of_heads(&heads, SHAPE).unwrap();
+            let cut = mask.select_heads(&heads, SHAPE).unwrap();
             let (want, group) = (elements(&select(&whole, 1)), SHAPE.h / H_KV);
             let output = attend(&select(&q, 1), &select(&k, group), &select(&v, group), &cut);
             assert_close(&output, &want, tolerance, &format!("{mask}, heads {heads:?}"));

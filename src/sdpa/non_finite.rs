@@ -55,7 +55,7 @@ pub(super) enum Asking {
 }
 
 impl Asking {
-    pub(super) fn of(device: &Device) -> Self {
+    pub(super) fn from_device(device: &Device) -> Self {
         if device.is_cpu() { Self::Free } else { Self::Waits }
     }
 }

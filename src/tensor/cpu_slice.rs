@@ -21,7 +21,7 @@ pub struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    pub fn of(tensor: &'a Tensor) -> Self {
+    pub fn new(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
         let lock = StorageRef::rwlock(&storage);
         Self { lock: Box::new(move || lock.read_recursive()), layout }
@@ -89,7 +89,7 @@ pub fn with_slices<T: WithDType, R, const N: usize>(
 /// Compiled once per element type, whatever is called.
 fn call_with_slices<T: WithDType>(tensors: &[&Tensor], f: &mut dyn FnMut(&[&[T]])) -> Result<()> {
     let contiguous = contiguous(tensors, check_allocation::<T>)?;
-    let memory: Vec<_> = contiguous.iter().map(Memory::of).collect();
+    let memory: Vec<_> = contiguous.iter().map(Memory::new).collect();
     let slices = memory.iter().map(Memory::lock::<T>).collect::<Result<Vec<_>>>()?;
     let data = slices.iter().zip(&contiguous).map(|(slice, tensor)| &slice.data()[..tensor.elem_count()]);
     f(&data.collect::<Vec<_>>());

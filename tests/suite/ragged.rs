@@ -108,7 +108,7 @@ fn padding(bucket: &Bucket, lengths: &[usize]) -> usize {
 
 /// What holds for any lengths: the bound, each sequence once, and no bucket that could take the next sequence.
 fn check(lengths: &[usize]) {
-    let all = Bucket::of_like_lengths(lengths);
+    let all = Bucket::group_like_lengths(lengths);
     for bucket in &all {
         assert!(4 * padding(bucket, lengths) <= bucket.padded_tokens(), "{lengths:?}: {bucket:?}");
         assert_eq!(bucket.longest, lengths[bucket.sequences[0]]);

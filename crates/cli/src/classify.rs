@@ -81,7 +81,7 @@ enum Classifier {
 
 impl Classifier {
     fn open(folder: &Path, compute_type: ComputeType, device: &Device) -> candle_attention::Result<Self> {
-        Ok(match TaskHead::of_folder(folder)? {
+        Ok(match TaskHead::from_folder(folder)? {
             TaskHead::TokenClassification => Self::Tokens(TokenClassifier::from_folder(folder, compute_type, device)?),
             _ => Self::Texts(TextClassifier::from_folder(folder, compute_type, device)?),
         })

@@ -137,7 +137,7 @@ impl<'a> ModelFolder<'a> {
 /// Calls `run` with the folder of a model, or with the one in memory that stands for a GGUF file.
 pub(crate) fn with_folder<T>(path: &Path, run: impl FnOnce(ModelFolder) -> Result<T>) -> Result<T> {
     if gguf::is_alone(path)? {
-        run(ModelFolder::in_memory(&ModelFiles::of_gguf(path)?))
+        run(ModelFolder::in_memory(&ModelFiles::from_gguf(path)?))
     } else {
         run(ModelFolder::new(path))
     }

@@ -42,7 +42,7 @@ impl EncoderKind {
     ///
     /// # Errors
     /// A file that is malformed.
-    pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         if gguf::is_alone(folder.as_ref())? { Ok(Self::Sentence) } else { Self::of(ModelFolder::new(&folder)) }
     }
 

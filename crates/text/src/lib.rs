@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `from_folder` reads a model from a folder, `from_files` from memory, and with the feature `hub` `from_hub` downloads
-//! it. [`EncoderKind::of_folder`] finds out which encoder a folder is for.
+//! it. [`EncoderKind::from_folder`] finds out which encoder a folder is for.
 //!
 //! # From texts
 //!

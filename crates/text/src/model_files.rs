@@ -75,7 +75,7 @@ impl ModelFiles {
     }
 
     /// The files of the model in a GGUF file.
-    pub(crate) fn of_gguf(path: &Path) -> Result<Self> {
+    pub(crate) fn from_gguf(path: &Path) -> Result<Self> {
         Self::new().with_gguf(Checkpoint::open(path)?)
     }
 

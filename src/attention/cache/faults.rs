@@ -89,7 +89,7 @@ fn an_error_at_any_step_leaves_the_cache_as_before() {
                     cache
                 };
                 let (xs, left) = (tokens(2, 2), Arc::new(AtomicUsize::new(0)));
-                let mask = AttentionMask::causal().and(AttentionMask::of_term(Failing(left.clone())));
+                let mask = AttentionMask::causal().and(AttentionMask::from_term(Failing(left.clone())));
                 let inputs = AttentionInputs::self_attention(&xs, &mask);
                 let output = |cache: &mut KvCache| {
                     let attended = layer.attend_with(&inputs.with_cache_lengths(cache, &next), &options)?;

@@ -66,7 +66,7 @@ impl CallTokens for Padded {
         if let Some(embeddings) = layer.distance_embeddings(counted.s_q, counted.s_kv)? {
             let scale = layer.config.resolved_scale();
             let products = DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale };
-            join(AttentionMask::of_term(products));
+            join(AttentionMask::from_term(products));
         }
         let queries = QueryCall { xs: xs[0], q: &q, s_kv: counted.s_kv, grid: projection.grid, state: &layer.position };
         if let Some(term) = layer.config.position.scheme().query_term(&queries)? {

@@ -45,11 +45,11 @@ impl MaskTerm for Chunks {
         [call.starts.len(), 1, call.shape.s_q, call.shape.s_kv]
     }
 
-    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 
-    fn of_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 

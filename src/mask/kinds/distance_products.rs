@@ -82,12 +82,12 @@ impl MaskTerm for DistanceProducts {
         self.embeddings.lower(self.scale, lowered)
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(Self { q: self.q.narrow(1, queries.start, queries.len())?, ..self.clone() })))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let embeddings = self.embeddings.of_heads(heads, self.q.dim(2)?)?;
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let embeddings = self.embeddings.select_heads(heads, self.q.dim(2)?)?;
         let k = if embeddings.p2c.is_some() { select(&self.k, heads, 2)? } else { self.k.clone() };
         Ok(Some(Arc::new(Self { q: select(&self.q, heads, 2)?, k, embeddings, ..self.clone() })))
     }
@@ -174,7 +174,7 @@ impl DistanceEmbeddings {
     }
 
     /// The embeddings of these heads of `h`, in this order.
-    pub(crate) fn of_heads(&self, heads: &[usize], h: usize) -> Result<Self> {
+    pub(crate) fn select_heads(&self, heads: &[usize], h: usize) -> Result<Self> {
         let of_heads = |values: &Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(values) = values else { return Ok(None) };
             let (count, width) = values.dims2()?;

@@ -57,11 +57,11 @@ impl MaskTerm for Distances {
         Some(TermStructure::Distances { slopes: &self.slopes, symmetric: self.symmetric })
     }
 
-    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(self.clone())))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         let slopes = heads.iter().map(|&h| self.slopes[h]).collect();
         Ok(Some(Arc::new(Self { slopes, symmetric: self.symmetric })))
     }

@@ -64,12 +64,12 @@ impl MaskTerm for GridBias {
         Ok(())
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         let part = |of: &Tensor| of.narrow(2, queries.start, queries.len());
         Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         let part = |of: &Tensor| select(of, heads, 1);
         Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
     }

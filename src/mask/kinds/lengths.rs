@@ -76,7 +76,7 @@ impl MaskTerm for KeyLengths {
         Some(TermStructure::Lengths(&self.0))
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         let lengths = match &self.0 {
             Lengths::PerSequence(_) => self.0.clone(),
             Lengths::PerQuery(lengths) => {
@@ -90,7 +90,7 @@ impl MaskTerm for KeyLengths {
         Ok(Some(Arc::new(Self(lengths))))
     }
 
-    fn of_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(self.clone())))
     }
 

@@ -87,12 +87,12 @@ impl MaskTerm for Or {
         Ok(())
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        self.cut(|term| term.of_queries(queries.clone()))
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        self.cut(|term| term.select_queries(queries.clone()))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        self.cut(|term| term.of_heads(heads))
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        self.cut(|term| term.select_heads(heads))
     }
 
     fn depends_on_position(&self) -> bool {
@@ -176,7 +176,7 @@ mod tests {
             mask.dense(AttnShape { s_q, ..SHAPE }, 0, DType::F32, &Device::Cpu).unwrap().keep.unwrap()
         };
         let want = keep(&mask, 6).narrow(2, 2, 3).unwrap().flatten_all().unwrap();
-        let got = keep(&mask.of_queries(2..5, SHAPE).unwrap(), 3).flatten_all().unwrap();
+        let got = keep(&mask.select_queries(2..5, SHAPE).unwrap(), 3).flatten_all().unwrap();
         assert_eq!(got.to_vec1::<u8>().unwrap(), want.to_vec1::<u8>().unwrap());
     }
 

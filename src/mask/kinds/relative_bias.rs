@@ -96,13 +96,13 @@ impl MaskTerm for RelativeBias {
         Ok(())
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         let part = |factors: &Tensor| factors.narrow(2, queries.start, queries.len());
         let factors = self.factors.as_ref().map(part).transpose()?;
         Ok(Some(Arc::new(Self { factors, ..self.clone() })))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         let factors = self.factors.as_ref().map(|factors| select(factors, heads, 1)).transpose()?;
         Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, factors, ..*self })))
     }

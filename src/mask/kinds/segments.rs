@@ -66,12 +66,12 @@ impl MaskTerm for Segments {
         Ok(())
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         let queries = self.queries.narrow(1, queries.start, queries.len())?;
         Ok(Some(Arc::new(Self { queries, keys: self.keys.clone() })))
     }
 
-    fn of_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(self.clone())))
     }
 

@@ -79,12 +79,12 @@ impl MaskTerm for Boolean {
         self.mask.dims4()
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.of_queries(queries)?, polarity: self.polarity })))
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.select_queries(queries)?, polarity: self.polarity })))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.of_heads(heads)?, polarity: self.polarity })))
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.select_heads(heads)?, polarity: self.polarity })))
     }
 
     fn adds_to_scores(&self) -> bool {
@@ -148,12 +148,12 @@ impl MaskTerm for Additive {
         Ok(())
     }
 
-    fn of_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.of_queries(queries)?))))
+    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.select_queries(queries)?))))
     }
 
-    fn of_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.of_heads(heads)?))))
+    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.select_heads(heads)?))))
     }
 
     fn tracks_gradient(&self) -> bool {
@@ -286,12 +286,12 @@ impl MaskTensor {
     }
 
     /// The mask of these queries.
-    fn of_queries(&self, queries: Range<usize>) -> Result<Self> {
+    fn select_queries(&self, queries: Range<usize>) -> Result<Self> {
         self.cut(2, |tensor| Ok(tensor.narrow(2, queries.start, queries.len())?))
     }
 
     /// The mask of these heads, in this order.
-    fn of_heads(&self, heads: &[usize]) -> Result<Self> {
+    fn select_heads(&self, heads: &[usize]) -> Result<Self> {
         self.cut(1, |tensor| select(tensor, heads, 1))
     }
 

@@ -63,11 +63,11 @@ impl MaskTerm for Window {
         Some(TermStructure::Window { left: self.left, right: self.right })
     }
 
-    fn of_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 
-    fn of_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{GATE, Layers, NAMES, Qkv, Weights, of_latents};
+use super::{GATE, Layers, NAMES, Qkv, Weights, no_projections};
 use crate::error::{Error, Result};
 use crate::ops::linear::{Linear, empty};
 use crate::tensor::MapTensors;
@@ -19,9 +19,9 @@ impl Qkv {
             }
             Weights::Layers(layers) => Ok(layers.parts[i].clone()),
             Weights::Packed { has_bias, like, exact } => {
-                Linear::of_packed(self.packed.clone(), self.outputs(i), has_bias[i], like, *exact)
+                Linear::from_packed(self.packed.clone(), self.outputs(i), has_bias[i], like, *exact)
             }
-            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).cloned().ok_or_else(of_latents),
+            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).cloned().ok_or_else(no_projections),
         }
     }
 
@@ -31,7 +31,7 @@ impl Qkv {
             Weights::Layers(layers) => Ok(layers.stored.clone()),
             Weights::Packed { has_bias, like, exact } if has_bias[..GATE].iter().all(|bias| *bias == has_bias[0]) => {
                 let all = 0..self.outputs(GATE).start;
-                Linear::of_packed(self.packed.clone(), all, has_bias[0], like, *exact).map(Some)
+                Linear::from_packed(self.packed.clone(), all, has_bias[0], like, *exact).map(Some)
             }
             _ => Ok(None),
         }
@@ -45,17 +45,17 @@ impl Qkv {
         }
         let part = |i| if replaced.contains(&i) { Ok(projection.clone()) } else { self.part(i) };
         let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
-        self.of_parts(parts, None)
+        self.with_linears(parts, None)
     }
 
     /// The same projections with `projection`, whose sizes fit, in the place of those of queries, keys and values.
     pub(crate) fn with_all_parts(&self, projection: Linear) -> Result<Self> {
         let part = |i| if i < GATE { projection.outputs(self.outputs(i)) } else { self.part(i) };
         let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
-        self.of_parts(parts, Some(projection))
+        self.with_linears(parts, Some(projection))
     }
 
-    fn of_parts(&self, parts: Vec<Linear>, stored: Option<Linear>) -> Result<Self> {
+    fn with_linears(&self, parts: Vec<Linear>, stored: Option<Linear>) -> Result<Self> {
         let id = empty(self.like().dtype())?.id();
         let weights = Weights::Layers(Box::new(Layers { parts, stored, unordered: None }));
         Ok(Self { weights, packed: Arc::default(), id, rows: self.rows, h_kv: self.h_kv })
@@ -86,6 +86,6 @@ impl Qkv {
                 None => self.part(i)?.map_tensors(f)?,
             });
         }
-        self.of_parts(parts, stored)
+        self.with_linears(parts, stored)
     }
 }

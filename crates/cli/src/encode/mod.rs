@@ -121,7 +121,7 @@ impl Encode {
         let Some((folder, what)) = folder.as_deref().zip(other_vectors(folder.as_deref())?) else {
             return Embedder::load(&self.model, folder, &self.adaptation, &self.batches, &self.outputs)?.stream(texts);
         };
-        if let Some(option) = self.adaptation.given().or(self.outputs.of_one_vector()) {
+        if let Some(option) = self.adaptation.given().or(self.outputs.holds_one_vector()) {
             return Err(format!("{option} is not for this model: it makes {what}").into());
         }
         #[cfg(feature = "program")]
@@ -150,7 +150,7 @@ impl Encode {
 
 /// What a model makes of a text, if that is not one dense vector.
 fn other_vectors(folder: Option<&Path>) -> Result<Option<&'static str>> {
-    Ok(match folder.map(EncoderKind::of_folder).transpose()? {
+    Ok(match folder.map(EncoderKind::from_folder).transpose()? {
         Some(EncoderKind::Sparse) => Some("sparse vectors"),
         Some(EncoderKind::MultiVector) => Some("a vector per token"),
         _ => None,

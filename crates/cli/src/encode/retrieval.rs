@@ -23,7 +23,7 @@ pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs
     options.prompt = outputs.prompt.as_deref();
     // One batch at a time: the vectors of all tokens take much memory.
     let (most, cut_at) = ((options.batch_size.max(1), CHUNK_BYTES), options.max_length);
-    if EncoderKind::of_folder(folder)? == EncoderKind::Sparse {
+    if EncoderKind::from_folder(folder)? == EncoderKind::Sparse {
         let encoder = SparseEncoder::from_folder(folder, model.compute_type(), &model.device)?;
         check_weights(folder)?;
         return lines::stream(texts, most, &options, cut_at, |texts, options, out| {

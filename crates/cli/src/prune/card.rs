@@ -47,7 +47,7 @@ pub fn text(
     let mut card = format!("{metadata}# {name} without {count} of its {all} attention heads\n\n");
     card += &format!("Made by `candle-attention prune` from {name}. {count} of {all} attention heads are {done}:\n\n");
     card += "| Layer | Heads, counted from 0 as in that model |\n|---|---|\n";
-    for (layer, heads) in (0..).map(|layer| (layer, heads.of_layer(layer))).take(layers(heads)) {
+    for (layer, heads) in (0..).map(|layer| (layer, heads.for_layer(layer))).take(layers(heads)) {
         if !heads.is_empty() {
             let heads: Vec<String> = heads.iter().map(usize::to_string).collect();
             card += &format!("| {layer} | {} |\n", heads.join(", "));
@@ -81,7 +81,7 @@ pub fn text(
 fn layers(heads: &PrunedHeads) -> usize {
     let (mut layer, mut found) = (0, 0);
     while found < heads.count() {
-        found += heads.of_layer(layer).len();
+        found += heads.for_layer(layer).len();
         layer += 1;
     }
     layer

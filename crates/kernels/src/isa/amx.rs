@@ -269,7 +269,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
 /// # Safety
 /// The conditions of [`PairDot::multiply_tile`]; `BLOCKS` is the layout of the tile.
 #[inline(always)]
-unsafe fn of_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
+unsafe fn multiply_in_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         match (tile.rows > TILE_ROWS, tile.vectors > 1) {
@@ -324,8 +324,8 @@ unsafe impl PairDot for Amx {
         // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
         unsafe {
             match tile.layout {
-                TileLayout::Rows { .. } => of_layout::<false>(tile, a, b, c),
-                TileLayout::Packed => of_layout::<true>(tile, a, b, c),
+                TileLayout::Rows { .. } => multiply_in_layout::<false>(tile, a, b, c),
+                TileLayout::Packed => multiply_in_layout::<true>(tile, a, b, c),
             }
         }
     }

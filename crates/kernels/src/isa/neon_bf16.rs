@@ -155,7 +155,13 @@ impl NeonBf16 {
     /// # Safety
     /// The conditions of [`PairDot::multiply_tile`]; `PACKED` is the layout of the tile.
     #[inline(always)]
-    unsafe fn of_layout<const PACKED: bool>(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
+    unsafe fn multiply_in_layout<const PACKED: bool>(
+        self,
+        tile: PairTile,
+        a: *const Pair,
+        b: *const Pair,
+        c: *mut f32,
+    ) {
         // SAFETY: the caller's promise; together the microkernels compute one vector of columns.
         unsafe {
             match tile.rows {
@@ -214,8 +220,8 @@ unsafe impl PairDot for NeonBf16 {
         // SAFETY: the caller's promise.
         unsafe {
             match tile.layout {
-                TileLayout::Rows { .. } => self.of_layout::<false>(tile, a, b, c),
-                TileLayout::Packed => self.of_layout::<true>(tile, a, b, c),
+                TileLayout::Rows { .. } => self.multiply_in_layout::<false>(tile, a, b, c),
+                TileLayout::Packed => self.multiply_in_layout::<true>(tile, a, b, c),
             }
         }
     }

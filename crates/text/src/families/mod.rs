@@ -34,7 +34,7 @@ const fn family(model_types: &'static [&'static str], model: Model) -> ModelFami
 }
 
 /// A model whose code is published beside its checkpoints, under the `model_type` of another one.
-const fn of_class(model_types: &'static [&'static str], class: &'static str, model: Model) -> ModelFamily {
+const fn with_class(model_types: &'static [&'static str], class: &'static str, model: Model) -> ModelFamily {
     ModelFamily { required_config_key: Some((CLASS, class)), ..family(model_types, model) }
 }
 
@@ -67,7 +67,7 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["llama"], decoders::LLAMA_MODEL),
     family(&["mistral"], decoders::MISTRAL_MODEL),
     family(&["qwen2"], decoders::QWEN2_MODEL),
-    of_class(&["qwen3"], "Qwen3BidirectionalModel", decoders::VOYAGE_MODEL),
+    with_class(&["qwen3"], "Qwen3BidirectionalModel", decoders::VOYAGE_MODEL),
     family(&["qwen3"], decoders::QWEN3_MODEL),
     family(&["bidirectional_pplx_qwen3"], decoders::QWEN3_BOTH_WAYS_MODEL),
     family(&["lfm2"], decoders::LFM2_MODEL),

@@ -29,7 +29,7 @@ impl TaskHead {
     ///
     /// # Errors
     /// A file that is missing or malformed; a checkpoint without such a head.
-    pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if is_alone(folder)? {
             // Its heads are those of texts.

@@ -273,7 +273,7 @@ impl TextModelConfig {
         let [head_dim, key_value_heads] = head_sizes(&self.keys, source)?;
         config.head_dim = head_dim.or(config.head_dim);
         config.num_key_value_heads = key_value_heads.or(config.num_key_value_heads);
-        let pruned = self.pruned_heads.of_layer(index);
+        let pruned = self.pruned_heads.for_layer(index);
         if !pruned.is_empty() {
             config.head_dim = Some(config.resolved_head_dim());
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());

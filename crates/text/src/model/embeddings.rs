@@ -71,7 +71,7 @@ impl Embeddings {
     }
 
     /// ids `(b, s)` u32 → `(b, s, width)`. Every token has segment type 0 unless `token_type_ids` `(b, s)` is given.
-    pub fn of_padded(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {
+    pub fn embed_padded(&self, ids: &Tensor, token_type_ids: Option<&Tensor>) -> Result<Tensor> {
         let (b, s) = ids.dims2().map_err(|_| Error::shape("ids", ids.dims(), "(b, s)"))?;
         if s > self.max_tokens {
             let expected = format!("at most {} tokens, by max_position_embeddings", self.max_tokens);
@@ -110,7 +110,7 @@ impl Embeddings {
     }
 
     /// A ragged batch as one tensor, `(1, tokens, width)`: all ids reach the device in one copy per table.
-    pub fn of_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
+    pub fn embed_ragged(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<Tensor> {
         let device = self.words.device();
         let rows = |table: &Tensor, rows: &[u32]| table.index_select(&Tensor::new(rows, device)?, 0);
         let mut sum = self.scaled(self.words.lookup(&Tensor::new(ids, device)?)?)?;
@@ -123,7 +123,7 @@ impl Embeddings {
     }
 
     /// A ragged batch as f32 rows on the CPU, `(tokens, width)`.
-    pub fn of_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<AlignedVec<f32>> {
+    pub fn embed_rows(&self, ids: &[u32], types: &[u32], lengths: &[usize]) -> Result<AlignedVec<f32>> {
         match self.words.dtype() {
             DType::F16 => self.rows_of::<f16>(ids, types, lengths),
             DType::BF16 => self.rows_of::<bf16>(ids, types, lengths),

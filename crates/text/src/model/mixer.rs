@@ -34,7 +34,7 @@ impl Mixer {
         let source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&source, index)?;
         let (mut weights, layout) = AttentionWeights::read_base(&attention, &source)?;
-        shared.insert_into(&mut weights.position, &config.pruned_heads.of_layer(index))?;
+        shared.insert_into(&mut weights.position, &config.pruned_heads.for_layer(index))?;
         let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
         attention.quantize_for(&source, layout)?;
         let mut attention = attention.with_changes(&source)?;

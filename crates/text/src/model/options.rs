@@ -52,7 +52,7 @@ impl<'a> ForwardOptions<'a> {
         }
     }
 
-    pub(crate) fn of_layer(&self, index: usize) -> AttentionOptions<'a> {
+    pub(crate) fn for_layer(&self, index: usize) -> AttentionOptions<'a> {
         let mut options = AttentionOptions::default().with_train(self.train);
         options.head_mask = self.head_masks.map(|masks| &masks[index]);
         options

@@ -70,7 +70,7 @@ impl Pooling {
 impl Pooling {
     /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to `offsets[i +
     /// 1]`, of which the first `excluded` do not count → `(texts, modes · d)`.
-    pub(crate) fn of_sequences(
+    pub(crate) fn pool_sequences(
         &self,
         tokens: &[f32],
         d: usize,
@@ -80,14 +80,14 @@ impl Pooling {
     ) {
         for (ends, output) in offsets.windows(2).zip(output.chunks_exact_mut(self.output_size(d).max(1))) {
             let length = ends[1] - ends[0];
-            self.of_rows(&tokens[ends[0] * d..ends[1] * d], d, excluded.min(length)..length, output);
+            self.pool_rows(&tokens[ends[0] * d..ends[1] * d], d, excluded.min(length)..length, output);
         }
     }
 
     /// One text on the CPU: the rows of its tokens `(s, d)`, of which those in `counted` count → `(modes · d)`.
-    fn of_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
+    fn pool_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
         for (mode, output) in self.modes.iter().zip(output.chunks_exact_mut(d.max(1))) {
-            mode.of_rows(tokens, counted.clone(), output);
+            mode.pool_rows(tokens, counted.clone(), output);
         }
     }
 }
@@ -132,7 +132,7 @@ impl PoolingMode {
 
 impl PoolingMode {
     /// [`pool`](Self::pool) of one text.
-    fn of_rows(self, tokens: &[f32], counted: Range<usize>, output: &mut [f32]) {
+    fn pool_rows(self, tokens: &[f32], counted: Range<usize>, output: &mut [f32]) {
         let row = |j: usize| &tokens[j * output.len()..][..output.len()];
         let sum = |weight: fn(usize) -> f32| {
             let mut sum = vec![0.0; output.len()];
@@ -197,7 +197,7 @@ mod tests {
             let mask = Tensor::from_iter((0..s).map(|j| u8::from(counted.contains(&j))), &Device::Cpu).unwrap();
             let want = pooling.forward(&tokens, &mask.unsqueeze(0).unwrap()).unwrap().squeeze(0).unwrap();
             let mut got = vec![f32::NAN; 6 * d];
-            pooling.of_rows(&values, d, counted.clone(), &mut got);
+            pooling.pool_rows(&values, d, counted.clone(), &mut got);
             for (got, want) in got.iter().zip(want.to_vec1::<f32>().unwrap()) {
                 assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{counted:?}: {got}, want {want}");
             }

@@ -101,11 +101,11 @@ impl TextModel {
             let starts: Vec<usize> =
                 offsets[sequences.start..=sequences.end].iter().map(|start| start - tokens.start).collect();
             let lengths: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
-            let hidden = self.embeddings.of_rows(&ids[tokens.clone()], &types[tokens], &lengths)?;
+            let hidden = self.embeddings.embed_rows(&ids[tokens.clone()], &types[tokens], &lengths)?;
             let mut stream = RowStream::new(team, hidden, &starts)?;
             self.run(&mut stream)?;
             match pooling {
-                Some((pooling, excluded)) => pooling.of_sequences(&stream.hidden, width, &starts, excluded, output),
+                Some((pooling, excluded)) => pooling.pool_sequences(&stream.hidden, width, &starts, excluded, output),
                 None => output.copy_from_slice(&stream.hidden),
             }
             Ok(())
@@ -144,7 +144,7 @@ impl TextModel {
         if ids.is_empty() {
             return Ok(Tensor::zeros((0, self.output_size()), DType::F32, self.device())?);
         }
-        let hidden = self.embeddings.of_ragged(ids, types, lengths)?;
+        let hidden = self.embeddings.embed_ragged(ids, types, lengths)?;
         let mut stream = TensorStream::new(hidden, Batch::ragged(lengths), 0.0);
         self.run(&mut stream)?;
         Ok(stream.hidden.squeeze(0)?.to_dtype(DType::F32)?)
@@ -170,7 +170,7 @@ impl TextModel {
         visible: Option<&[usize]>,
     ) -> Result<HiddenStates> {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        let buckets = Bucket::of_like_lengths(&lengths);
+        let buckets = Bucket::group_like_lengths(&lengths);
         let rotates_for_length = MultiHeadAttention::rotates_for_length;
         // What no token attends to is part of a convolution nevertheless: the expansion of queries in LFM2.5-ColBERT.
         let zeroed = self.config.key_flag("conv_zero_padding")?.unwrap_or(false);
@@ -194,7 +194,7 @@ impl TextModel {
         };
         let tokens = match buckets.as_slice() {
             [] => Tensor::zeros((0, self.output_size()), self.dtype(), self.device())?,
-            [one] if one.sequences.len() == ids.len() => forward(&Bucket::of_all(&lengths))?,
+            [one] if one.sequences.len() == ids.len() => forward(&Bucket::group_all(&lengths))?,
             several => {
                 let padded =
                     several.iter().map(|bucket| Ok(forward(bucket)?.flatten(0, 1)?)).collect::<Result<Vec<_>>>()?;

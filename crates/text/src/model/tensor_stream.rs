@@ -82,7 +82,7 @@ impl Stream for TensorStream<'_> {
             Batch::Padded { mask: of_batch, options, .. } => {
                 let mask = (*of_batch).clone().and(mask.clone());
                 let inputs = AttentionInputs::self_attention(&xs, mask);
-                let of_layer = options.of_layer(index);
+                let of_layer = options.for_layer(index);
                 match options.observed_in(index) {
                     Some(what) => {
                         let observed = attention.observe(&inputs, &of_layer, what)?;

@@ -112,7 +112,7 @@ impl TextModel {
         let index = config.first_attention_layer()?;
         let first = source.child(&prefixes[index]).child(row.block.attention);
         let (attention, _) = config.attention_of(&first, index)?;
-        let pruned = config.pruned_heads.of_layer(index).len();
+        let pruned = config.pruned_heads.for_layer(index).len();
         let shared = SharedTables::read(&attention, pruned, &Parameters::default(), &first)?;
         let projections = EmbeddingProjections::load(config, &row.block, source)?;
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
@@ -250,7 +250,7 @@ impl TextModel {
         options: &ForwardOptions,
     ) -> Result<ForwardOutput> {
         options.check(self.layers.len())?;
-        let hidden = self.embeddings.of_padded(ids, token_type_ids)?;
+        let hidden = self.embeddings.embed_padded(ids, token_type_ids)?;
         let batch = Batch::Padded { mask, options, lengths };
         let mut stream = TensorStream::new(hidden, batch, self.config.hidden_dropout_prob);
         self.run(&mut stream)?;

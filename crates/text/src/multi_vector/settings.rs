@@ -66,7 +66,7 @@ impl Default for Mask {
 }
 
 impl Mask {
-    fn of_words(words: Option<Vec<String>>) -> Self {
+    fn from_words(words: Option<Vec<String>>) -> Self {
         let skiplist_words = words.unwrap_or_else(|| PUNCTUATION.chars().map(String::from).collect());
         Self { skiplist_words, ..Self::default() }
     }
@@ -220,7 +220,7 @@ impl Settings {
         layers.push(Layer::Normalize);
         Ok(Self {
             layers,
-            mask: Mask::of_words(stated.skiplist_words),
+            mask: Mask::from_words(stated.skiplist_words),
             query_length: stated.query_length.filter(|_| !expands),
             document_length: stated.document_length,
             expansion: expands.then_some(expansion),
@@ -253,7 +253,7 @@ impl Settings {
         Ok(Self {
             transformer: folder.path.to_path_buf(),
             layers: vec![Layer::Inline, Layer::Normalize],
-            mask: Mask::of_words((!is_masked).then(Vec::new)),
+            mask: Mask::from_words((!is_masked).then(Vec::new)),
             query_length: None,
             document_length: stated.doc_maxlen,
             expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length, is_encoded: true }),

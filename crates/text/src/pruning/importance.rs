@@ -41,7 +41,7 @@ impl SentenceEncoder {
             transformer.excluded_prefix(prompt)?,
         );
         let mut measure = Measure { encoder: self, transformer, sums, excluded_prefix };
-        let signs = Signs::of_texts(texts.len(), self.output_size());
+        let signs = Signs::for_texts(texts.len(), self.output_size());
         for batch in transformer.batcher.batches(&transformer.model, texts, prompt, options)?.padded() {
             let Batch { texts, tokens, .. } = batch?;
             match method {
@@ -187,7 +187,7 @@ struct Signs(u64);
 
 impl Signs {
     /// The places of the signs of `count` texts, `size` signs each.
-    fn of_texts(count: usize, size: usize) -> Vec<Self> {
+    fn for_texts(count: usize, size: usize) -> Vec<Self> {
         let mut next = Self(1);
         let mut of_text = || {
             let of_text = next;

@@ -20,7 +20,7 @@ impl TextModel {
         pruned.config.pruned_heads = self.config.pruned_heads.and(heads, self.config.num_attention_heads);
         pruned.config.validate()?;
         for (index, layer) in pruned.blocks.iter_mut().enumerate() {
-            let of_layer = heads.of_layer(index);
+            let of_layer = heads.for_layer(index);
             if !of_layer.is_empty() {
                 // A layer without attention has no heads, which is checked.
                 if let Mixer::Attention(attention, _) = &mut layer.mixer {

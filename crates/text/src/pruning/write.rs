@@ -166,7 +166,7 @@ fn replace(
     let mut counts = Vec::new();
     for (index, _) in places.iter().enumerate() {
         let all = if config.is_convolution(index) { 0 } else { config.num_attention_heads };
-        counts.push(all - config.pruned_heads.of_layer(index).len());
+        counts.push(all - config.pruned_heads.for_layer(index).len());
     }
     heads.check(&counts)?;
     if row.shared_layers.is_some() {
@@ -174,7 +174,7 @@ fn replace(
         return Err(Error::value("the model to prune", &config.model_type, allowed));
     }
     for (index, place) in places.iter().enumerate() {
-        let of_layer = heads.of_layer(index);
+        let of_layer = heads.for_layer(index);
         if of_layer.is_empty() {
             continue;
         }

@@ -101,11 +101,14 @@ impl SentenceEncoder {
 
     fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
         check_dtype(compute_type.dtype())?;
-        Ok(Self::of_routes(Settings::load(folder)?, Loader::new(folder, Weights::Folder, compute_type, device).load()?))
+        Ok(Self::from_routes(
+            Settings::load(folder)?,
+            Loader::new(folder, Weights::Folder, compute_type, device).load()?,
+        ))
     }
 
     /// The encoder of the default route, with one more for each further route.
-    fn of_routes(settings: Settings, (mut routes, default): (Vec<Route>, Option<usize>)) -> Self {
+    fn from_routes(settings: Settings, (mut routes, default): (Vec<Route>, Option<usize>)) -> Self {
         let own = routes.remove(default.unwrap_or(0));
         let mut encoder = Self::new(own.input, own.modules, settings.clone());
         (encoder.route_name, encoder.needs_task) = (own.name, default.is_none());
@@ -124,7 +127,7 @@ impl SentenceEncoder {
     pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
         let (folder, source) = (ModelFolder::new(&folder), AnySource::new(&source));
         let loaded = Loader::new(folder, Weights::Given(Some(source)), DType::F32.into(), &Device::Cpu).load()?;
-        let encoder = Self::of_routes(Settings::load(folder)?, loaded);
+        let encoder = Self::from_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)
     }

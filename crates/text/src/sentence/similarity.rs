@@ -45,7 +45,7 @@ impl SimilarityFunction {
             Self::Dot => Ok(a.matmul(&b.t()?)?),
             Self::Euclidean | Self::Manhattan => {
                 // Row by row: a tensor `(n, m, d)` may not fit into memory.
-                let row = |i: usize| self.of_differences(&b.broadcast_sub(&a.narrow(0, i, 1)?)?);
+                let row = |i: usize| self.negative_lengths(&b.broadcast_sub(&a.narrow(0, i, 1)?)?);
                 match n {
                     0 => Ok(Tensor::zeros((0, m), a.dtype(), a.device())?),
                     n => Ok(Tensor::stack(&(0..n).map(row).collect::<Result<Vec<_>>>()?, 0)?),
@@ -66,12 +66,12 @@ impl SimilarityFunction {
         match self {
             Self::Cosine => Ok((l2_normalize(&a)? * l2_normalize(&b)?)?.sum(1)?),
             Self::Dot => Ok((a * b)?.sum(1)?),
-            Self::Euclidean | Self::Manhattan => self.of_differences(&(a - b)?),
+            Self::Euclidean | Self::Manhattan => self.negative_lengths(&(a - b)?),
         }
     }
 
     /// Minus the length of each row.
-    fn of_differences(self, differences: &Tensor) -> Result<Tensor> {
+    fn negative_lengths(self, differences: &Tensor) -> Result<Tensor> {
         Ok(match self {
             Self::Manhattan => differences.abs()?.sum(1)?.neg()?,
             _ => differences.sqr()?.sum(1)?.sqrt()?.neg()?,

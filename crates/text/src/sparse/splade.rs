@@ -79,7 +79,7 @@ impl SpladePooling {
             }
         }
         if self.strategy == Strategy::Max {
-            pooled.iter_mut().flatten().for_each(|x| *x = self.activation.of(*x));
+            pooled.iter_mut().flatten().for_each(|x| *x = self.activation.apply(*x));
         }
         Ok(pooled)
     }
@@ -95,7 +95,7 @@ impl SpladePooling {
                         // The activation grows with its argument: that of the largest is the largest.
                         Strategy::Max if x > *pooled || x.is_nan() => *pooled = x,
                         Strategy::Max => {}
-                        Strategy::Sum => *pooled += self.activation.of(x),
+                        Strategy::Sum => *pooled += self.activation.apply(x),
                     }
                 }
             }
@@ -109,7 +109,7 @@ impl SpladePooling {
 }
 
 impl Activation {
-    fn of(self, x: f32) -> f32 {
+    fn apply(self, x: f32) -> f32 {
         // A product with 0 keeps NaN.
         let once = if x > 0.0 { x.ln_1p() } else { x * 0.0 };
         match self {
@@ -146,7 +146,7 @@ mod tests {
                 let own = &states[start..start + length];
                 start += length;
                 for (id, got) in pooled.iter().enumerate().step_by(97) {
-                    let weights = own.iter().map(|state| activation.of(logit(*state, id)));
+                    let weights = own.iter().map(|state| activation.apply(logit(*state, id)));
                     let want = match strategy {
                         Strategy::Max => weights.fold(0.0, f32::max),
                         Strategy::Sum => weights.sum(),

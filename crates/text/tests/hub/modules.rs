@@ -11,7 +11,7 @@ use crate::models::modules_folder as folder;
 fn all_files_of_the_modules_are_brought() {
     for name in ["chain", "router", "router_late", "static", "model2vec"] {
         let folder = folder(name);
-        let hub = Hub::of_folder(folder.path());
+        let hub = Hub::from_folder(folder.path());
         let brought = SentenceEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu).unwrap();
         let disk = SentenceEncoder::from_folder(folder.path(), DType::F32, &Device::Cpu).unwrap();
         for encode in [SentenceEncoder::encode_query, SentenceEncoder::encode_document] {
@@ -26,7 +26,7 @@ fn all_files_of_the_modules_are_brought() {
 #[test]
 fn a_module_without_weights_is_an_error() {
     for (name, file) in [("chain", "3_LayerNorm/model.safetensors"), ("router", "query_1_Dense/model.safetensors")] {
-        let hub = Hub::of_folder(folder(name).path());
+        let hub = Hub::from_folder(folder(name).path());
         hub.remove(file);
         let result = SentenceEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu);
         says(result, &["the repository holds no", file]);

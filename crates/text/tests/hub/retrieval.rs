@@ -12,7 +12,7 @@ const TEXTS: [&str; 2] = ["the cat sat", "who is the cat?"];
 fn sparse_models_are_brought_whole() {
     for name in ["splade", "inference_free", "plain"] {
         let folder = fixture(&format!("sparse/{name}"));
-        let hub = Hub::of_folder(&folder);
+        let hub = Hub::from_folder(&folder);
         let brought = SparseEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu).unwrap();
         let disk = SparseEncoder::from_folder(&folder, DType::F32, &Device::Cpu).unwrap();
         for encode in [SparseEncoder::encode_query, SparseEncoder::encode_document] {
@@ -26,7 +26,7 @@ fn sparse_models_are_brought_whole() {
 fn multi_vector_models_are_brought_whole() {
     for name in ["modern", "roberta", "pylate", "stanford"] {
         let folder = fixture(&format!("multi_vector/{name}"));
-        let hub = Hub::of_folder(&folder);
+        let hub = Hub::from_folder(&folder);
         let brought = MultiVectorEncoder::from_hub(ID, &hub.options(), DType::F32, &Device::Cpu).unwrap();
         let disk = MultiVectorEncoder::from_folder(&folder, DType::F32, &Device::Cpu).unwrap();
         for encode in [MultiVectorEncoder::encode_query, MultiVectorEncoder::encode_document] {

@@ -64,11 +64,11 @@ pub struct Hub {
 impl Hub {
     /// Serves the tiny model at revision `main`.
     pub fn start() -> Self {
-        Self::of_folder(&fixture("tiny-bert"))
+        Self::from_folder(&fixture("tiny-bert"))
     }
 
     /// Serves the files of a folder as that model.
-    pub fn of_folder(folder: &Path) -> Self {
+    pub fn from_folder(folder: &Path) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let mut files = HashMap::new();

@@ -64,7 +64,7 @@ fn classifier(name: &str, labels: &[&str]) {
         assert_close(name, &Tensor::new(of_texts, &CPU).unwrap(), &golden(&format!("{name}.texts")), 1e-5);
         assert_close(name, &Tensor::new(of_pairs, &CPU).unwrap(), &golden(name), 1e-5);
     }
-    assert_eq!(TaskHead::of_folder(file(name)).unwrap(), TaskHead::SequenceClassification);
+    assert_eq!(TaskHead::from_folder(file(name)).unwrap(), TaskHead::SequenceClassification);
     let encoder = CrossEncoder::from_folder(file(name), DType::F32, &CPU).unwrap();
     assert_eq!(encoder.num_labels(), labels.len());
     if let [_] = labels {
@@ -146,7 +146,7 @@ fn decoder_that_answers() {
     assert!(SparseEncoder::from_folder(file("reranker"), DType::F32, &CPU).is_err());
     assert!(M3Encoder::from_folder(file("reranker"), DType::F32, &CPU).is_err());
     let answers = ["reranker.gguf", "answers `yes` and `no`"];
-    says(TaskHead::of_folder(file("reranker")), &answers);
+    says(TaskHead::from_folder(file("reranker")), &answers);
     says(TextClassifier::from_folder(file("reranker"), DType::F32, &CPU).map(drop), &answers);
     let bytes = changed(file("reranker"), b"chat_template.rerank", b"chat_template.renark");
     says(ModelFiles::new().with("model.gguf", bytes), &["tokenizer.chat_template.rerank", "absent"]);
@@ -161,7 +161,7 @@ fn decoder_that_answers() {
 #[test]
 fn head_without_its_first_layer() {
     let parts = ["no-pooler.gguf", "pooler", "not those of the model"];
-    says(TaskHead::of_folder(file("no-pooler")), &parts);
+    says(TaskHead::from_folder(file("no-pooler")), &parts);
     says(TextClassifier::from_folder(file("no-pooler"), ComputeType::default(), &CPU).map(drop), &parts);
     says(CrossEncoder::from_folder(file("no-pooler"), DType::F32, &CPU).map(drop), &parts);
     assert!(SentenceEncoder::from_folder(file("no-pooler"), DType::F32, &CPU).is_ok());
@@ -171,7 +171,7 @@ fn head_without_its_first_layer() {
 #[test]
 fn files_that_are_no_classifiers() {
     let path = fixture("gguf/bert.gguf");
-    says(TaskHead::of_folder(&path), &["bert.gguf", "has no head", "cls.output"]);
+    says(TaskHead::from_folder(&path), &["bert.gguf", "has no head", "cls.output"]);
     let bytes = changed(file("bert"), b"cls.weight", b"cls.wolght");
     says(ModelFiles::new().with("model.gguf", bytes), &["model.gguf", "cls.wolght", "nothing here reads"]);
     let bytes = changed(path, b"blk.1.attn_q.bias", b"blk.1.attn_g.bias");

@@ -131,7 +131,7 @@ fn a_folder_with_a_file() {
     std::fs::copy(fixture("gguf/bert.gguf"), &path).unwrap();
     let alone = encode(&SentenceEncoder::from_folder(folder.path(), DType::F32, &CPU).unwrap());
     assert_close("alone", &alone, &Golden::open("gguf/models.safetensors").get("bert"), 1e-5);
-    assert_eq!(EncoderKind::of_folder(&path).unwrap(), EncoderKind::Sentence);
+    assert_eq!(EncoderKind::from_folder(&path).unwrap(), EncoderKind::Sentence);
     assert_eq!(locate_model(path.to_str().unwrap(), None, false).unwrap(), path);
     let print = fingerprint(&path).unwrap();
     assert_ne!(print, fingerprint(fixture("gguf/bert-q8_0.gguf")).unwrap());
@@ -195,7 +195,7 @@ fn metadata_that_lies() {
 fn what_is_not_done_with_a_file_says_so() {
     let path = fixture("gguf/bert.gguf");
     let head = ["bert.gguf", "has no head"];
-    says(TaskHead::of_folder(&path), &head);
+    says(TaskHead::from_folder(&path), &head);
     says(TextClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
     says(TokenClassifier::from_folder(&path, DType::F32, &CPU).map(drop), &head);
     says(CrossEncoder::from_folder(&path, DType::F32, &CPU).map(drop), &head);

@@ -132,13 +132,13 @@ fn a_folder_shows_what_it_makes_of_texts() {
         ("multi_vector/stanford", MultiVector),
     ];
     for (folder, kind) in kinds {
-        assert_eq!(EncoderKind::of_folder(fixture(folder)).unwrap(), kind, "{folder}");
+        assert_eq!(EncoderKind::from_folder(fixture(folder)).unwrap(), kind, "{folder}");
     }
     // By the modules alone.
     for (from, kind) in [("sparse/splade", Sparse), ("multi_vector/modern", MultiVector)] {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(fixture(from).join("modules.json"), folder.path().join("modules.json")).unwrap();
-        assert_eq!(EncoderKind::of_folder(folder.path()).unwrap(), kind, "{from}");
+        assert_eq!(EncoderKind::from_folder(folder.path()).unwrap(), kind, "{from}");
     }
 }
 

@@ -68,7 +68,7 @@ fn tokens(name: &str, labels: &[&str]) {
         assert_close(name, &tokens(&got), &tokens(&want), MODEL);
     }
     let folder = fixture(&format!("encoders/{name}"));
-    assert_eq!(TaskHead::of_folder(&folder).unwrap(), TaskHead::TokenClassification);
+    assert_eq!(TaskHead::from_folder(&folder).unwrap(), TaskHead::TokenClassification);
     let other = SequenceClassifier::load(&config, checkpoint.at("", DType::F32, &CPU));
     assert!(other.is_err(), "{name}: the head classifies no texts");
 }

@@ -160,10 +160,10 @@ fn long_texts_are_cut_and_labels_named() {
 #[test]
 fn heads_are_told_apart() {
     let folder = fixture("token_classifier/bert");
-    assert_eq!(TaskHead::of_folder(&folder).unwrap(), TaskHead::TokenClassification);
+    assert_eq!(TaskHead::from_folder(&folder).unwrap(), TaskHead::TokenClassification);
     // Without a pooler before it, `classifier` is of tokens.
     let silent = changed(json!({"architectures": null}));
-    assert_eq!(TaskHead::of_folder(silent.path()).unwrap(), TaskHead::TokenClassification);
+    assert_eq!(TaskHead::from_folder(silent.path()).unwrap(), TaskHead::TokenClassification);
     assert!(open(silent.path()).is_ok());
 
     let stated = changed(json!({"architectures": ["BertForSequenceClassification"]}));
