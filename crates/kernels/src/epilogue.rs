@@ -53,10 +53,8 @@ impl Epilogue<'_> {
                 let bias = s.load(bias.as_ptr().add(at));
                 for row in 0..rows {
                     let sum = s.add(s.load(sums.add(row * width + at)), bias);
-                    let result = match rounds_to_bf16 {
-                        true => activate_bf16(s, activation, sum),
-                        false => activation.apply(s, sum),
-                    };
+                    let result =
+                        if rounds_to_bf16 { activate_bf16(s, activation, sum) } else { activation.apply(s, sum) };
                     s.store(to.add(row * to_stride + at), result);
                 }
             }

@@ -140,9 +140,10 @@ impl TileKernel for TaskKernel<'_> {
         let count = if problem.appended > 0 { s_kv + problem.appended } else { visible };
 
         let heads = kv_heads.len();
-        let packed = match sizes.one_tile {
-            true => [d, width_v].map(StepMemory::packed_size::<C>),
-            false => [KEY_BLOCK * width, C::values_offset(KEY_BLOCK, width_v)],
+        let packed = if sizes.one_tile {
+            [d, width_v].map(StepMemory::packed_size::<C>)
+        } else {
+            [KEY_BLOCK * width, C::values_offset(KEY_BLOCK, width_v)]
         };
         let of_scratch = [
             heads * padded_rows * width,

@@ -45,10 +45,8 @@ impl PairKernel for GemmPairs<'_> {
         let rows = self.task.to - self.task.from;
         // Inputs that are pairs already, whole tiles of them, are read where they are.
         let in_place = D::ORDER == PairOrder::Rows && k == 2 * pairs && rows.is_multiple_of(D::MAX_ROWS);
-        let in_place = match in_place {
-            true => self.task.a.part(self.task.from * k..self.task.to * k).as_pairs(D::FORMAT),
-            false => None,
-        };
+        let in_place =
+            if in_place { self.task.a.part(self.task.from * k..self.task.to * k).as_pairs(D::FORMAT) } else { None };
         if in_place.is_none() {
             self.round_inputs(dot, rows, pairs);
         }
@@ -69,9 +67,10 @@ impl PairKernel for GemmPairs<'_> {
             for (index, first) in (0..rows).step_by(D::MAX_ROWS).enumerate() {
                 let (step, tiles) = (width * size_of::<Pair>(), rows.div_ceil(D::MAX_ROWS));
                 // One or a few rows leave no time between their loads.
-                let prefetch = match rows < D::MAX_ROWS {
-                    true => Prefetch::NONE,
-                    false => Prefetch::for_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel)),
+                let prefetch = if rows < D::MAX_ROWS {
+                    Prefetch::NONE
+                } else {
+                    Prefetch::for_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel))
                 };
                 let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),

@@ -141,9 +141,12 @@ impl Mask<'_> {
     pub(super) fn check(&self, dims: [usize; 4], d: usize) -> Result<()> {
         let [sequences, h, s_q, s_kv] = dims;
         let MaskStructure { lengths, distances, starts, .. } = &self.structure;
-        let count = |name: &str, found: usize, expected: usize| match found == expected {
-            true => Ok(()),
-            false => Err(Error::value(format!("the number of {name}"), found, expected.to_string())),
+        let count = |name: &str, found: usize, expected: usize| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(Error::value(format!("the number of {name}"), found, expected.to_string()))
+            }
         };
         for lengths in lengths {
             match lengths {

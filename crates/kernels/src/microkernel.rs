@@ -96,9 +96,10 @@ impl Prefetch {
     pub fn fetch<S: Simd>(&mut self, s: S, block: usize) {
         if block & self.mask == 0 {
             for _ in 0..self.lines {
-                match self.to_l2 {
-                    true => s.prefetch_l2(self.at.cast()),
-                    false => s.prefetch(self.at.cast()),
+                if self.to_l2 {
+                    s.prefetch_l2(self.at.cast())
+                } else {
+                    s.prefetch(self.at.cast())
                 }
                 self.at = self.at.wrapping_add(LINE);
             }

@@ -199,10 +199,7 @@ unsafe fn add_columns<S: Simd, T: Convert, const R: usize, const NV: usize>(
             for (v, sum) in sums.into_iter().enumerate() {
                 let at = r * width + v * S::LANES;
                 let to = output.as_mut_ptr().add(at);
-                match is_last {
-                    true => s.store(to, s.add(s.load(to), sum)),
-                    false => s.store(sums_of_block.add(at), sum),
-                }
+                if is_last { s.store(to, s.add(s.load(to), sum)) } else { s.store(sums_of_block.add(at), sum) }
             }
         }
     }

@@ -71,9 +71,10 @@ impl<'a> Tokens<'a> {
         assert!(to.len() >= S::LANES * width);
         for (i, to) in to.chunks_exact_mut(width).take(S::LANES).enumerate() {
             let (values, padding) = to.split_at_mut(self.d);
-            match i < self.count {
-                true => self.token(i).upcast(values),
-                false => values.fill(0.0),
+            if i < self.count {
+                self.token(i).upcast(values)
+            } else {
+                values.fill(0.0)
             }
             padding.fill(0.0);
         }

@@ -193,10 +193,7 @@ impl Awake {
             rayon::spawn(move || {
                 let mut waits = Waits::default();
                 while !shared.over.load(Ordering::Acquire) {
-                    match shared.work(own) {
-                        true => waits = Waits::default(),
-                        false => waits.wait(),
-                    }
+                    if shared.work(own) { waits = Waits::default() } else { waits.wait() }
                 }
             });
         }

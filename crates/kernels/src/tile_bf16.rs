@@ -35,9 +35,10 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     unsafe fn store_weights(self, row: *mut f32, key: usize, weights: S::V) {
         // SAFETY: the caller promises it; half as many bytes end no later.
         unsafe {
-            match D::BY_VECTORS {
-                true => self.0.store_bf16(row.add(key / 2).cast(), weights),
-                false => self.0.store(row.add(key), weights),
+            if D::BY_VECTORS {
+                self.0.store_bf16(row.add(key / 2).cast(), weights)
+            } else {
+                self.0.store(row.add(key), weights)
             }
         }
     }

@@ -18,9 +18,10 @@ pub(super) trait TileKernel {
 pub(super) fn run_on_tiles<K: TileKernel>(isa: Isa, bf16: bool, kernel: K) -> Result<()> {
     let mut result = Ok(());
     let kernel = OnTiles { kernel, result: &mut result };
-    match bf16 && isa.has_bf16_dot() {
-        true => isa.run_bf16(kernel),
-        false => isa.run(kernel),
+    if bf16 && isa.has_bf16_dot() {
+        isa.run_bf16(kernel)
+    } else {
+        isa.run(kernel)
     }
     result
 }

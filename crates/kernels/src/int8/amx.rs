@@ -88,9 +88,10 @@ unsafe impl Int8Tiles for Amx {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match rows > TILE_ROWS {
-                true => microkernel::<true>(steps, a, a_stride, panel, sums.0.as_mut_ptr()),
-                false => microkernel::<false>(steps, a, a_stride, panel, sums.0.as_mut_ptr()),
+            if rows > TILE_ROWS {
+                microkernel::<true>(steps, a, a_stride, panel, sums.0.as_mut_ptr())
+            } else {
+                microkernel::<false>(steps, a, a_stride, panel, sums.0.as_mut_ptr())
             }
         }
     }

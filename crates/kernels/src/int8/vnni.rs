@@ -20,21 +20,17 @@ const BLOCK_MR: usize = 2;
 
 impl<const VEX: bool> Vnni<VEX> {
     pub fn detect(avx2: Avx2) -> Option<Self> {
-        let has_vnni = match VEX {
-            true => is_x86_feature_detected!("avxvnni"),
-            false => is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl"),
+        let has_vnni = if VEX {
+            is_x86_feature_detected!("avxvnni")
+        } else {
+            is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl")
         };
         has_vnni.then_some(Self(avx2))
     }
 
     pub fn run<K: Int8Kernel>(self, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX2, FMA and the instructions of its encoding.
-        unsafe {
-            match VEX {
-                true => run_vex(self, kernel),
-                false => run_evex(self, kernel),
-            }
-        }
+        unsafe { if VEX { run_vex(self, kernel) } else { run_evex(self, kernel) } }
     }
 }
 
@@ -75,9 +71,10 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
     fn dot(self, sums: __m256i, weights: __m256i, x: i32) -> __m256i {
         // SAFETY: `self` proves that the processor has the instruction in this encoding.
         unsafe {
-            match VEX {
-                true => _mm256_dpbusd_avx_epi32(sums, weights, _mm256_set1_epi32(x)),
-                false => _mm256_dpbusd_epi32(sums, weights, _mm256_set1_epi32(x)),
+            if VEX {
+                _mm256_dpbusd_avx_epi32(sums, weights, _mm256_set1_epi32(x))
+            } else {
+                _mm256_dpbusd_epi32(sums, weights, _mm256_set1_epi32(x))
             }
         }
     }

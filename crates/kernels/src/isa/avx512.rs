@@ -104,12 +104,7 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     fn call<K: VectorKernel>(self, kernel: K) {
         // SAFETY: `self` proves that the processor has AVX-512F, and with `BF16` the others.
-        unsafe {
-            match BF16 {
-                true => call_bf16(Avx512(()), kernel),
-                false => call(Avx512(()), kernel),
-            }
-        }
+        unsafe { if BF16 { call_bf16(Avx512(()), kernel) } else { call(Avx512(()), kernel) } }
     }
 
     register_ops! {
