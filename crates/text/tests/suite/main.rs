@@ -8,21 +8,15 @@ mod buckets;
 #[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
-mod debug;
 mod embedded;
 mod encoder;
 mod encoders;
-mod frozen;
 mod gguf_heads;
 mod gguf_models;
 mod heads;
 mod hostile_folders;
 mod hostile_tokenizers;
 mod jina;
-mod lora;
-mod lora_tasks;
-mod lora_training;
-mod memory;
 mod minilm;
 mod model_names;
 #[allow(dead_code, reason = "two suites share it")]
@@ -34,14 +28,12 @@ mod own_encoders;
 mod published_quantized;
 mod quality;
 mod quantized;
-mod ragged;
 mod rerankers;
 mod search;
 mod sentence_models;
 mod sentence_modules;
 mod sentence_outputs;
 mod soak;
-mod sources;
 mod sparse;
 mod task_heads;
 mod token_classifier;

@@ -57,7 +57,7 @@ fn writer() {
 /// Starts another process that writes; it has begun when this returns.
 fn start(target: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "kills::writer", "--ignored", "--nocapture"]).env(TARGET, target);
+    command.args(["--exact", "checkpoints::killed_writers::writer", "--ignored", "--nocapture"]).env(TARGET, target);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains(STARTED)));

@@ -9,43 +9,43 @@ use crate::common::{Files, fixture, repository};
 const USED_BY: &[(&str, &[&str])] = &[
     ("encoders", &["encoders", "own_encoders", "task_heads"]),
     ("own_sentences", &["own_encoders"]),
-    ("compose", &["compose"]),
+    ("compose", &["api/composed_models"]),
     ("sentence_models", &["sentence_models"]),
-    ("lora", &["adapters", "lora", "lora_tasks", "lora_training"]),
+    ("lora", &["adapters", "with_models/lora", "with_models/lora_tasks", "with_models/lora_training"]),
     ("rerankers", &["rerankers"]),
     ("tiny-bert-variants", &["encoder"]),
     ("multi_vector", &["multi_vector"]),
     ("sparse", &["bge_m3", "sparse"]),
     ("token_classifier", &["token_classifier"]),
     ("sentence-modules", &["sentence_modules"]),
-    ("gguf", &["gguf", "gguf_models"]),
+    ("gguf", &["checkpoints/gguf", "gguf_models"]),
     ("gguf_heads", &["gguf_heads"]),
     (
         "",
         &[
-            "compose",
-            "config_kinds",
+            "api/composed_models",
+            "families/config_kinds",
             "embedded",
             "encoder",
             "encoders",
-            "explicit_positions",
-            "families",
-            "gguf",
+            "numerics/explicit_positions",
+            "families/published_layers",
+            "checkpoints/gguf",
             "gguf_heads",
             "jina",
-            "layouts",
-            "lora",
-            "masks_in_dtypes",
-            "mask_functions",
-            "masks_or",
+            "checkpoints/layouts",
+            "with_models/lora",
+            "masks/dtypes",
+            "masks/functions",
+            "masks/or_masks",
             "minilm",
-            "model_types",
+            "families/model_types",
             "multi_vector",
             "ordinary_files",
             "own_encoders",
-            "positions",
+            "numerics/positions",
             "rerankers",
-            "seeds",
+            "families/seed_systems",
             "sentence_models",
             "sparse",
             "token_classifier",
@@ -79,7 +79,7 @@ fn every_fixture_is_named_by_the_test_that_runs_it() {
             assert!(words.contains(name), "{}: named in none of {tests:?}", path.display());
         }
     }
-    let words = words(&["families"]);
+    let words = words(&["families/published_layers"]);
     for (name, _) in Files::open("families.safetensors").all() {
         assert!(words.contains(name), "{name}: not named by the test of families");
     }

@@ -3,19 +3,19 @@
 // Each example compiles what the programs share as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
-#[path = "../../examples/gpt.rs"]
+#[path = "../../../examples/gpt.rs"]
 #[allow(dead_code)]
 mod gpt;
-#[path = "../../examples/qwen3.rs"]
+#[path = "../../../examples/qwen3.rs"]
 #[allow(dead_code)]
 mod qwen3;
-#[path = "../../examples/t5.rs"]
+#[path = "../../../examples/t5.rs"]
 #[allow(dead_code)]
 mod t5;
 #[allow(dead_code)]
-#[path = "../../examples/tokens/mod.rs"]
+#[path = "../../../examples/tokens/mod.rs"]
 mod tokens;
-#[path = "../../examples/vit_block.rs"]
+#[path = "../../../examples/vit_block.rs"]
 #[allow(dead_code)]
 mod vit_block;
 

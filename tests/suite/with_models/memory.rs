@@ -286,7 +286,7 @@ mod resident {
     ) -> [f64; 2] {
         let compute_type = compute_type.into();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "memory::resident::measured", "--ignored", "--nocapture"]);
+        command.args(["--exact", "with_models::memory::resident::measured", "--ignored", "--nocapture"]);
         command.env(FOLDER, folder).env(DTYPE, compute_type.to_string()).env(HOW, how).env("RAYON_NUM_THREADS", "1");
         // glibc then returns every tensor and every packed matrix to the system when it is freed.
         command.env("MALLOC_MMAP_THRESHOLD_", "65536");

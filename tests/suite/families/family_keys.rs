@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
 use crate::common::{family, says};
-use crate::right_or_refused::load;
+use crate::families::right_or_refused::load;
 
 /// A configuration of 2 heads with these keys.
 fn config(model_type: &str, keys: Value) -> Value {

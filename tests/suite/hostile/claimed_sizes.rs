@@ -8,8 +8,8 @@ use candle_attention::{AttentionConfig, MultiHeadAttention};
 use candle_core::{DType, Device, Module, Tensor};
 use serde_json::{Value, json};
 
+use crate::checkpoints::inspect::sparse;
 use crate::common::{Random, numbers, says};
-use crate::inspect::sparse;
 
 const CPU: Device = Device::Cpu;
 

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Map, Value, json};
 
 use crate::common::{fixture, says};
-use crate::right_or_refused::load;
+use crate::families::right_or_refused::load;
 
 const HEAD: usize = 32;
 

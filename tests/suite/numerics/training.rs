@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::{Random, assert_close, numbers};
-use crate::gradients::{B, S_KV, S_Q, forms, masks};
+use crate::numerics::gradients::{B, S_KV, S_Q, forms, masks};
 
 /// Gradients of f32 are compared with those of f64.
 const GRADIENT: f64 = 3e-5;

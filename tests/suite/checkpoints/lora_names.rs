@@ -1,5 +1,5 @@
 //! LoRA adapters: the modules that a configuration names, their ranks and factors, and names of tensors, as PEFT has
-//! them. `crates/text/tests/suite/lora.rs` compares whole models.
+//! them. `tests/suite/with_models/lora.rs` compares whole models.
 
 use std::collections::BTreeMap;
 

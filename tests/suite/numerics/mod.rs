@@ -1,0 +1,16 @@
+//! Values and gradients, on every path.
+
+mod all_calls;
+mod concurrent_writes;
+mod empty_inputs;
+mod explicit_positions;
+mod frozen;
+mod gates;
+pub mod gradients;
+mod latent;
+mod norms;
+mod positions;
+mod ragged;
+mod relative_tables;
+mod steps;
+mod training;
