@@ -265,7 +265,8 @@ impl AttentionMask {
     /// ```
     /// use candle_attention::AttentionMask;
     /// let documents = [0, 0, 0, 1, 1, 2];
-    /// let mask = AttentionMask::causal().and(AttentionMask::from_pattern_fn(move |q, k| documents[q] == documents[k]));
+    /// let same = AttentionMask::from_pattern_fn(move |q, k| documents[q] == documents[k]);
+    /// let mask = AttentionMask::causal().and(same);
     /// assert_eq!(mask.to_string(), "causal and a function of (q, k)");
     /// ```
     ///
