@@ -54,6 +54,9 @@ impl Command for AttentionMap {
         let (html, svg) = (output(&self.html, Kind::Html)?, output(&self.svg, Kind::Svg)?);
         let outputs: Vec<&Output> = [&html, &svg].into_iter().flatten().collect();
         check_distinct(&outputs)?;
+        if [Some(&self.text), self.pair.as_ref()].into_iter().flatten().any(|text| text.trim().is_empty()) {
+            return Err("a text is blank: expected some words".into());
+        }
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let layers = self.layers(&encoder.heads())?;

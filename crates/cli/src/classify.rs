@@ -12,8 +12,9 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::shared::head_model::HeadModel;
+use super::shared::model::examples;
 use super::shared::program::Command;
-use super::shared::{Result, print, read};
+use super::shared::{Result, positive, print, read};
 
 /// Classify texts or pairs of texts, or find entities in texts.
 ///
@@ -24,12 +25,12 @@ use super::shared::{Result, print, read};
 #[derive(Parser)]
 #[command(
     name = "classify",
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention classify --model distilbert/distilbert-base-uncased-finetuned-sst-2-english \\
       \"A warm, funny film.\" \"A waste of time.\"
   candle-attention classify --model distilbert/distilbert-base-uncased-finetuned-sst-2-english \\
       --file texts.txt --top-k 1 --json
-  candle-attention classify --model dslim/bert-base-NER --aggregation first --json \"Anna lives in Paris.\""
+  candle-attention classify --model dslim/bert-base-NER --aggregation first --json \"Anna lives in Paris.\"")
 )]
 pub struct Classify {
     #[command(flatten)]
@@ -44,7 +45,7 @@ pub struct Classify {
     #[arg(long, value_name = "TEXT")]
     pair: Option<String>,
     /// The number of labels to print per text, the most probable first [default: 5 in a table, all with --json]
-    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = positive::<u32>)]
     top_k: Option<u32>,
     /// How tokens become entities, as in transformers: none (each token by itself), simple (neighbors of one label), or
     /// words with the label of their first token, of the mean of their tokens, or of their most probable token

@@ -7,8 +7,9 @@ use candle_attention_text::{FillMask as Model, MaskPrediction};
 use clap::Parser;
 
 use super::shared::head_model::HeadModel;
+use super::shared::model::examples;
 use super::shared::program::Command;
-use super::shared::{Result, print, read};
+use super::shared::{Result, positive, print, read};
 
 /// Predict what stands at each [MASK] of texts.
 ///
@@ -17,9 +18,9 @@ use super::shared::{Result, print, read};
 #[derive(Parser)]
 #[command(
     name = "fill-mask",
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention fill-mask --model google-bert/bert-base-uncased \"The cat [MASK] on the mat.\"
-  candle-attention fill-mask --model google-bert/bert-base-uncased --top-k 3 --json \"A [MASK] sleeps on the [MASK].\""
+  candle-attention fill-mask --model google-bert/bert-base-uncased --top-k 3 --json \"A [MASK] sleeps on the [MASK].\"")
 )]
 pub struct FillMask {
     #[command(flatten)]
@@ -31,7 +32,7 @@ pub struct FillMask {
     #[arg(long, conflicts_with = "texts")]
     file: Option<PathBuf>,
     /// The number of tokens to print per mask, the most probable first
-    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 5, value_parser = positive::<u32>)]
     top_k: u32,
     /// Print one {"text": …, "masks": [[{"token": …, "id": …, "score": …}]]} per line, in input order [default: a
     /// table]

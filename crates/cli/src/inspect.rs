@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelConfig};
 use candle_attention::io::read_json;
 use clap::Parser;
 use serde_json::Value;
 
-use super::shared::checkpoint::locate;
-use super::shared::model::{PATH_OR_ID, or_hub_id};
+use super::shared::checkpoint::open;
+use super::shared::model::{PATH_OR_ID, examples, or_hub_id};
 use super::shared::program::Command;
 use super::shared::{Result, about, print};
 
@@ -20,16 +20,20 @@ use super::shared::{Result, about, print};
 #[derive(Parser)]
 #[command(
     name = "inspect",
-    after_help = "Examples:
-  candle-attention inspect ./all-MiniLM-L6-v2
-  candle-attention inspect ./all-MiniLM-L6-v2/model.safetensors --check --json"
+    after_help = examples("Examples:
+  candle-attention inspect sentence-transformers/all-MiniLM-L6-v2
+  candle-attention inspect --model sentence-transformers/all-MiniLM-L6-v2 --check --json")
 )]
 pub struct Inspect {
     #[arg(
+        required_unless_present = "model",
         value_name = PATH_OR_ID,
         help = or_hub_id("A model folder, a .safetensors or .gguf file, a .safetensors.index.json", "")
     )]
-    checkpoint: PathBuf,
+    checkpoint: Option<PathBuf>,
+    /// The same as an option
+    #[arg(long, value_name = PATH_OR_ID, conflicts_with = "checkpoint")]
+    model: Option<PathBuf>,
     /// The model's config.json [default: the one beside the weights, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -46,7 +50,7 @@ pub struct Inspect {
 
 impl Command for Inspect {
     fn run(self) -> Result<()> {
-        let checkpoint = Checkpoint::open(locate(&self.checkpoint)?)?;
+        let checkpoint = open(self.checkpoint.or(self.model).as_deref().unwrap_or(Path::new("")))?;
         let beside = checkpoint.path().map(|path| path.with_file_name("config.json"));
         let config = self.config.clone().or_else(|| beside.filter(|path| path.symlink_metadata().is_ok()));
         let json: Option<Value> = match &config {

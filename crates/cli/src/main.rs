@@ -23,8 +23,12 @@ struct Program {
     #[command(subcommand)]
     command: Commands,
     /// The number of threads that compute [default: RAYON_NUM_THREADS, or all cores]
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, global = true, value_name = "N", value_parser = threads)]
     threads: Option<u16>,
+}
+
+fn threads(text: &str) -> std::result::Result<u16, &'static str> {
+    text.parse().ok().filter(|threads| (1..=1024).contains(threads)).ok_or("expected a whole number from 1 to 1024")
 }
 
 #[derive(Subcommand)]

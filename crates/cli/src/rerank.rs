@@ -9,8 +9,9 @@ use candle_core::Device;
 use clap::Parser;
 
 use super::shared::head_model::HeadModel;
+use super::shared::model::examples;
 use super::shared::program::Command;
-use super::shared::{Result, print, read};
+use super::shared::{Result, positive, print, read};
 
 /// Sort documents by their relevance to a query.
 ///
@@ -20,10 +21,10 @@ use super::shared::{Result, print, read};
 #[derive(Parser)]
 #[command(
     name = "rerank",
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention rerank --model cross-encoder/ms-marco-MiniLM-L6-v2 \"Who sleeps?\" \"A cat sleeps.\" \"Stocks fell.\"
   candle-attention rerank --model cross-encoder/ms-marco-MiniLM-L6-v2 --query \"Who sleeps?\" \\
-      --file texts.txt --top-k 3 --json"
+      --file texts.txt --top-k 3 --json")
 )]
 pub struct Rerank {
     #[command(flatten)]
@@ -44,7 +45,7 @@ pub struct Rerank {
     #[arg(long)]
     file: Option<PathBuf>,
     /// The number of documents to print, the best first [default: 10 in a table; with --json all, in the order given]
-    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, value_parser = positive::<u32>)]
     top_k: Option<u32>,
     /// Print one {"document": …, "score": …} per line: all in the order given, or with --top-k the best first
     /// [default: a table]

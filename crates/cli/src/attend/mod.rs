@@ -16,10 +16,10 @@ use clap::Parser;
 use inputs::Inputs;
 use serde_json::Value;
 
-use super::shared::checkpoint::{check_finite, locate};
-use super::shared::model::{PATH_OR_ID, or_hub_id};
+use super::shared::checkpoint::{check_finite, open};
+use super::shared::model::{PATH_OR_ID, examples, or_hub_id};
 use super::shared::output::{Kind, Output};
-use super::shared::program::Command;
+use super::shared::program::{Command, name_option};
 use super::shared::{Result, about, device, print};
 
 /// Run one attention layer of a checkpoint on tensors from a file
@@ -48,19 +48,20 @@ use super::shared::{Result, about, device, print};
 #[command(
     name = "attend",
     verbatim_doc_comment,
-    after_help = "Examples:
-  candle-attention attend --checkpoint ./all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors \
---output out.safetensors
-  candle-attention attend --checkpoint ./all-MiniLM-L6-v2 --prefix encoder.layer.1.attention --input in.safetensors \
---output attended.safetensors --weights --causal --plan"
+    after_help = examples("Examples:
+  candle-attention attend --model sentence-transformers/all-MiniLM-L6-v2 --prefix encoder.layer.0.attention \\
+      --input in.safetensors --output out.safetensors
+  candle-attention attend --model sentence-transformers/all-MiniLM-L6-v2 --prefix encoder.layer.1.attention \\
+      --input in.safetensors --output attended.safetensors --weights --causal --plan")
 )]
 pub struct Attend {
     #[arg(
         long,
+        alias = "checkpoint",
         value_name = PATH_OR_ID,
         help = or_hub_id("A model folder, a .safetensors or .gguf file, a .safetensors.index.json", "")
     )]
-    checkpoint: PathBuf,
+    model: PathBuf,
     /// The prefix of the layer's tensor names, such as encoder.layer.0.attention; empty if they have none
     #[arg(long)]
     prefix: String,
@@ -100,8 +101,8 @@ pub struct Attend {
 
 impl Command for Attend {
     fn run(self) -> Result<()> {
-        let path = locate(&self.checkpoint)?;
-        let checkpoint = Checkpoint::open(&path)?;
+        let checkpoint = open(&self.model)?;
+        let path = checkpoint.path().unwrap_or(&self.model).to_path_buf();
         let config = model_config(&self, &path, &checkpoint)?;
         let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
         let inputs = Inputs::read(&self.input, self.dtype.unwrap_or_default().dtype(), &self.device)?;
@@ -121,7 +122,7 @@ impl Command for Attend {
         let finite = (&attended.output * 0.0)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.0;
         // NaN in the inputs may be what is to be compared; in the weights it is damage.
         if !finite {
-            check_finite(checkpoint.path().unwrap_or(&path), &checkpoint, &self.prefix)?;
+            check_finite(&path, &checkpoint, &self.prefix)?;
         }
         let mut results = HashMap::from([("output".to_string(), attended.output)]);
         results.extend(attended.attention_weights.map(|weights| ("weights".to_string(), weights)));
@@ -153,14 +154,13 @@ fn model_config(arguments: &Attend, path: &Path, checkpoint: &Checkpoint) -> Res
     if arguments.heads.is_some() {
         return Ok(None);
     }
-    let weights = checkpoint.path().unwrap_or(path);
-    let beside = weights.with_file_name("config.json");
+    let beside = path.with_file_name("config.json");
     match checkpoint.config()? {
-        Some(config) if checkpoint.gguf().is_some() => Ok(Some((weights.to_path_buf(), config))),
+        Some(config) if checkpoint.gguf().is_some() => Ok(Some((path.to_path_buf(), config))),
         Some(config) => Ok(Some((beside, config))),
         None => {
             let reason = format!("no config.json beside it ({}): give --heads or --config", beside.display());
-            Err(about(&arguments.checkpoint, &reason).into())
+            Err(about(&arguments.model, &reason).into())
         }
     }
 }
@@ -172,11 +172,13 @@ fn load(
     checkpoint: &Checkpoint,
 ) -> Result<(MultiHeadAttention, &'static str)> {
     let (compute_type, device) = (arguments.dtype.unwrap_or_default(), &arguments.device);
-    let weights = checkpoint.path().unwrap_or(&arguments.checkpoint);
+    let weights = checkpoint.path().unwrap_or(&arguments.model);
     checkpoint.check_prefix(&arguments.prefix).map_err(|e| about(weights, &e))?;
     let Some((path, json)) = config else {
         let source = checkpoint.at(&arguments.prefix, compute_type, device);
-        let config = infer_config(&source, arguments.heads.unwrap_or_default())?;
+        let config = infer_config(&source, arguments.heads.unwrap_or_default()).map_err(|e| {
+            about(weights, &name_option(&e, |field| (field == "num_attention_heads").then_some("heads")))
+        })?;
         let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout));
     };

@@ -13,7 +13,7 @@ use clap::Parser;
 use measure::{Speed, embeddings};
 use report::{InDtype, Report};
 
-use super::shared::model::Model;
+use super::shared::model::{Model, examples};
 use super::shared::program::Command;
 use super::shared::{Result, bar, print};
 
@@ -28,9 +28,9 @@ use super::shared::{Result, bar, print};
     name = "bench",
     mut_arg("dtype", |arg| arg.help("Measure only one of f32, f64, f16, bf16, int8, q8_0 and q4_0 \
         [default: f32, f16, bf16, and on the CPU int8]")),
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention bench --dtype bf16
-  candle-attention bench --model sentence-transformers/all-MiniLM-L6-v2 --dtype f32 --json"
+  candle-attention bench --model sentence-transformers/all-MiniLM-L6-v2 --dtype f32 --json")
 )]
 pub struct Bench {
     #[command(flatten)]

@@ -48,6 +48,14 @@ impl<'a> Embedder<'a> {
         let mut encoder = model.load(folder.as_deref(), model.compute_type())?;
         let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
         let options = outputs.options(&encoder, options);
+        if let Some(asked) = options.truncate_dim {
+            let none: [&str; 0] = [];
+            let most = encoder.encode(&none, &options.with_truncate_dim(usize::MAX))?.dim(1)?;
+            if asked > most {
+                let found = format!("at most {most}, the numbers of an embedding by {}", model.name());
+                return Err(format!("--truncate-dim is {asked}, expected {found}").into());
+            }
+        }
         let mut embedder = Self { encoder, options, outputs, ranges: None };
         if let Some(texts) = calibration {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

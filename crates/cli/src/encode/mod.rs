@@ -19,7 +19,7 @@ use embedder::Embedder;
 use lines::Arrivals;
 use outputs::Outputs;
 
-use super::shared::model::{Batches, Model};
+use super::shared::model::{Batches, Model, examples};
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::read::{self, Lines};
@@ -32,12 +32,12 @@ use super::shared::{Result, about, print};
 #[derive(Parser)]
 #[command(
     name = "encode",
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention encode \"A cat sleeps.\" \"A kitten naps.\" \"Stocks fell.\"
   candle-attention encode --model sentence-transformers/all-MiniLM-L6-v2 --file texts.txt \\
       --output embeddings.npy
   candle-attention encode --json < texts.txt
-  candle-attention encode --json --as query --precision ubinary \"a pet at rest\""
+  candle-attention encode --json --as query --precision ubinary \"a pet at rest\"")
 )]
 pub struct Encode {
     #[command(flatten)]

@@ -60,7 +60,8 @@ pub fn numbers(embedding: &Tensor, made: &str) -> Result<()> {
 /// Prints each text with the nearest of the others.
 pub fn nearest_of(embedder: &Embedder, texts: &[&str], others: &[&str]) -> Result<()> {
     let (ours, theirs) = (embedder.embed(texts)?, embedder.embed(others)?);
-    let mut out = print::stdout();
+    let (mut out, count) = (print::stdout(), print::count(others.len(), "text"));
+    writeln!(out, "the nearest of {count} to each of {}, by cosine similarity:", texts.len())?;
     for (text, (other, similarity)) in texts.iter().zip(nearest(&ours, &theirs, false)?) {
         writeln!(out, "{} {similarity:>6.3}  {}", column(text, WIDTH), one_line(others[other], WIDTH))?;
     }

@@ -47,7 +47,10 @@ pub fn text(
     let mut card = format!("{metadata}# {name} without {count} of its {all} attention heads\n\n");
     card += &format!("Made by `candle-attention prune` from {name}. {count} of {all} attention heads are {done}:\n\n");
     card += "| Layer | Heads, counted from 0 as in that model |\n|---|---|\n";
-    for (layer, heads) in (0..).map(|layer| (layer, heads.for_layer(layer))).take(layers(heads)) {
+    let mut left = count;
+    let mut layers = (0..).map(|layer| (layer, heads.for_layer(layer)));
+    while let Some((layer, heads)) = layers.next().filter(|_| left > 0) {
+        left -= heads.len();
         if !heads.is_empty() {
             let heads: Vec<String> = heads.iter().map(usize::to_string).collect();
             card += &format!("| {layer} | {} |\n", heads.join(", "));
@@ -75,14 +78,4 @@ pub fn text(
         card += &format!("\n## Model card of {name}\n\n{}\n", text.trim());
     }
     Ok(card)
-}
-
-/// The number of layers up to the last one that loses a head.
-fn layers(heads: &PrunedHeads) -> usize {
-    let (mut layer, mut found) = (0, 0);
-    while found < heads.count() {
-        found += heads.for_layer(layer).len();
-        layer += 1;
-    }
-    layer
 }

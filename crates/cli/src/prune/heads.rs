@@ -39,10 +39,12 @@ pub fn print(out: &mut impl Write, importance: &HeadImportance) -> Result<()> {
         writeln!(out)?;
     }
     let ranking = importance.ranking();
+    // No head is in both lists.
+    let listed = LISTED.min(ranking.len() / 2);
     let names = |heads: &mut dyn Iterator<Item = &RankedHead>| {
-        heads.take(LISTED).map(|head| format!("{}.{}", head.layer, head.head)).collect::<Vec<_>>().join(" ")
+        heads.take(listed).map(|head| format!("L{}H{}", head.layer, head.head)).collect::<Vec<_>>().join(" ")
     };
-    writeln!(out, "least important (layer.head): {}", names(&mut ranking.iter()))?;
-    writeln!(out, "most important:               {}", names(&mut ranking.iter().rev()))?;
+    writeln!(out, "least important: {} (L0H1 is head 1 of layer 0)", names(&mut ranking.iter()))?;
+    writeln!(out, "most important:  {}", names(&mut ranking.iter().rev()))?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use candle_core::DType;
 use clap::{Parser, ValueEnum};
 use rows::Texts;
 
-use super::shared::model::{Batches, Model};
+use super::shared::model::{Batches, Model, examples};
 use super::shared::output::{check_new_folder, is_inside};
 use super::shared::program::Command;
 use super::shared::{Result, about, print, read};
@@ -32,11 +32,11 @@ use super::shared::{Result, about, print, read};
 #[command(
     name = "prune",
     mut_arg("dtype", |arg| arg.help("Compute in f32, f64, f16 or bf16 [default: f32]")),
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
       --share 0.25 --output smaller --runs 0
   candle-attention prune --file texts.txt --model sentence-transformers/all-MiniLM-L6-v2 \\
-      --by entropy --runs 1 --masked --output masked"
+      --by entropy --runs 1 --masked --output masked")
 )]
 pub struct Prune {
     #[command(flatten)]
@@ -107,10 +107,7 @@ impl Command for Prune {
         if let Some(output) = &self.output {
             check_new_folder(output)?;
         }
-        if self.limit < 2 {
-            return Err(format!("--limit is {}, expected at least 2 texts", self.limit).into());
-        }
-        let texts = texts(&self)?;
+        let texts = read::first_texts(&self.file, self.limit)?;
         let folder = self.model.folder()?;
         if folder.is_none() && self.output.is_some() {
             return Err(
@@ -155,14 +152,5 @@ impl Command for Prune {
             written.write(&mut out, &importance.least_important(chosen), self.masked, &measured)?;
         }
         Ok(out.flush()?)
-    }
-}
-
-fn texts(arguments: &Prune) -> Result<Vec<String>> {
-    let mut texts = read::texts(&arguments.file, "text")?;
-    texts.truncate(arguments.limit);
-    match texts.len() {
-        1 => Err(about(&arguments.file, &"1 text, expected at least 2").into()),
-        _ => Ok(texts),
     }
 }

@@ -13,7 +13,7 @@ use clap::Parser;
 use measure::Judge;
 use report::Report;
 
-use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, locate, or_hub_id, weight_bytes};
+use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, examples, locate, or_hub_id, weight_bytes};
 use super::shared::output::{check_new_folder, folder_of, is_inside};
 use super::shared::program::Command;
 use super::shared::{Result, about, print, read};
@@ -30,16 +30,20 @@ use super::shared::{Result, about, print, read};
 #[derive(Parser)]
 #[command(
     name = "quantize",
-    after_help = "Examples:
-  candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --output int8
-  candle-attention quantize sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --max-loss 0.01 --json"
+    after_help = examples("Examples:
+  candle-attention quantize --model sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --output int8
+  candle-attention quantize --model sentence-transformers/all-MiniLM-L6-v2 --file texts.txt --max-loss 0.01 --json")
 )]
 pub struct Quantize {
     #[arg(
+        required_unless_present = "model",
         value_name = FOLDER_OR_ID,
         help = or_hub_id("A model folder as sentence-transformers or transformers saves it", "")
     )]
-    model: String,
+    folder: Option<String>,
+    /// The same as an option
+    #[arg(long, value_name = FOLDER_OR_ID, conflicts_with = "folder")]
+    model: Option<String>,
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
@@ -72,8 +76,9 @@ impl Command for Quantize {
             return Err(format!("--max-loss is {}, expected 0 to 1", self.max_loss).into());
         }
         self.output.as_deref().map_or(Ok(()), check_new_folder)?;
-        let texts = self.texts()?;
-        let folder = locate(&self.model, self.revision.as_deref())?;
+        let texts = read::first_texts(&self.file, self.limit)?;
+        let model = self.folder.or(self.model).unwrap_or_default();
+        let folder = locate(&model, self.revision.as_deref())?;
         if let Some(output) = self.output.as_deref().filter(|output| is_inside(output, &folder)) {
             let reason = format!("cannot be written into {}, the model that is quantized", folder.display());
             return Err(about(output, &reason).into());
@@ -93,8 +98,7 @@ impl Command for Quantize {
         let is_int8 = |name: &str| !is_bf16(name);
         let cosines = judge.cosines(is_int8, is_bf16)?;
 
-        let mut report =
-            Report::new(&self.model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
+        let mut report = Report::new(&model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
         if let Some(output) = &self.output {
             create_folder(folder_of(output))?;
             write_int8(&folder, output, is_int8)?;
@@ -107,19 +111,5 @@ impl Command for Quantize {
             report.print(&mut out)?
         }
         Ok(out.flush()?)
-    }
-}
-
-impl Quantize {
-    fn texts(&self) -> Result<Vec<String>> {
-        if self.limit < 2 {
-            return Err(format!("--limit is {}, expected at least 2 texts", self.limit).into());
-        }
-        let mut texts = read::texts(&self.file, "text")?;
-        texts.truncate(self.limit);
-        match texts.len() {
-            1 => Err(about(&self.file, &"1 text, expected at least 2").into()),
-            _ => Ok(texts),
-        }
     }
 }

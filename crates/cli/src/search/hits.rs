@@ -50,7 +50,7 @@ impl<'a> Searched<'a> {
             let words = if folds { words(window) } else { Vec::new() };
             let is_twin = |hit: &Hit| hit.window == window || near_equal(&hit.words, &words);
             let mut twin = if folds { hits.iter().position(is_twin) } else { None };
-            for &passage in self.corpus.passages(number) {
+            for &passage in &self.corpus.passages[number as usize] {
                 let twin_of_file = if by_file { files.get(&passage.document).copied() } else { twin };
                 match twin_of_file {
                     Some(hit) => hits[hit].similar.push(passage),

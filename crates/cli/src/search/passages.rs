@@ -35,7 +35,7 @@ const BREAK: char = '\u{c}';
 const COMMENTS: [&str; 6] = ["///", "//!", "//", "#", "--", ";"];
 
 /// The least length of a passage, in bytes. A shorter one is taken together with what follows it.
-const MIN_BYTES: usize = 30;
+const MIN_BYTES: usize = 120;
 
 /// The longest first row of a table that is put into the others, in bytes.
 const MAX_COLUMNS: usize = 1000;
@@ -43,22 +43,12 @@ const MAX_COLUMNS: usize = 1000;
 /// Lines are wrapped at a width from the first to the second, in characters.
 const WIDTHS: (usize, usize) = (60, 160);
 
-/// Calls `see` with the lines and the text of each passage of a document.
-pub fn passages(path: &Path, text: &str, by: Option<By>, see: impl FnMut(LineRange, String)) {
+/// The lines and the text of each passage of a document.
+pub fn passages(path: &Path, text: &str, by: Option<By>) -> Vec<(LineRange, String)> {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     let is_one_of = |names: &[&str]| names.contains(&extension.as_str());
-    let (is_markup, is_plain) = (is_one_of(&MARKUP), is_one_of(&PLAIN));
-    let mut splitter = Splitter {
-        see,
-        is_section: by == Some(By::Section),
-        heading: None,
-        text: String::new(),
-        lines: (0, 0),
-        last: (0, 0),
-        columns: Vec::new(),
-        fence: None,
-    };
-    let is_tagged = is_one_of(&TAGGED);
+    let (is_markup, is_plain, is_tagged) = (is_one_of(&MARKUP), is_one_of(&PLAIN), is_one_of(&TAGGED));
+    let mut splitter = Splitter { is_section: by == Some(By::Section), ..Splitter::default() };
     let text = if is_tagged { Cow::from(without_tags(text)) } else { Cow::from(text) };
     match by {
         Some(By::Line) => (1..).zip(text.lines()).for_each(|(number, line)| splitter.line(number, line.trim(), 0)),
@@ -70,36 +60,36 @@ pub fn passages(path: &Path, text: &str, by: Option<By>, see: impl FnMut(LineRan
         }
     }
     splitter.flush();
-    if let Some((number, heading)) = splitter.heading {
-        (splitter.see)((number, number), heading);
-    }
+    let alone = splitter.heading.map(|(number, heading)| ((number, number), heading));
+    splitter.found.into_iter().chain(alone).collect()
 }
 
 /// Splits a document.
-struct Splitter<'a, F> {
-    see: F,
+#[derive(Default)]
+struct Splitter<'a> {
+    found: Vec<(LineRange, String)>,
     is_section: bool,
     /// The heading of the passage, with its line.
     heading: Option<(u32, String)>,
     /// The passage that is not complete yet.
     text: String,
     lines: LineRange,
-    /// Where its last part begins that could be one alone: in the text, and the line.
-    last: (usize, u32),
+    /// Where its last part begins that could be one alone: in the text, and the line; and the last line before it.
+    last: (usize, u32, u32),
     /// The first row of the table around.
     columns: Vec<String>,
     /// The mark that opened a block of code.
     fence: Option<&'a str>,
 }
 
-impl<'a, F: FnMut(LineRange, String)> Splitter<'a, F> {
+impl<'a> Splitter<'a> {
     /// Adds a line to the passage.
     fn add(&mut self, number: u32, line: &str) {
         if line.contains(char::is_alphanumeric) {
-            self.lines = (if self.text.is_empty() { number } else { self.lines.0 }, number);
             if self.last.1 == 0 {
-                self.last = (self.text.len(), number);
+                self.last = (self.text.len(), number, self.lines.1);
             }
+            self.lines = (if self.text.is_empty() { number } else { self.lines.0 }, number);
             self.text.extend([line, " "]);
         }
     }
@@ -114,12 +104,12 @@ impl<'a, F: FnMut(LineRange, String)> Splitter<'a, F> {
 
     /// Ends the passage here.
     fn flush(&mut self) {
-        self.last = (0, 0);
+        self.last = (0, 0, 0);
         let text = std::mem::take(&mut self.text).split_whitespace().collect::<Vec<_>>().join(" ");
         match self.heading.take_if(|_| !text.is_empty()) {
             _ if text.is_empty() => {}
-            Some((number, heading)) => (self.see)((number, self.lines.1), format!("{heading}: {text}")),
-            None => (self.see)(self.lines, text),
+            Some((number, heading)) => self.found.push(((number, self.lines.1), format!("{heading}: {text}"))),
+            None => self.found.push((self.lines, text)),
         }
     }
 
@@ -158,7 +148,7 @@ impl<'a, F: FnMut(LineRange, String)> Splitter<'a, F> {
             self.fence = Some(mark);
         } else if is_underline(line) && is_second {
             let title = self.text.split_off(self.last.0);
-            self.lines.1 -= 1;
+            self.lines.1 = self.last.2;
             self.title(number - 1, &title);
         } else if !line.contains(|c: char| !c.is_ascii_punctuation() && !c.is_whitespace()) {
             if is_row && is_second && self.columns.is_empty() && self.text.len() - self.last.0 < MAX_COLUMNS {

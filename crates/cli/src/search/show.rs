@@ -86,23 +86,18 @@ impl Show<'_> {
     }
 
     fn text_hit(&self, hit: &Hit, lines: &str) -> String {
-        let context = |(number, line): (u32, &str)| {
+        let around = |is_wanted: &dyn Fn(u32) -> bool| -> String {
+            let wanted = self.context(hit).into_iter().filter(|(number, _)| is_wanted(*number));
             let width = lines.len();
-            format!("       {DIMMED}{number:>width$}- {}{DIMMED:#}\n", self.one_line(line))
+            let line = |(number, line)| format!("       {DIMMED}{number:>width$}- {}{DIMMED:#}\n", self.one_line(line));
+            wanted.map(line).collect()
         };
-        let (before, after): (Vec<_>, Vec<_>) =
-            self.context(hit).into_iter().partition(|(number, _)| *number < hit.passage.lines.0);
-        let after = after.into_iter().filter(|(number, _)| *number > hit.passage.lines.1);
-        let mut text: String = before.into_iter().map(context).collect();
-        text += &format!("{SCORE}{:>6.3}{SCORE:#} ", hit.score);
-        if self.named {
-            text += &format!("{FILE}{}{FILE:#}:", self.file(hit.passage));
-        }
-        let similar =
-            if hit.similar.is_empty() { String::new() } else { format!(" (and {} similar)", hit.similar.len()) };
-        text += &format!("{LINES}{lines}{LINES:#}  {}{similar}\n", self.shown(hit));
-        text.extend(after.map(context));
-        text
+        let (first, last) = hit.passage.lines;
+        let (before, after) = (around(&|number| number < first), around(&|number| number > last));
+        let file = if self.named { format!("{FILE}{}{FILE:#}:", self.file(hit.passage)) } else { String::new() };
+        let similar = Some(hit.similar.len()).filter(|count| *count > 0).map(|count| format!(" (and {count} similar)"));
+        let (score, shown, similar) = (hit.score, self.shown(hit), similar.unwrap_or_default());
+        format!("{before}{SCORE}{score:>6.3}{SCORE:#} {file}{LINES}{lines}{LINES:#}  {shown}{similar}\n{after}")
     }
 
     /// A passage with its best window set off; of a passage of more than the columns that are shown, this window.

@@ -33,7 +33,7 @@ pub struct Walk {
     #[arg(long)]
     no_ignore: bool,
     /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org, .tex, .html and .xml, and where
-    /// lines are wrapped; a line elsewhere]. What has less than 30 bytes goes with the next, but for lines of .txt
+    /// lines are wrapped; a line elsewhere]. What has less than 120 bytes goes with the next, but for lines of .txt
     #[arg(long, value_enum)]
     by: Option<By>,
 }
@@ -46,10 +46,10 @@ const MAX_IGNORE: (u64, usize) = (1 << 16, 100);
 #[derive(Default)]
 pub struct Corpus {
     pub documents: Vec<Document>,
-    /// In the order of their texts.
-    passages: Vec<Passage>,
     /// The distinct texts, each with its number.
     texts: HashMap<String, u32>,
+    /// The passages of each text.
+    pub passages: Vec<Vec<Passage>>,
 }
 
 /// A text file.
@@ -58,10 +58,9 @@ pub struct Document {
     pub text: String,
 }
 
-/// A part of a document, and the number of its text: there may be as many as half of the bytes of the documents.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A part of a document: there may be as many as half of the bytes of the documents.
+#[derive(Clone, Copy)]
 pub struct Passage {
-    text: u32,
     pub document: u32,
     pub lines: LineRange,
 }
@@ -84,18 +83,14 @@ impl Walk {
                 }
             }
         }
-        corpus.passages.sort_unstable();
         if let ([(first, _), ..], true) = (&skipped[..], corpus.documents.is_empty()) {
             return Err(format!("{first}, and there is nothing else to search").into());
         }
         // As grep, without a word about files that are no text at all.
         skipped.retain(|(_, is_binary)| !is_binary);
         if let [(first, _), more @ ..] = &skipped[..] {
-            let more = if more.is_empty() {
-                String::new()
-            } else {
-                format!(", and {} more", print::count(more.len(), "file"))
-            };
+            let more = Some(more.len()).filter(|more| *more > 0).map(|more| print::count(more, "file"));
+            let more = more.map_or(String::new(), |more| format!(", and {more} more"));
             print::note(format_args!("skipped {first}{more}"));
         }
         Ok(corpus)
@@ -156,11 +151,11 @@ fn check_ignore_files(folder: &Path, left: &mut u64) -> candle_attention::Result
 impl Corpus {
     fn add(&mut self, document: Document, by: Option<By>) {
         let number = self.documents.len() as u32;
-        passages(&document.path, &document.text, by, |lines, text| {
-            let next = self.texts.len() as u32;
-            let text = *self.texts.entry(text).or_insert(next);
-            self.passages.push(Passage { text, document: number, lines });
-        });
+        for (lines, text) in passages(&document.path, &document.text, by) {
+            let text = *self.texts.entry(text).or_insert(self.passages.len() as u32) as usize;
+            self.passages.resize_with(self.passages.len().max(text + 1), Vec::new);
+            self.passages[text].push(Passage { document: number, lines });
+        }
         self.documents.push(document);
     }
 
@@ -169,13 +164,6 @@ impl Corpus {
         let mut texts = vec![""; self.texts.len()];
         self.texts.iter().for_each(|(text, number)| texts[*number as usize] = text);
         texts
-    }
-
-    /// The passages of a text.
-    pub fn passages(&self, text: u32) -> &[Passage] {
-        let start = self.passages.partition_point(|passage| passage.text < text);
-        let count = self.passages[start..].partition_point(|passage| passage.text == text);
-        &self.passages[start..start + count]
     }
 }
 

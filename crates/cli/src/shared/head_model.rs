@@ -45,9 +45,13 @@ impl HeadModel {
     ) -> Result<Opened<'_, M>> {
         let folder = locate(&self.model, self.revision.as_deref())?;
         let compute_type = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
-        let model = load(&folder, compute_type, &self.device).map_err(|error| match error.to_string() {
-            message if message.contains(&self.model) => message,
-            message => format!("{}: {message}", self.model),
+        let model = load(&folder, compute_type, &self.device).map_err(|error| {
+            let name =
+                if error.to_string().contains(&self.model) { String::new() } else { format!("{}: ", self.model) };
+            // A model for embeddings has a list of modules, and no head.
+            let hint =
+                if folder.join("modules.json").is_file() { "; `encode` and `search` run this model" } else { "" };
+            format!("{name}{error}{hint}")
         })?;
         check_weights(&folder)?;
         Ok(Opened { model, if_cut: MAX_LENGTH, batches: &self.batches })

@@ -19,6 +19,11 @@ pub mod read;
 
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
+/// Parses a whole number from 1.
+pub fn positive<T: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> std::result::Result<T, &'static str> {
+    text.parse().ok().filter(|number| *number >= T::from(1)).ok_or("expected a whole number, at least 1")
+}
+
 /// Counts the texts that are cut.
 pub fn count_cut(cut: &AtomicUsize) -> impl Fn(usize) + Sync + '_ {
     |_| {

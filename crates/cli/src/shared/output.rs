@@ -25,16 +25,20 @@ pub enum Kind {
     Tensors(&'static str),
 }
 
+/// The extensions of what this program and others write, which a file of another kind does not get.
+const EXTENSIONS: [&str; 9] = ["html", "svg", "png", "pdf", "jpg", "npy", "safetensors", "json", "csv"];
+
 /// The start of a file that is looked at, in bytes.
 const START: u64 = 4096;
 
 impl Kind {
-    fn name(self) -> &'static str {
+    /// What it is, and the extension of its name.
+    fn name(self) -> (&'static str, &'static str) {
         match self {
-            Self::Html => "an HTML page",
-            Self::Svg => "an SVG picture",
-            Self::Npy => "a NumPy array",
-            Self::Tensors(_) => "tensors of this command",
+            Self::Html => ("an HTML page", "html"),
+            Self::Svg => ("an SVG picture", "svg"),
+            Self::Npy => ("a NumPy array", "npy"),
+            Self::Tensors(_) => ("tensors of this command", "safetensors"),
         }
     }
 
@@ -79,23 +83,23 @@ impl Output {
     pub fn new(path: &Path, kind: Kind, force: bool) -> Result<Self> {
         let output = |target| Ok(Self { path: path.to_path_buf(), kind, target });
         let wrong = |reason: String| Err(about(path, &reason).into());
+        let (what, own) = kind.name();
         if ["-", "/dev/stdout"].map(Path::new).contains(&path) {
             if !kind.is_text() && io::stdout().is_terminal() {
-                return wrong(format!("standard output is a terminal, which cannot show {}", kind.name()));
+                return wrong(format!("standard output is a terminal, which cannot show {what}"));
             }
             return output(Target::Stdout);
         }
-        if kind == Kind::Svg && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("png")) {
-            return wrong(
-                "is the name of a PNG picture, expected .svg; browsers and Inkscape make a PNG of it".to_string(),
-            );
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        if extension != own && EXTENSIONS.contains(&extension.as_str()) {
+            return wrong(format!("is the name of a .{extension} file, expected .{own}"));
         }
         match path.metadata() {
             Ok(metadata) if metadata.is_dir() => return wrong("is a folder, expected a file to write".to_string()),
             Ok(metadata) if !metadata.is_file() => return output(Target::Stream),
             Ok(_) => {
                 if !force && !kind.is_of(&start(path).map_err(|e| about(path, &e))?) {
-                    return wrong(format!("exists and is not {}; --force replaces it", kind.name()));
+                    return wrong(format!("exists and is not {what}; --force replaces it"));
                 }
                 // A file that is read-only is not replaced, although its folder would allow it.
                 OpenOptions::new().append(true).open(path).map_err(|e| about(path, &e))?;

@@ -29,7 +29,11 @@ pub struct NoHit;
 pub fn main<C: Command + clap::Parser>() -> ExitCode {
     run(|| match C::try_parse() {
         Ok(command) => command.run(),
-        Err(mistake) if mistake.use_stderr() => mistake.exit(),
+        Err(mut mistake) if mistake.use_stderr() => {
+            // That an unknown option could be a value behind `--` is mostly wrong.
+            mistake.remove(clap::error::ContextKind::Suggested);
+            mistake.exit()
+        }
         // Help and version.
         Err(answer) => Ok(print::named(answer.print(), "standard output")?),
     })
@@ -44,10 +48,27 @@ pub fn run(main: impl FnOnce() -> Result<()>) -> ExitCode {
         Err(error) if is_closed_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) if error.is::<NoHit>() => ExitCode::FAILURE,
         Err(error) => {
-            print::to_stderr(format_args!("error: {}", error.to_string().lines().next().unwrap_or("unknown")));
+            let message = match error.downcast_ref::<candle_attention::Error>() {
+                Some(error) => name_option(error, |field| ENCODING.contains(&field).then_some(field)),
+                None => error.to_string(),
+            };
+            print::to_stderr(format_args!("error: {}", message.lines().next().unwrap_or("unknown")));
             ExitCode::from(if error.is::<Interrupted>() { INTERRUPTED } else { 2 })
         }
     }
+}
+
+/// The fields of encoding that options of the same names set.
+const ENCODING: [&str; 2] = ["max_length", "truncate_dim"];
+
+/// The message of an error. One about a field names the option that sets it, by its name without hyphens.
+pub fn name_option(error: &candle_attention::Error, option: impl Fn(&'static str) -> Option<&'static str>) -> String {
+    if let candle_attention::Error::Config { field, value, allowed } = error
+        && let Some(option) = option(field)
+    {
+        return format!("--{} is {value}, expected {allowed}", option.replace('_', "-"));
+    }
+    error.to_string()
 }
 
 fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {

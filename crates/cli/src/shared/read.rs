@@ -110,6 +110,17 @@ pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
     }
 }
 
+/// At most `limit` texts of a file, at least two: every second one is for another purpose than the others.
+#[cfg(feature = "program")]
+pub fn first_texts(path: &Path, limit: usize) -> Result<Vec<String>> {
+    if limit < 2 {
+        return Err(format!("--limit is {limit}, expected at least 2 texts").into());
+    }
+    let mut texts = texts(path, "text")?;
+    texts.truncate(limit);
+    if texts.len() < 2 { Err(about(path, &"1 text, expected at least 2").into()) } else { Ok(texts) }
+}
+
 /// The files to read instead of the texts of the command line: those that are named, or standard input (`-`) where the
 /// only text is `-`, or where there is no text and it is no terminal. None if there are texts.
 pub fn files_given(given: &[String], files: &[PathBuf], of_one: &str) -> Result<Vec<PathBuf>> {

@@ -13,8 +13,8 @@ use measure::HeldBack;
 
 use super::shared::bar::bar;
 use super::shared::output::{check_new_folder, check_parent};
-use super::shared::program::{Command, Interrupted};
-use super::shared::{Result, about, device, interrupt, model, print};
+use super::shared::program::{Command, Interrupted, name_option};
+use super::shared::{Result, about, device, interrupt, model, positive, print};
 
 /// Train a small text encoder from scratch.
 ///
@@ -24,7 +24,7 @@ use super::shared::{Result, about, device, interrupt, model, print};
 /// 20 or 100 steps are a smoke test: they take a minute or so, and the model is of no use yet. A useful one takes
 /// thousands of steps on some hundred thousand texts: the model in this program took 9,000, about half an hour.
 #[derive(Parser)]
-#[command(name = "train", after_help = EXAMPLES)]
+#[command(name = "train", after_help = model::examples(EXAMPLES))]
 pub struct Train {
     /// The file of texts to train on, one per line
     #[arg(long, value_name = "FILE", required_unless_present = "eval")]
@@ -59,7 +59,7 @@ pub struct Train {
     #[arg(long, default_value = "f16", value_parser = device::dtype())]
     dtype: DType,
     /// Steps between two saves, each with a measurement on the held-back texts
-    #[arg(long, value_name = "STEPS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEPS", default_value_t = 500, value_parser = positive::<u64>)]
     save_every: u64,
     /// The largest size of the vocabulary; short texts give a smaller one
     #[arg(long, value_name = "TOKENS", default_value_t = TrainConfig::default().vocab_size)]
@@ -144,7 +144,14 @@ impl Train {
     fn train(&self, text: &Path, teacher_folder: Option<&Path>) -> Result<()> {
         let (config, run) = (self.config(), self.run_folder()?);
         // What can be refused is refused before the teacher encodes.
-        config.validate()?;
+        config.validate().map_err(|error| {
+            name_option(&error, |field| match field {
+                "num_hidden_layers" => Some("layers"),
+                "num_attention_heads" => Some("heads"),
+                "max_position_embeddings" => Some("max_positions"),
+                field => Some(field),
+            })
+        })?;
         check_new_folder(&self.output)?;
         check_parent(&run)?;
         let held_back = self.eval.as_deref().map(measure::read).transpose()?.unwrap_or_default();
@@ -171,14 +178,16 @@ impl Train {
         }
         self.steps(&mut trainer, &run, held_back.as_ref())?;
         trainer.write(&self.output, self.dtype)?;
-        held_back.map_or(Ok(()), |held_back| held_back.report(&self.output))
+        held_back.map_or(Ok(()), |held_back| held_back.report(&self.output))?;
+        let (written, run) = (print::plain(self.output.display()), print::plain(run.display()));
+        print::to_stderr(format_args!("{written}: written; {run}, the saved run, may be deleted"));
+        Ok(())
     }
 
     /// Trains until all steps are done, or until an interrupt: then the error is [`Interrupted`].
     fn steps(&self, trainer: &mut Trainer, run: &Path, held_back: Option<&HeldBack>) -> Result<()> {
         let steps = self.steps;
         let progress = bar(steps, "training", "steps")?.with_position(trainer.steps_done() as u64);
-        progress.reset_eta();
         let start = Instant::now();
         interrupt::hold(true);
         while let Some(Step { number, loss, grad_norm, learning_rate, .. }) = trainer.step()? {

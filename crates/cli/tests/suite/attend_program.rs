@@ -45,7 +45,7 @@ impl Case {
 
     fn command_to(&self, output: &str, arguments: &[&str]) -> Command {
         let mut command = program("attend");
-        command.arg("--checkpoint").arg(fixture(self.file)).args(["--prefix", &format!("{}.layer", self.name)]);
+        command.arg("--model").arg(fixture(self.file)).args(["--prefix", &format!("{}.layer", self.name)]);
         command.arg("--input").arg(self.path("in.safetensors")).arg("--output").arg(self.path(output));
         command.args(arguments);
         command
@@ -101,10 +101,7 @@ fn attend_reproduces_the_golden_outputs() {
     )
     .unwrap();
     let mut command = program("attend");
-    command
-        .arg("--checkpoint")
-        .arg(fixture("layouts.safetensors"))
-        .args(["--prefix", "bart.encoder.layers.0.self_attn"]);
+    command.arg("--model").arg(fixture("layouts.safetensors")).args(["--prefix", "bart.encoder.layers.0.self_attn"]);
     command.arg("--config").arg(path("config.json")).arg("--input").arg(path("in.safetensors"));
     succeeds(command.arg("--output").arg(path("out.safetensors")));
     let got = candle_core::safetensors::load(path("out.safetensors"), &Device::Cpu).unwrap();
@@ -114,7 +111,7 @@ fn attend_reproduces_the_golden_outputs() {
 #[test]
 fn attend_rejects_wrong_input_and_writes_nothing() {
     let case = Case::new("d2l_torch.safetensors", "toy", &[]);
-    fails(&mut case.command(&["--heads", "7"]), "num_attention_heads = 7");
+    fails(&mut case.command(&["--heads", "7"]), "--heads is 7, expected a divisor of 100");
     fails(&mut case.command(&[]), "--heads");
     let mut other_isa = case.command(&["--heads", "5"]);
     fails(other_isa.env("CANDLE_ATTENTION_ISA", "sse9"), "CANDLE_ATTENTION_ISA is sse9, expected ");
@@ -269,6 +266,21 @@ fn attend_destroys_nothing() {
     fails(&mut case.command_to("/dev/full", &["--heads", "5"]), "/dev/full: No space left");
 }
 
+/// The command of examples/README.md, on the embedded model, against transformers.
+#[test]
+fn attend_runs_on_the_input_of_its_example() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.safetensors");
+    let mut command = program("attend");
+    command.arg("--model").arg(fixture("../../weights")).args(["--prefix", "encoder.layer.0.attention", "--weights"]);
+    succeeds(command.arg("--input").arg(fixture("attend/in.safetensors")).arg("--output").arg(&out));
+    let [ours, want] = [out, fixture("attend/want.safetensors")].map(|path| Checkpoint::open(path).unwrap());
+    for name in ["output", "weights"] {
+        let [ours, want] = [&ours, &want].map(|file| file.tensor(name, &Device::Cpu).unwrap());
+        assert_within(name, &ours, &want, SEED);
+    }
+}
+
 #[test]
 fn attend_finds_the_configuration_beside_the_weights() {
     let folder = tempfile::tempdir().unwrap();
@@ -277,7 +289,7 @@ fn attend_finds_the_configuration_beside_the_weights() {
     candle_core::safetensors::save(&HashMap::from([("query", query)]), path("in.safetensors")).unwrap();
     let attend_at = |prefix: &str, checkpoint: PathBuf| {
         let mut command = program("attend");
-        command.args(["--prefix", prefix]).arg("--checkpoint").arg(checkpoint);
+        command.args(["--prefix", prefix]).arg("--model").arg(checkpoint);
         command.arg("--input").arg(path("in.safetensors")).arg("--output").arg(path("out.safetensors"));
         command
     };

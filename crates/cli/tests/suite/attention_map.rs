@@ -50,7 +50,7 @@ fn attention_map_prints_and_writes() {
     fails(tiny(&[]).arg("--html").arg(folder.path()), "is a folder");
     fails(program("attention-map").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
     fails(program("attention-map").args(["--model", "/no/such/folder"]), "<TEXT>");
-    fails(tiny(&[]).arg("--svg").arg(path("a.png")), "a.png: is the name of a PNG picture, expected .svg");
+    fails(tiny(&[]).arg("--svg").arg(path("a.png")), "a.png: is the name of a .png file, expected .svg");
     let left = std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 2);
 }

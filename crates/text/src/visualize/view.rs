@@ -33,9 +33,11 @@ impl AttentionMaps {
     ///
     /// Many heads look at the next token, or all tokens look at the same one. Both are strong, and tell nothing about a
     /// word. So a weight counts as far as neither explains it: by what it exceeds the larger of two means, of the other
-    /// queries' weights at the same distance, and of the other queries' weights for the same key. The sharpness of a
-    /// head is the sum of the squares. Only words count: no special tokens, no punctuation, no pieces that continue a
-    /// word; and, where queries and keys are the same tokens, no word and its neighbors, if there are others.
+    /// queries' weights at the same distance, and of the other queries' weights for the same key. Only words count: no
+    /// special tokens, no punctuation, no pieces that continue a word; and, where queries and keys are the same tokens,
+    /// no word and its neighbors, if there are others. The sharpness of a head is the sum of the squares, times the
+    /// share of its weights between words that are no neighbors: in a long text a head that looks at the next token
+    /// has a few weights elsewhere, which alone would make it the sharpest.
     pub(super) fn telling_view(&self) -> Option<View> {
         if self.queries == self.keys { self.sharpest(2).or_else(|| self.sharpest(1)) } else { self.sharpest(0) }
     }
@@ -82,10 +84,11 @@ fn sharpness(weights: &[f32], width: usize, queries: &[usize], keys: &[usize], a
             of_key[key] += weight(query, key);
         }
     }
-    let mut found = Sharpness { sum: 0.0, largest: 0.0, query: 0 };
+    let (mut found, mut far) = (Sharpness { sum: 0.0, largest: 0.0, query: 0 }, 0.0);
     for &query in queries {
         for &key in keys.iter().filter(|key| key.abs_diff(query) >= apart) {
             let weight = weight(query, key);
+            far += weight;
             let of_others = |sum: f32, count: usize| (sum - weight) / (count.max(2) - 1) as f32;
             let (sum, count) = of_distance[distance(query, key)];
             let explained = of_others(sum, count).max(of_others(of_key[key], queries.len()));
@@ -96,5 +99,6 @@ fn sharpness(weights: &[f32], width: usize, queries: &[usize], keys: &[usize], a
             }
         }
     }
+    found.sum *= far / of_key.iter().sum::<f32>().max(f32::MIN_POSITIVE);
     found
 }

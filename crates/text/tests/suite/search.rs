@@ -218,11 +218,11 @@ fn foreign_files_are_errors_and_stay() {
             assert_eq!(std::fs::read(&path).unwrap(), bytes);
         }
     };
-    fails(&good, "large", "another model, dtype or prompt");
+    fails(&good, "large", "is not a search index of this model");
     fails(
         &good.iter().map(|byte| if *byte == b'3' { b'9' } else { *byte }).collect::<Vec<_>>(),
         "tiny",
-        "another version",
+        "and version of this crate",
     );
     for foreign in
         [&b""[..], &[0xFF; 4096], b"candle-attention", &std::fs::read(fixture("tiny-bert/model.safetensors")).unwrap()]

@@ -110,7 +110,7 @@ fn hostile_labels_are_escaped() {
 
 #[test]
 fn pictures_are_well_formed_and_small() {
-    for (q, k) in [(1, 1), (3, 17), (40, 9), (64, 64), (65, 300)] {
+    for (q, k) in [(1, 1), (3, 17), (40, 9), (64, 64), (65, 300), (90, 90), (128, 128), (213, 213)] {
         let maps = AttentionMaps::new(&tokens(q), &tokens(k)).with_layer(0, &softmax(4, &[5, q, k])).unwrap();
         let svg = maps.svg(0).unwrap();
         let document = roxmltree::Document::parse(&svg).unwrap();
@@ -124,6 +124,12 @@ fn pictures_are_well_formed_and_small() {
         for frame in document.descendants().filter(|node| node.has_tag_name("rect")) {
             let number = |name: &str| frame.attribute(name).map_or(0.0, |value| value.parse().unwrap());
             assert!(number("x") + number("width") <= wide && number("y") + number("height") <= high, "{q} {k}");
+        }
+        // As wide as a page shows it, with labels as large as text.
+        assert!(wide <= 1040.0, "{q} × {k}: {wide}");
+        for group in document.descendants().filter(|node| node.has_tag_name("g") && node.has_attribute("text-anchor")) {
+            let size = group.attribute("font-size").unwrap().parse::<f64>().unwrap();
+            assert!((8.5..=11.0).contains(&size), "{q} × {k}: {size}");
         }
         assert!(svg.len() < 5 * 128 * 128 * 12, "{q} × {k}: {} bytes", svg.len());
     }
@@ -288,4 +294,38 @@ fn page_opens_on_the_head_with_the_sharpest_pattern() {
     let neighbors = at(&[(2, 1)], 0.7);
     assert_eq!(view(&names[..3], &[&distant, &neighbors]), serde_json::json!({"layer": 0, "head": 1, "token": 2}));
     assert_eq!(view(&names[..2], &[&distant]), serde_json::Value::Null);
+}
+
+/// A few weights elsewhere do not make a head that looks at the next token the sharpest of a long text.
+#[test]
+fn heads_of_neighbors_are_discounted_in_long_texts() {
+    let n = 100;
+    let weight = |head: usize, query: usize, key: usize| match (head, query) {
+        (0, 10 | 20 | 30) => {
+            if key == query + 40 {
+                0.95
+            } else {
+                0.0
+            }
+        }
+        (0, _) => {
+            if key == (query + 1).min(n - 1) {
+                0.95
+            } else {
+                0.0
+            }
+        }
+        (_, 5 | 25 | 45 | 65) => {
+            if key == query * 37 % n {
+                0.6f32
+            } else {
+                0.004
+            }
+        }
+        _ => 0.01,
+    };
+    let weights = (0..2 * n * n).map(|i| weight(i / n / n, i / n % n, i % n)).collect();
+    let weights = Tensor::from_vec(weights, (2, n, n), &Device::Cpu).unwrap();
+    let maps = AttentionMaps::new(&tokens(n), &tokens(n)).with_layer(3, &weights).unwrap();
+    assert_eq!(maps.telling_head(), Some([3, 1]));
 }

@@ -231,7 +231,7 @@ fn lines_of_two_heads_have_their_colors() {
         const canvas = byId("lines"), box = canvas.getBoundingClientRect(), x = (box.left + box.right) / 2, row = box.height / 4;
         return { straight: pixel(canvas, x, box.top + row / 2), crossed: pixel(canvas, box.left + box.width / 4, box.top + 1.25 * row),
           pressed: [...byId("heads").children].map((button) => button.getAttribute("aria-pressed")),
-          ticks: [...byId("lines-ticks").children].map((tick) => tick.textContent), hash: location.hash,
+          ticks: [...byId("ticks").children].map((tick) => tick.textContent), hash: location.hash,
           legend: [...byId("lines-heads").children].map((name) => name.textContent) };
       };
       await click(byId("view-lines")); seen.one = look2(); seen.colors = [color(0), color(1)];
@@ -255,7 +255,7 @@ fn lines_of_two_heads_have_their_colors() {
     assert!(shown("other").0[3] == 0 && near(shown("other").1, 1, 255), "{}", seen["other"]);
     assert!(near(shown("token").0, 0, 255), "{}", seen["token"]);
     assert_eq!(seen["two"]["pressed"], serde_json::json!(["true", "true"]));
-    assert_eq!(seen["two"]["ticks"], serde_json::json!(["0", "0.2500", "0.5000", "0.7500", "1.0000"]));
+    assert_eq!(seen["two"]["ticks"], serde_json::json!(["0", "0.0625", "0.2500", "0.5625", "1.0000"]));
     assert_eq!(seen["two"]["legend"], serde_json::json!(["head 0", "head 1"]));
     assert_eq!(seen["other"]["legend"], serde_json::json!(["head 1"]));
     assert_eq!(seen["two"]["hash"], "#layer=0&head=1&token=0&view=lines&heads=0.1");
@@ -402,6 +402,42 @@ fn long_text_leaves_the_map_on_the_screen() {
     let seen = run(&maps, "", "seen.top = byId('map').getBoundingClientRect().top; seen.screen = innerHeight;");
     let number = |name: &str| seen[name].as_f64().unwrap();
     assert!(number("top") < number("screen") - 150.0, "{seen}");
+}
+
+/// The chosen token is in view in the tokens, the map and the lines, and the page itself stays where it is.
+#[test]
+#[ignore = "needs Chromium: set CHROMIUM to its path if it is not on the search path as chromium"]
+fn long_text_opens_on_the_chosen_token() {
+    let n = 200;
+    let weight = |query: usize, key: usize| if (query, key) == (150, 120) { 0.9 } else { 0.1 / n as f32 };
+    let weights = (0..n * n).map(|i| weight(i / n, i % n)).collect();
+    let maps = marked(n, &Tensor::from_vec(weights, (1, n, n), &Device::Cpu).unwrap());
+    let script = r##"
+      const inside = (list, item) => {
+        const [box, at] = [list.getBoundingClientRect(), item.getBoundingClientRect()];
+        return at.top >= box.top - 1 && at.bottom <= box.bottom + 1;
+      };
+      seen.hash = location.hash;
+      seen.tokens = inside(byId("queries"), document.querySelector("#queries [aria-selected=true]"));
+      seen.cells = cells().map((cell) => cell.said);
+      await click(byId("view-lines"));
+      await key(document.body, "End"); await key(document.body, "ArrowLeft");
+      seen.lines = inside(byId("lines-room"), document.querySelector("#line-queries [aria-selected=true]"));
+      await key(document.body, "v"); await key(document.body, "Home");
+      seen.home = [inside(byId("queries"), document.querySelector("#queries [aria-selected=true]")), byId("map-room").scrollTop];
+      seen.page = scrollY;
+    "##;
+    let seen = run(&maps, "", script);
+    assert_eq!(seen["hash"], "#layer=0&head=0&token=150&special=hidden");
+    let said = seen["cells"].as_array().unwrap();
+    assert!(
+        said.iter().any(|said| said == "“\u{2068}t150\u{2069}” (150) → “\u{2068}t120\u{2069}” (120): 0.9000"),
+        "{seen}"
+    );
+    assert_eq!(
+        (&seen["tokens"], &seen["lines"], &seen["home"], &seen["page"]),
+        (&true.into(), &true.into(), &serde_json::json!([true, 0]), &0.into())
+    );
 }
 
 #[test]

@@ -98,7 +98,10 @@ fn threads_are_given() {
             want
         );
     }
-    fails(&mut scratch.run(&["encode", "a", "--threads", "0"]), "'0' for '--threads <N>': 0 is not in 1..=1024");
+    fails(
+        &mut scratch.run(&["encode", "a", "--threads", "0"]),
+        "'0' for '--threads <N>': expected a whole number from 1 to 1024",
+    );
     // More threads than there is memory for.
     #[cfg(target_os = "linux")]
     {
@@ -158,7 +161,7 @@ fn files_and_pairs_are_compared() {
     let nearest = succeeds(&mut scratch.run(&["encode", "--against", "notes.txt", "When is the rent due?", "a cat"]));
     let lines: Vec<&str> = nearest.lines().collect();
     assert!(
-        lines[0].ends_with("The rent is due on Friday.") && lines[1].ends_with("A cat sat on the sofa."),
+        lines[1].ends_with("The rent is due on Friday.") && lines[2].ends_with("A cat sat on the sofa."),
         "{nearest}"
     );
     std::fs::write(scratch.path("pairs.tsv"), "a cat\ta cat\n\nA kitten naps.\tStocks fell sharply.\n").unwrap();
@@ -189,13 +192,10 @@ fn texts_that_are_cut_are_counted() {
     assert_eq!(note, "note: 2 of 3 texts were cut at 8 tokens (--max-length)\n");
     assert_eq!(lines.lines().next(), shorter.lines().next());
     assert_ne!(lines.lines().nth(1), shorter.lines().nth(1));
-    fails(
-        &mut scratch.run(&["encode", "a", "--max-length", "1000"]),
-        "max_length = 1000 is not allowed: expected at most",
-    );
+    fails(&mut scratch.run(&["encode", "a", "--max-length", "1000"]), "--max-length is 1000, expected at most");
     fails(
         &mut scratch.run(&["encode", "a", "--max-length", "2"]),
-        "max_length = 2 is not allowed: expected more than the 2 special tokens",
+        "--max-length is 2, expected more than the 2 special tokens",
     );
     std::fs::write(scratch.path("blank.txt"), "\u{feff}\n \n").unwrap();
     fails(&mut scratch.run(&["encode", "--file", "blank.txt"]), "blank.txt: no text: every line is blank");
@@ -323,7 +323,7 @@ fn embeddings_are_truncated_normalized_and_quantized() {
     encode(&["--precision", "int8", "--json"], "the number of embeddings to take ranges from is 1");
     encode(&["--precision", "binary", "--json", "--calibration", "texts.txt"], "--calibration is for --precision int8");
     encode(&["--precision", "int8", "--json", "--calibration", "no.txt"], "no.txt: No such file");
-    encode(&["--truncate-dim", "0"], "truncate_dim = 0 is not allowed: expected at least 1");
+    encode(&["--truncate-dim", "0"], "--truncate-dim is 0, expected at least 1");
 }
 
 #[test]

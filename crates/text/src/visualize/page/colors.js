@@ -39,14 +39,22 @@ function picture(numbers, columns, rows, most) {
 const headColor = (head) => `hsl(${Math.round(215 + head * 137.5) % 360} 75% ${dark() ? 66 : 38}%)`;
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1];
-function drawTicks(id, weightAt) {
-  byId(id).replaceChildren(...TICKS.map((at) => element("span", "", at === 0 ? "0" : text(weightAt(at)))));
-}
-/** The legend: color `i` of the palette is pixel `i` of the ramp, and each tick is the weight that has the color above it. */
+/** The weight of the darkest color, and of an opaque line. */
+const mostShown = () => (state.view === "lines" ? Math.max(...loaded.map((head) => head.most)) : current.most);
+/**
+ * The legend: color `i` of the palette is pixel `i` of the ramp, and each tick is the weight that has the color above it.
+ * The lower half is, beside lines, the opacity of a line of that weight.
+ */
 function drawLegend() {
-  const image = new ImageData(256, 1);
+  const ramp = byId("ramp"), pen = ramp.getContext("2d"), image = new ImageData(256, 1), lined = state.view === "lines";
   new Uint32Array(image.data.buffer).set(palette);
-  const pen = byId("ramp").getContext("2d");
-  for (let y = 0; y < byId("ramp").height; y++) pen.putImageData(image, 0, y);
-  drawTicks("ticks", (level) => current.most * level * level);
+  pen.clearRect(0, 0, ramp.width, ramp.height);
+  for (let y = 0; y < ramp.height / (lined ? 2 : 1); y++) pen.putImageData(image, 0, y);
+  pen.fillStyle = style("--ink");
+  for (let i = 0; lined && i < 256; i++) {
+    pen.globalAlpha = (i / 255) ** 2;
+    pen.fillRect(i, ramp.height / 2, 1, ramp.height / 2);
+  }
+  pen.globalAlpha = 1;
+  byId("ticks").replaceChildren(...TICKS.map((at) => element("span", "", at === 0 ? "0" : text(mostShown() * at * at))));
 }

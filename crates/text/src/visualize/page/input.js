@@ -37,8 +37,6 @@ function stepToken(by) {
   hover(null);
   const tokens = asks(state.direction), at = tokens.shown.indexOf(state.token) + by;
   choose({ token: tokens.shown[Math.min(Math.max(at, 0), tokens.shown.length - 1)] });
-  tokens.items[state.token].scrollIntoView({ block: "nearest" });
-  if (state.view === "lines") lists[state.direction].children[state.token].scrollIntoView({ block: "nearest" });
 }
 
 // The map.

@@ -58,10 +58,7 @@ function drawSides() {
     name.style.setProperty("--head", headColor(head));
     return name;
   }));
-  drawTicks("lines-ticks", (opacity) => mostOfLines() * opacity);
 }
-/** The weight of an opaque line. */
-const mostOfLines = () => Math.max(...loaded.map((head) => head.most));
 
 function drawLines() {
   const canvas = byId("lines"), box = byId("lines-room"), pen = canvas.getContext("2d"), sharp = devicePixelRatio || 1;
@@ -73,7 +70,7 @@ function drawLines() {
   [canvas.style.width, canvas.style.height] = [`${wide}px`, `${high}px`];
   pen.setTransform(sharp, 0, 0, sharp, 0, 0);
   pen.lineWidth = 1.5;
-  const most = mostOfLines(), scroll = box.scrollTop, end = (i) => (i + 0.5) * height - scroll;
+  const most = mostShown(), scroll = box.scrollTop, end = (i) => (i + 0.5) * height - scroll;
   const isOut = (y) => y < -height || y > high + height;
   const [left, right] = direction === "from" ? [0, wide] : [wide, 0];
   const tokens = asks(direction), others = answers(direction).shown;

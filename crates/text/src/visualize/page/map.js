@@ -154,12 +154,31 @@ function cellAt(event) {
   const query = queries.shown[Math.floor((y + room.scrollTop) / map.cell)];
   return key === undefined || query === undefined ? null : { query, key };
 }
-/** Scrolls the box so that a cell is in view. */
-function reveal({ query, key }) {
+/** Scrolls the box so that a cell is in view: at its edge, or from further away in the middle. */
+function reveal({ query, key }, middle = false) {
   const box = byId("map-room"), [row, column] = [queries.shown.indexOf(query), keys.shown.indexOf(key)];
-  const within = (scroll, at, room) => Math.max(Math.min(scroll, at * map.cell), (at + 1) * map.cell - room);
+  const within = (scroll, at, room) => {
+    const [start, end] = [at * map.cell, (at + 1) * map.cell - room];
+    if (end <= scroll && scroll <= start) return scroll;
+    return middle ? (start + end) / 2 : Math.max(Math.min(scroll, start), end);
+  };
   box.scrollTop = within(box.scrollTop, row, box.clientHeight - map.top);
   box.scrollLeft = within(box.scrollLeft, column, box.clientWidth - map.left);
+}
+
+/** Scrolls a list so that one of its items is in the middle, without moving the page. */
+function scrollTo(list, item) {
+  const [box, at] = [list.getBoundingClientRect(), item.getBoundingClientRect()];
+  if (at.top < box.top || at.bottom > box.bottom) list.scrollTop += (at.top + at.bottom - box.top - box.bottom) / 2;
+}
+/** Scrolls all lists and the map to the chosen token; the map also to its largest weight. */
+function revealToken() {
+  const { direction, token } = state, tokens = asks(direction), others = answers(direction);
+  scrollTo(byId(tokens.id), tokens.items[token]);
+  if (state.view === "lines") return scrollTo(byId("lines-room"), lists[direction].children[token]);
+  const weight = (place) => weightOf(current.numbers, state, place);
+  const other = others.shown.reduce((best, place) => (weight(place) > weight(best) ? place : best));
+  if (!cell) reveal(direction === "from" ? { query: token, key: other } : { query: other, key: token }, true);
 }
 
 let remembering = 0;

@@ -1,4 +1,4 @@
-// The overview: one thumbnail per head, drawn one after another. A pixel is the largest attention weight of its block.
+// The overview: one thumbnail per head, drawn one after another, that of the chosen head first. A pixel is the largest attention weight of its block.
 
 const SMALL = 48, TARGET = 47, thumbnails = [];
 
@@ -60,8 +60,8 @@ function fillOverview() {
   layOut();
 }
 async function drawOverview() {
-  const drawn = data;
-  for (const picture of thumbnails) {
+  const drawn = data, isChosen = ({ layer, head }) => layer === state.layer && head === state.head;
+  for (const picture of thumbnails.toSorted((a, b) => isChosen(b) - isChosen(a))) {
     // Not cached: the cache is for the selected heads.
     const numbers = await (cached.get(`${picture.layer}-${picture.head}`) ?? stored(picture.layer, picture.head));
     if (data !== drawn) return; // another text is shown

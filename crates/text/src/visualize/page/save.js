@@ -70,7 +70,7 @@ function mapPicture(top) {
 
 /** The lines, and the color of each head. */
 function linesPicture(top) {
-  const [left, right] = [EDGE + roomFor(queries), EDGE + roomFor(queries) + BETWEEN], most = mostOfLines(), made = [];
+  const [left, right] = [EDGE + roomFor(queries), EDGE + roomFor(queries) + BETWEEN], most = mostShown(), made = [];
   const { direction, token } = asking(), y = (tokens, place) => top + (tokens.shown.indexOf(place) + 0.5) * ROW;
   const focused = hovered !== null || state.lines === "token";
   for (const { numbers, head } of loaded) {

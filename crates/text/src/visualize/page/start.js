@@ -9,6 +9,8 @@ function showText(found) {
   byId("model").hidden = !data.model;
   byId("title").textContent = data.title;
   byId("title").hidden = !data.title;
+  // One that is cut is shown in full while it has the focus.
+  byId("title").tabIndex = byId("title").scrollHeight > byId("title").clientHeight + 2 ? 0 : -1;
   byId("cut").hidden = !data.truncation;
   if (data.truncation) showCut(data.truncation);
   byId("special").hidden = !canHide;

@@ -115,6 +115,7 @@ async function choose(change) {
   recolor();
   drawLegend();
   draw();
+  if ("token" in change) revealToken();
 }
 let colored = ""; // what the colors were last mixed for
 /** Mixes the colors and draws the thumbnails, if the theme or the shown tokens changed. */

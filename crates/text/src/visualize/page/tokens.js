@@ -42,7 +42,7 @@ function drawTokens() {
     tokens.items.forEach((item, place) => {
       const colored = tokens === others;
       const weight = colored ? weightOf(current.numbers, asking(), place) : 0;
-      [item.style.background, item.style.color] = colored ? inks[shade(weight, current.most)] : ["", ""];
+      [item.style.background, item.style.color] = colored ? inks[shade(weight, mostShown())] : ["", ""];
       item.title = colored ? text(weight) : "";
       item.hidden = !state.special && tokens.has(place, SPECIAL);
       item.classList.toggle("asks", tokens === asker && place === token);
