@@ -40,7 +40,7 @@ class Transformers:
 
     def call(self, xs, start):
         places = torch.arange(start, start + xs.shape[1])[None]
-        return self.layer(xs, attention_mask=None, past_key_values=self.cache, position_embeddings=self.rotary(xs, places))
+        return self.layer(xs, attention_mask=None, cache=self.cache, position_embeddings=self.rotary(xs, places))
 
     def seconds(self):
         xs = torch.randn(1, 1, 2048)

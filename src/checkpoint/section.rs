@@ -20,6 +20,36 @@ const PARTS: [&[&str]; 4] = [
 /// Components of a prefix that name no part. Layers of the text model may stand below them alone.
 const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "layer", "h", "blocks", "block"];
 
+/// Parts of models whose names do not tell their sections: the family of the whole, a component of prefixes, the key of
+/// its section, and the family of that part if it is not the one that the section states.
+#[rustfmt::skip]
+const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
+    ("aria", "multi_modal_projector", "vision_config", None),
+    ("clvp", "conditioning_encoder", "decoder_config", Some("clvp")),
+    ("clvp", "speech_decoder_model", "decoder_config", None),
+    ("cosmos3_omni", "blocks", "vision_config", None),
+    ("cosmos3_omni", "layers", "text_config", None),
+    ("deepseek_ocr2", "sam_model", "vision_config", None),
+    ("deepseek_ocr2", "qwen2_model", "vision_config", None),
+    ("deepseek_ocr2_vision", "sam_encoder", "sam_config", None),
+    ("deepseek_ocr2_vision", "sam_model", "sam_config", None),
+    ("deepseek_ocr2_vision", "vision_encoder", "encoder_config", None),
+    ("deepseek_ocr2_vision", "qwen2_model", "encoder_config", None),
+    ("diffusion_gemma", "decoder", "text_config", None),
+    ("pi0", "gemma_expert", "dit_config", None),
+    ("pi0", "paligemma", "vlm_config", None),
+    ("pix2struct", "decoder", "text_config", None),
+    ("pix2struct", "encoder", "vision_config", None),
+    ("pp_formulanet", "decoder", "text_config", None),
+    ("pp_formulanet", "encoder", "vision_config", None),
+    ("unlimited_ocr", "sam_model", "vision_config", None),
+    ("unlimited_ocr", "vision_model", "vision_config", None),
+    ("unlimited_ocr_vision", "sam_encoder", "sam_config", None),
+    ("unlimited_ocr_vision", "sam_model", "sam_config", None),
+    ("unlimited_ocr_vision", "vision_encoder", "encoder_config", None),
+    ("unlimited_ocr_vision", "vision_model", "encoder_config", None),
+];
+
 /// Groups of keys, which describe no model.
 const GROUPS: [&str; 3] = ["attn_config", "ffn_config", "quantization_config"];
 
@@ -41,6 +71,12 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
     let mut path = String::new();
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
+        if let Some((key, family)) = place(&section, prefix) {
+            let model_type = family.map_or_else(|| type_of_child(&section, key), |family| Some(family.to_string()));
+            section = Section { keys: &section.keys[key], model_type };
+            path = format!("{path}{key}.");
+            continue;
+        }
         let children = children(section.keys);
         if children.len() > MOST_SECTIONS {
             let found = format!("{} sections", children.len());
@@ -63,6 +99,16 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
         section = Section { keys: &section.keys[key], model_type: type_of_child(&section, key) };
         path = format!("{path}{key}.");
     }
+}
+
+/// The section of the part that the layer at `prefix` is in, and its family, where its name does not tell it.
+fn place(section: &Section, prefix: &str) -> Option<(&'static str, Option<&'static str>)> {
+    let is_part = |(whole, component, key, _): &&(&str, &str, &str, Option<&str>)| {
+        section.model_type.as_deref() == Some(*whole)
+            && section.keys.get(key).is_some_and(Value::is_object)
+            && prefix.split('.').any(|part| part == *component)
+    };
+    PLACES.iter().find(is_part).map(|(_, _, key, family)| (*key, *family))
 }
 
 fn model_type(section: &Value) -> Option<String> {

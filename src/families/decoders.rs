@@ -5,6 +5,7 @@ use crate::families::family::{
     BART, BASE, Causal, Family, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required, RotaryLayers,
     RotaryRow, Scale, Sides, Window, WindowLayers,
 };
+use crate::families::gated::DELTA;
 
 /// A decoder whose attention knows nothing of positions.
 pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
@@ -109,6 +110,7 @@ const GEMMA3: Family = Family {
     ..LLAMA
 };
 
+#[rustfmt::skip]
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
@@ -133,18 +135,8 @@ pub(crate) const DECODERS: &[Family] = &[
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },
     Family {
-        model_types: &[
-            "arcee",
-            "gemma",
-            "seed_oss",
-            "aria_text",
-            "jais2",
-            "internlm3",
-            "iquestcoder",
-            "deepseek_ocr2_text",
-            "idefics",
-            "pocket_tts",
-        ],
+        model_types: &["arcee", "gemma", "seed_oss", "aria_text", "jais2", "internlm3", "iquestcoder",
+            "deepseek_ocr2_text", "idefics", "pocket_tts"],
         ..LLAMA
     },
     // Tokens of image and prompt see one another.
@@ -165,6 +157,7 @@ pub(crate) const DECODERS: &[Family] = &[
         positions: mrope(100_000_000.0, Mrope::Alternating),
         ..LLAMA
     },
+    Family { model_types: &["exaone"], layouts: &["bart", "candle-attention"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
@@ -263,7 +256,7 @@ pub(crate) const DECODERS: &[Family] = &[
         ..QWEN3
     },
     Family {
-        model_types: &["apertus"],
+        model_types: &["apertus", "apertus1p5_text"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 12_000_000.0, required_in_config: true, ..ROTARY }),
         defaults: &[("rms_norm_eps", 1e-5)],
         ..QWEN3
@@ -299,6 +292,24 @@ pub(crate) const DECODERS: &[Family] = &[
     KOLIBRI,
     Family { model_types: &["flint"], window: windows(WindowLayers::Listed), states: &["layer_types"], ..KOLIBRI },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
+    Family {
+        model_types: &["sarvam_moe"],
+        // The weights show it.
+        ignores: &["use_qk_norm"],
+        layouts: &["sarvam", "candle-attention"],
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 8_000_000.0, ..ROTARY }),
+        ..QWEN3
+    },
+    // Its other layers are linear attention.
+    Family {
+        model_types: &["lara_mini"],
+        window: windows(WindowLayers::Listed),
+        states: &["layer_types"],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
+        defaults: &[("sliding_window", 512.0)],
+        unsupported_parts: DELTA,
+        ..QWEN3
+    },
     Family {
         model_types: &["mellum"],
         window: windows(WindowLayers::Listed),
@@ -483,5 +494,12 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["opt", "biogpt", "xglm"], layouts: BART, ..DECODER },
     Family { model_types: &["ctrl"], layouts: &["ctrl"], ..DECODER },
     Family { model_types: &["jamba", "nemotron_h"], ..DECODER },
+    Family { model_types: &["zamba"], scale: Scale::HalfHeadDim, ..DECODER },
+    // Low-rank adapters of each use of a shared layer are refused, because they are tensors of the layer.
+    Family {
+        model_types: &["zamba2"],
+        scale: Scale::HalfHeadDim,
+        ..rotary(RotaryRow { layers: RotaryLayers::IfSet("use_mem_rope"), ..ROTARY })
+    },
     Family { model_types: &["openai-gpt"], layouts: GPT2, causal: Causal::Fixed, ..DECODER },
 ];

@@ -16,6 +16,7 @@ const LAYOUTS: &[&str] = &["candle-attention", "bart", "torch"];
 const DETR: Family =
     Family { layouts: LAYOUTS, position_values: &["sine", "learned"], requires: VECTORS, qk_norm: None, ..BASE };
 
+#[rustfmt::skip]
 pub(crate) const DETECTORS: &[Family] = &[
     Family { model_types: &["detr", "table-transformer", "maskformer"], ..DETR },
     Family { model_types: &["conditional_detr", "dab-detr"], unsupported_parts: &[("decoder", APART)], ..DETR },
@@ -26,16 +27,8 @@ pub(crate) const DETECTORS: &[Family] = &[
     },
     // The other attention of the decoder is deformable.
     Family {
-        model_types: &[
-            "rt_detr",
-            "rt_detr_v2",
-            "d_fine",
-            "pp_doclayout_v2",
-            "pp_doclayout_v3",
-            "pp_doclayout_v4",
-            "lw_detr",
-            "rf_detr",
-        ],
+        model_types: &["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
+            "lw_detr", "rf_detr"],
         unsupported_parts: &[("encoder_attn", DEFORMABLE), ("cross_attn", DEFORMABLE)],
         ..DETR
     },
@@ -89,7 +82,8 @@ pub(crate) const DETECTORS: &[Family] = &[
     Family { model_types: &["sam3_mask_decoder", "sam3_lite_text_mask_decoder"], requires: &[], ..DETR },
     // The queries of the first layer are position vectors themselves.
     Family {
-        model_types: &["sam_mask_decoder", "sam_hq_mask_decoder", "sam3_tracker_mask_decoder"],
+        model_types: &["sam_mask_decoder", "sam_hq_mask_decoder", "sam2_mask_decoder", "sam2_video_mask_decoder",
+            "edgetam_mask_decoder", "edgetam_video_mask_decoder", "sam3_tracker_mask_decoder"],
         requires: &[
             Required { from_layer: 1, ..Required::below("self_attn", CallInput::PositionVectors) },
             Required::below("cross_attn_token_to_image", CallInput::PositionVectors),

@@ -23,6 +23,7 @@ const SEAMLESS: Family = Family {
 /// Attention of an encoder over parts of its sequence.
 const SPARSE: &str = "attention to a part of the tokens";
 
+#[rustfmt::skip]
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
     // Each layer of UMT5 has a table of its own.
@@ -33,22 +34,8 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         ..T5
     },
     Family {
-        model_types: &[
-            "bart",
-            "mbart",
-            "marian",
-            "pegasus",
-            "blenderbot",
-            "blenderbot-small",
-            "m2m_100",
-            "mvp",
-            "nllb-moe",
-            "plbart",
-            "trocr",
-            "whisper",
-            "speech_to_text",
-            "time_series_transformer",
-        ],
+        model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "mvp",
+            "nllb-moe", "plbart", "trocr", "whisper", "speech_to_text", "time_series_transformer"],
         ..DECODER
     },
     Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },

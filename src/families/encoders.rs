@@ -143,38 +143,20 @@ const LAYOUTLM_V2: Family = Family {
     ..BASE
 };
 
+#[rustfmt::skip]
 pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
-        model_types: &[
-            "bert-generation",
-            "data2vec-text",
-            "ernie",
-            "megatron-bert",
-            "rembert",
-            "roberta-prelayernorm",
-            "roc_bert",
-            "xlm-roberta-xl",
-            "xmod",
-        ],
+        model_types: &["bert-generation", "data2vec-text", "ernie", "megatron-bert", "rembert",
+            "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
         ..BERT_LAYER
     },
     // These see both ways whatever `is_decoder` states.
     Family {
-        model_types: &[
-            "canine",
-            "dpr",
-            "layoutlm",
-            "markuplm",
-            "splinter",
-            "tapas",
-            "visual_bert",
-            "mobilebert",
-            "lxmert",
-            "superglue",
-            "luke",
-        ],
+        model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
+            "superglue", "luke"],
         ..BASE
     },
+    Family { model_types: &["lxmert"], layouts: &["bert", "lxmert"], ..BASE },
     Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
     Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
     // Biases of the distances of tokens and of their boxes on the page.

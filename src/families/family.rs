@@ -121,6 +121,13 @@ pub(crate) const PROMPT: &str = "the mask is that of a prompt: in the model, a t
 pub(crate) const PREDICTED: &str = "the mask is that of a trained model: while it trains, queries see the patches of \
     their predicted segments";
 
+/// The note of latents that see a context and themselves.
+pub(crate) const LATENTS: &str =
+    "keys and values are made of the context followed by the latents, which are the queries";
+/// The note of a layer whose module normalizes its inputs.
+pub(crate) const NORMALIZED: &str =
+    "the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them";
+
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
     model_types: &[],
@@ -281,7 +288,7 @@ pub(crate) enum LayerPositions {
     /// Rotation of queries and keys.
     Rotary(RotaryRow),
     /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
-    Given,
+    Given(RotaryStyle),
     /// Rotation by frame, row and column of patches (V-JEPA 2).
     Video,
     /// Rotation by row and column of patches (DINOv3).
@@ -386,6 +393,8 @@ pub(crate) enum RotaryLayers {
     NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
+    /// All, if this key is true (Zamba 2).
+    IfSet(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
     /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
@@ -535,6 +544,8 @@ pub(crate) enum Scale {
     HeadDim,
     /// None (T5, GPT-Neo).
     One,
+    /// `(head_dim / 2)^-0.5` (Zamba, whose layers take twice the hidden size).
+    HalfHeadDim,
     /// `query_pre_attn_scalar^-0.5` (Gemma 2).
     QueryPreAttnScalar,
     /// The key `attention_multiplier`, or `head_dim^-0.5` if it has no value (Granite).

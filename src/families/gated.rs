@@ -11,7 +11,7 @@ const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigm
 const SOFTPLUS: Option<GateRow> = Some(GateRow { activation: GateActivation::Softplus, switch: None });
 
 /// Layers of another kind between those of attention, by the last component of their prefix.
-const DELTA: &[(&str, &str)] =
+pub(super) const DELTA: &[(&str, &str)] =
     &[("linear_attn", "linear attention by the gated delta rule: a recurrent state in place of keys and values")];
 
 /// Qwen3-Next, whose query projection holds the gate and which rotates a quarter of each head.

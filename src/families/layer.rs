@@ -13,12 +13,20 @@ use crate::families::table::layer_family;
 use crate::io::{number, stated};
 use crate::position::{
     Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
-    RelativeKeyValue, RelativeSinusoids, T5RelativeBias,
+    RelativeKeyValue, RelativeSinusoids, RotaryStyle, T5RelativeBias,
 };
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 6] =
-    ["num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads"];
+const HEADS: [&str; 8] = [
+    "num_attention_heads_per_layer",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "num_heads",
+    "attention_heads",
+    "resampler_n_heads",
+    "num_self_attention_heads",
+];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
 const MAX_HEADS: usize = 4096;
@@ -28,6 +36,9 @@ const DECODER_HEADS: [&str; 3] =
 const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
 /// The key of a model with an encoder of speech beside one of text.
 const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
+
+/// The key of Perceiver for those of its cross-attention.
+const PERCEIVER_CROSS_HEADS: &str = "num_cross_attention_heads";
 
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
@@ -39,7 +50,7 @@ pub(crate) fn states_heads(section: &Value) -> bool {
 pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
 
 /// Parts of the prefixes of cross-attention.
-pub(crate) const CROSS: [&str; 7] = [
+pub(crate) const CROSS: [&str; 8] = [
     "encoder_attn",
     "EncDecAttention",
     "crossattention",
@@ -47,6 +58,7 @@ pub(crate) const CROSS: [&str; 7] = [
     "cross_attention",
     "encoder_decoder_attention",
     "x_attn",
+    "second_sub_layer",
 ];
 
 /// What a checkpoint holds for a layer and no configuration states.
@@ -165,6 +177,7 @@ impl<'a> Layer<'a> {
             return Ok(heads);
         }
         let by_prefix: &[&str] = match self.prefix {
+            _ if self.cross && self.section.get(PERCEIVER_CROSS_HEADS).is_some() => &[PERCEIVER_CROSS_HEADS],
             prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
             prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
@@ -299,6 +312,7 @@ impl<'a> Layer<'a> {
         Ok(match self.family.scale {
             Scale::HeadDim => None,
             Scale::One => Some(1.0),
+            Scale::HalfHeadDim => Some((d as f64 / 2.0).powf(-0.5)),
             Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
             Scale::AttentionMultiplier => self.float("attention_multiplier")?,
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
@@ -369,10 +383,12 @@ impl<'a> Layer<'a> {
                     Position::None
                 }
             }
-            LayerPositions::Given => {
+            LayerPositions::Given(style) => {
                 // A call gives what these keys state.
                 self.section.note(&["rope_theta", "rope_parameters"]);
-                Position::GivenRotation(GivenRotation::default())
+                // Kimi's own files, which transformers permutes, have neighbors as pairs.
+                let style = if contents.layout == "kimi" { RotaryStyle::Interleaved } else { style };
+                Position::GivenRotation(GivenRotation::new(style))
             }
             LayerPositions::Video => self.video_rotary()?,
             LayerPositions::DinoRotary => self.dino_rotary()?,

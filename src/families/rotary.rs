@@ -194,7 +194,8 @@ impl Layer<'_> {
             let list = list.and_then(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
             list.ok_or_else(|| Error::config(key, found(key), "a list of numbers"))
         };
-        Ok(match rope_type(scaling)? {
+        let kind = rope_type(scaling)?;
+        Ok(match if kind == "deepseek_yarn" && self.reads(kind) { "yarn" } else { kind } {
             // Rotation by time, row and column of images (M-RoPE) is the usual one where the three are equal: in text.
             "default" | "mrope" => RotaryScaling::None,
             "linear" => RotaryScaling::Linear { factor: required("factor")? },

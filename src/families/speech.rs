@@ -9,6 +9,8 @@ use crate::families::family::{
 /// Every token sees every other; positions are added to the input.
 const PLAIN: Family = Family { layouts: BART, qk_norm: None, ..BASE };
 
+const MASK: &[Required] = &[Required::new(CallInput::Mask)];
+
 const CONFORMER: &[&str] = &["conformer"];
 
 /// A token sees itself and those before it within a window.
@@ -20,9 +22,14 @@ const STREAM: Family = Family {
     ..PLAIN
 };
 
+#[rustfmt::skip]
 pub(crate) const SPEECH: &[Family] = &[
     // Positions come from a convolution of the input.
-    Family { model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio"], ..PLAIN },
+    Family {
+        model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio", "omniasr_audio",
+            "omniasr_ctc"],
+        ..PLAIN
+    },
     Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
     Family {
         model_types: &["vits"],
@@ -38,6 +45,17 @@ pub(crate) const SPEECH: &[Family] = &[
         positions: LayerPositions::RelativeSinusoids,
         ..PLAIN
     },
+    // A token sees its chunk and some before it, by a mask of the call.
+    Family {
+        model_types: &["nemotron_asr_streaming_encoder"],
+        layouts: OWN,
+        ignores: &["sliding_window"],
+        positions: LayerPositions::RelativeSinusoids,
+        requires: MASK,
+        ..PLAIN
+    },
+    // Windows, in the model only in a call with a padding mask.
+    Family { model_types: &["moonshine_streaming_encoder"], layouts: OWN, requires: MASK, ..PLAIN },
     Family {
         model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,
@@ -74,15 +92,9 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     // Whisper's encoder.
     Family {
-        model_types: &[
-            "voxtral_encoder",
-            "qwen2_audio_encoder",
-            "audioflamingo3_encoder",
-            "moss_transcribe_diarize_audio",
-            "qwen2_5_omni_audio_encoder",
-            "qwen3_omni_moe_audio_encoder",
-            "qwen3_asr_encoder",
-        ],
+        model_types: &["voxtral_encoder", "qwen2_audio_encoder", "audioflamingo3_encoder",
+            "moss_transcribe_diarize_audio", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder",
+            "qwen3_asr_encoder"],
         ..PLAIN
     },
     // One table of biases for all layers, and the mask, which is added as a number.
@@ -93,8 +105,8 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glmasr_encoder"],
-        layouts: OWN,
+        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
+        layouts: &["candle-attention", "bart"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
     },
@@ -140,7 +152,8 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },
     Family {
-        model_types: &["mimi", "mimi_encoder", "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder"],
+        model_types: &["mimi", "mimi_encoder", "mimi_decoder", "pocket_tts_audio_tokenizer",
+            "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder"],
         defaults: &[("sliding_window", 250.0)],
         ..STREAM
     },
@@ -151,13 +164,20 @@ pub(crate) const SPEECH: &[Family] = &[
         ..BASE
     },
     // Decoders of speech and music; the encoder is another family.
-    Family { model_types: &["canary_decoder", "cohere_asr"], layouts: OWN, causal: Causal::Always, ..BASE },
+    Family {
+        model_types: &["canary_decoder", "cohere_asr"],
+        layouts: &["candle-attention", "cohere-asr"],
+        causal: Causal::Always,
+        ..BASE
+    },
     Family {
         model_types: &["pp_formulanet_text", "musicgen_decoder", "musicgen_melody_decoder", "clvp_decoder"],
         layouts: BART,
         causal: Causal::Always,
         ..BASE
     },
+    // The encoder of sounds before CLVP's decoder, which has the same section.
+    Family { model_types: &["clvp"], ..PLAIN },
     // Decoders of tokens of sound.
     Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..PLAIN },
     Family {

@@ -1,7 +1,7 @@
 //! Decoders that do more between projection and scores than a norm before a rotation: norms after it or without
 //! weights, factors by position, keys that are values or belong to another layer.
 
-use crate::families::decoders::{EVERYWHERE, QWEN3, rotary, windows};
+use crate::families::decoders::{DECODER, EVERYWHERE, QWEN3, rotary, windows};
 use crate::families::family::{
     BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, OWN, QueryFactor, ROTARY, RotaryLayers, RotaryRow, Scale,
     StepsRow, WeightlessNorm, WindowLayers,
@@ -142,6 +142,12 @@ pub(crate) const STEPPED: &[Family] = &[
         ..rotary(RotaryRow { share: Some(0.334), theta: 5_000_000.0, window_theta: Some(10_000.0), ..ROTARY })
     },
     // Patches of a series in time, which see those before them.
+    Family {
+        model_types: &["timesfm"],
+        scale: Scale::One,
+        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
+        ..DECODER
+    },
     Family {
         model_types: &["timesfm2_5"],
         scale: Scale::One,

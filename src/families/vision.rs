@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows, ROTARY,
-    Required, RotaryRow, Scale, StepsRow,
+    BART, BASE, Causal, Family, LATENTS, LayerPositions, NORMALIZED, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow,
+    PatchWindows, ROTARY, Required, RotaryRow, Scale, StepsRow,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -15,12 +15,26 @@ const TIMM: &[&str] = &["timm"];
 /// Towers of CLIP's kind as transformers has them; OpenCLIP's, and heads of SigLIP, are modules of torch; then timm's.
 const CLIP: &[&str] = &["bart", "torch", "timm", "timm-pool"];
 
+/// The same, and that of Cosmos.
+const TOWERS: &[&str] = &["bart", "torch", "timm", "timm-pool", "cosmos-vision"];
+
 /// A part that adds its positions to its input, and in which every token sees every other.
 const PLAIN: Family = Family { qk_norm: None, ..BASE };
 
 const fn patch_rotary(frequencies: GridFrequencies, block: Option<(&'static str, usize)>) -> LayerPositions {
     LayerPositions::PatchRotary(PatchRotaryRow { frequencies, block, ..PATCH_ROTARY })
 }
+
+/// Of Perceiver, whose decoders have as many heads as their code says.
+const OWN_HEADS: &[(&str, &str)] = &[("decoder", "a number of heads that no configuration states")];
+
+/// Patches by angles that the call gives.
+const GIVEN: Family = Family {
+    layouts: OWN,
+    positions: LayerPositions::Given(RotaryStyle::HalfSplit),
+    requires: &[Required::new(CallInput::CosSin)],
+    ..PLAIN
+};
 
 /// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
 const QWEN_VL: Family =
@@ -36,6 +50,7 @@ const QWEN2_5_VL: Family = Family {
     ..QWEN_VL
 };
 
+#[rustfmt::skip]
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of
     // attention.
@@ -46,26 +61,9 @@ pub(crate) const VISION: &[Family] = &[
         ..BASE
     },
     Family {
-        model_types: &[
-            "vit",
-            "dinov2",
-            "dinov2_with_registers",
-            "deit",
-            "ijepa",
-            "vit_mae",
-            "vit_msn",
-            "yolos",
-            "vilt",
-            "vivit",
-            "dpt",
-            "pixio",
-            "vitpose_backbone",
-            "audio-spectrogram-transformer",
-            "flava_image_model",
-            "flava_text_model",
-            "flava_multimodal_model",
-            "mobilevit",
-        ],
+        model_types: &["vit", "dinov2", "dinov2_with_registers", "deit", "ijepa", "vit_mae", "vit_msn", "yolos",
+            "vilt", "vivit", "dpt", "pixio", "vitpose_backbone", "audio-spectrogram-transformer",
+            "flava_image_model", "flava_text_model", "flava_multimodal_model", "mobilevit"],
         layouts: VIT,
         ..PLAIN
     },
@@ -80,7 +78,8 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"],
         layouts: CLIP,
-        unsupported_parts: &[("vit_merger", "a mask of windows of patches")],
+        // Patches see their own window.
+        requires: &[Required::below("vit_merger", CallInput::Mask)],
         ..PLAIN
     },
     Family {
@@ -120,19 +119,9 @@ pub(crate) const VISION: &[Family] = &[
     },
     // Frames of a video are rows of the batch.
     Family {
-        model_types: &[
-            "qwen2_vl_vision",
-            "qwen3_vl_vision",
-            "qwen3_vl_moe_vision",
-            "qwen3_5_vision",
-            "qwen3_5_moe_vision",
-            "qwen3_omni_moe_vision_encoder",
-            "qwen4_exp_vision",
-            "glm4v_vision",
-            "glm4v_moe_vision",
-            "ernie4_5_vl_moe_vision",
-            "cohere_compass_vision",
-        ],
+        model_types: &["qwen2_vl_vision", "qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision",
+            "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen4_exp_vision", "glm4v_vision",
+            "glm4v_moe_vision", "ernie4_5_vl_moe_vision", "cohere_compass_vision"],
         ..QWEN_VL
     },
     Family {
@@ -213,11 +202,39 @@ pub(crate) const VISION: &[Family] = &[
         ],
         ..PLAIN
     },
+    Family { model_types: &["mlcd_vision_model", "minimax_m3_vl_vision"], layouts: BART, ..GIVEN },
+    Family { model_types: &["kimi_k25_vision"], layouts: &["kimi-vision", "kimi"], ..GIVEN },
+    // Patches see those of their own window or image.
     Family {
-        model_types: &["mlcd_vision_model"],
-        layouts: &["bart"],
-        positions: LayerPositions::Given,
-        requires: &[Required::new(CallInput::CosSin)],
+        model_types: &["muse_glimmer_vision", "muse_spark_vision"],
+        layouts: &["kimi-vision"],
+        requires: &[Required::new(CallInput::CosSin), Required::new(CallInput::Mask)],
+        ..GIVEN
+    },
+    // The places of key points give the angles, in self-attention.
+    Family {
+        model_types: &["lightglue"],
+        positions: LayerPositions::Given(RotaryStyle::Interleaved),
+        requires: &[Required::below("self_attention", CallInput::CosSin)],
+        ..GIVEN
+    },
+    // Patches see one another, and queries, which come after them, patches and the queries before them.
+    Family {
+        model_types: &["deepseek_ocr2_encoder"],
+        layouts: OWN,
+        ignores: &["sliding_window"],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..ROTARY }),
+        requires: &[Required::new(CallInput::Mask)],
+        ..PLAIN
+    },
+    // Latents, whose keys and values are those of the context and, after them, their own.
+    Family { model_types: &["idefics2_perceiver"], layouts: OWN, note: Some(LATENTS), ..PLAIN },
+    Family { model_types: &["idefics_perciever"], layouts: &["idefics-perceiver"], note: Some(LATENTS), ..PLAIN },
+    Family {
+        model_types: &["perceiver"],
+        layouts: &["perceiver"],
+        unsupported_parts: OWN_HEADS,
+        note: Some(NORMALIZED),
         ..PLAIN
     },
     // Tiles of an image are one sequence, some of them and some patches of each padding.
@@ -250,18 +267,9 @@ pub(crate) const VISION: &[Family] = &[
     },
     // SAM's tower, also in models of documents. Windows are rows of the batch.
     Family {
-        model_types: &[
-            "sam_vision_model",
-            "sam_hq_vision_model",
-            "got_ocr2_vision",
-            "pp_chart2table_vision",
-            "slanext_vision",
-            "pp_formulanet_vision",
-            "deepseek_ocr2_sam_vision_model",
-            "unlimited_ocr_sam_vision_model",
-            "vitdet",
-            "seggpt",
-        ],
+        model_types: &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision",
+            "slanext_vision", "pp_formulanet_vision", "deepseek_ocr2_sam_vision_model",
+            "unlimited_ocr_sam_vision_model", "vitdet", "seggpt"],
         layouts: TIMM,
         positions: LayerPositions::RelativeKey2d,
         note: Some("in layers with windows the input is the windows of an image, each a sequence, with their padding"),
@@ -271,29 +279,15 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },
     // Text towers.
     Family {
-        model_types: &[
-            "clip_text_model",
-            "clipseg_text_model",
-            "metaclip_2_text_model",
-            "owlvit_text_model",
-            "owlv2_text_model",
-            "groupvit_text_model",
-            "kosmos_2_5_text_model",
-            "xclip_text_model",
-        ],
+        model_types: &["clip_text_model", "clipseg_text_model", "metaclip_2_text_model", "owlvit_text_model",
+            "owlv2_text_model", "groupvit_text_model", "kosmos_2_5_text_model", "xclip_text_model"],
         layouts: CLIP,
         causal: Causal::Always,
         ..BASE
     },
     Family {
-        model_types: &[
-            "chinese_clip_text_model",
-            "altclip_text_model",
-            "align_text_model",
-            "clap_text_model",
-            "bridgetower_text_model",
-            "bridgetower",
-        ],
+        model_types: &["chinese_clip_text_model", "altclip_text_model", "align_text_model", "clap_text_model",
+            "bridgetower_text_model", "bridgetower"],
         ..PLAIN
     },
     // Its vision tower is a module of torch.
@@ -314,36 +308,17 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["clip", "clip_vision_model", "clipseg"], layouts: CLIP, causal: Causal::TextTower, ..BASE },
     // SigLIP, and vision towers.
     Family {
-        model_types: &[
-            "siglip",
-            "siglip_text_model",
-            "siglip_vision_model",
-            "clipseg_vision_model",
-            "metaclip_2_vision_model",
-            "owlvit_vision_model",
-            "owlv2_vision_model",
-            "groupvit_vision_model",
-            "xclip_vision_model",
-            "chinese_clip_vision_model",
-            "altclip_vision_model",
-            "git_vision_model",
-            "kosmos_2_vision_model",
-            "aimv2_vision_model",
-            "ovis2_vision",
-            "siglip2_text_model",
-            "siglip2_vision_model",
-            "idefics_vision",
-            "idefics2_vision",
-            "idefics3_vision",
-            "smolvlm_vision",
-            "phi4_multimodal_vision",
-            "granite_docling_vision",
-            "cosmos3_edge_vision",
-        ],
-        layouts: CLIP,
+        model_types: &["siglip", "siglip_text_model", "siglip_vision_model", "clipseg_vision_model",
+            "metaclip_2_vision_model", "owlvit_vision_model", "owlv2_vision_model", "groupvit_vision_model",
+            "xclip_vision_model", "chinese_clip_vision_model", "altclip_vision_model", "git_vision_model",
+            "kosmos_2_vision_model", "aimv2_vision_model", "ovis2_vision", "siglip2_text_model",
+            "siglip2_vision_model", "idefics_vision", "idefics2_vision", "patchtst", "idefics3_vision",
+            "smolvlm_vision", "phi4_multimodal_vision", "granite_docling_vision", "cosmos3_edge_vision"],
+        layouts: TOWERS,
         ..PLAIN
     },
-    Family { model_types: &["hunyuan_vl_vision"], layouts: OWN, ..PLAIN },
+    Family { model_types: &["unlimited_ocr_vision_encoder"], layouts: &["bart", "unlimited-ocr"], ..PLAIN },
+    Family { model_types: &["hunyuan_vl_vision", "hy_v4_vl_vision"], layouts: OWN, ..PLAIN },
     Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
     Family {
         model_types: &["inkling2_vision"],
@@ -363,12 +338,8 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },
     Family {
-        model_types: &[
-            "blip_vision_model",
-            "blip_2_vision_model",
-            "instructblip_vision_model",
-            "instructblipvideo_vision_model",
-        ],
+        model_types: &["blip_vision_model", "blip_2_vision_model", "instructblip_vision_model",
+            "instructblipvideo_vision_model"],
         layouts: &["blip", "timm-beit", "timm"],
         ..PLAIN
     },

@@ -177,8 +177,8 @@ class Family:
                 rest = {"encoder_outputs": (out.encoder_last_hidden_state,)}
             for piece in inputs[ids].split(chunks, dim=1):
                 out, got = capture(self.model, chosen, {
-                    **rest, ids: piece, "past_key_values": past, "use_cache": True})
-                past = out.past_key_values
+                    **rest, ids: piece, "cache": past, "use_cache": True})
+                past = out.cache
                 pieces.append(got)
             for s in chosen:
                 c = s["case"]

@@ -7,7 +7,7 @@ projections catch what goes into and out of its attention (model_types_hooks.py)
     python tests/golden/model_types.py [--again] [model_type ...]    # the walk; what is there is kept
     python tests/golden/model_types.py --table                       # fixtures and docs/model-types.md (needs cargo)
 
-Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31.
+Made with torch 2.15.0, transformers 5.24.0, timm 1.0.31.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 import model_types_table
 import model_types_tiny as tiny
-from model_types_hooks import prefixes, watch
+from model_types_hooks import attention_around, is_attention, prefixes, unmet, watch
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
@@ -106,6 +106,20 @@ def classes(model_type, config_class):
     return found
 
 
+def attention_in_code(config_class):
+    """The names of the classes of attention in the code of a model type."""
+    package = config_class.__module__.rsplit(".", 1)[0]
+    folder, found = Path(importlib.import_module(config_class.__module__).__file__).parent, set()
+    for file in folder.glob("modeling_*.py"):
+        try:
+            module = importlib.import_module(f"{package}.{file.stem}")
+        except Exception:
+            continue
+        found |= {c.__name__ for c in vars(module).values() if isinstance(c, type) and issubclass(c, torch.nn.Module)
+                  and is_attention(c) and c.__module__ == module.__name__}
+    return sorted(found)
+
+
 class TooLarge(Exception):
     pass
 
@@ -123,10 +137,10 @@ def build(cls, config):
     return cls(config).eval()
 
 
-def tiny_config(model_type, variant):
+def tiny_config(model_type, variant, further=None):
     cls = CONFIG_MAPPING[model_type]
     d = tiny.shrink(cls().to_dict(), variant)
-    tiny.set_keys(d, tiny.CHANGES.get(model_type, {}))
+    tiny.set_keys(d, tiny.CHANGES.get(model_type, {}) | tiny.FURTHER.get(further, {}))
     config = cls.from_dict(d)
     config._attn_implementation = "eager"
     return config
@@ -180,17 +194,21 @@ def batched(x):
     return x.unsqueeze(0) if x.dim() == 2 else x.reshape(-1, *x.shape[-2:]) if x.dim() > 3 else x
 
 
-def given_tensors(name, given, arguments, tensors):
+def given_tensors(name, given, arguments, tensors, factor=1.0, neighbors=False):
     """What the call gives beyond its tokens."""
     for what, names in given.items():
         values = [arguments[n] for n in names if n in arguments]
         if what == "score_bias" and values:
-            tensors[f"golden.{name}.score_bias"] = sum(values)
+            tensors[f"golden.{name}.score_bias"] = sum(values) * factor
         if what == "cos_sin" and values:
-            for part, t in zip(("cos", "sin"), values[0]):  # pairs that are half a head apart
-                tensors[f"golden.{name}.{part}"] = t[..., : t.shape[-1] // 2].reshape(1, *t.shape[-2:-1], -1)
-        if what == "mask" and values and values[0].dim() == 4:
+            for part, t in zip(("cos", "sin"), values[0]):  # pairs that are half a head apart, or neighbors
+                pairs = t[..., ::2] if neighbors else t[..., : t.shape[-1] // 2]
+                tensors[f"golden.{name}.{part}"] = pairs.reshape(-1, t.shape[-2], pairs.shape[-1])
+        if what == "mask" and values and values[0].dim() in (1, 4):
             mask = values[0]
+            if mask.dim() == 1:  # where sequences of one row start and end
+                number = torch.bucketize(torch.arange(int(mask[-1])), mask, right=True)
+                mask = (number[:, None] == number)[None, None]
             low = torch.finfo(torch.float32).min
             tensors[f"golden.{name}.mask"] = mask.clamp(min=low) if mask.is_floating_point() else torch.where(mask, 0.0, low)
 
@@ -209,7 +227,8 @@ def case_tensors(prefix, here, tensors, model_type):
     name = prefix or "root"
     tensors[f"golden.{name}.input"] = q
     tensors[f"golden.{name}.output"] = out
-    given_tensors(name, tiny.GIVEN.get(model_type, {}), here["arguments"], tensors)
+    given_tensors(name, tiny.GIVEN.get(model_type, {}), here["arguments"], tensors, tiny.DIVIDED.get(model_type, 1.0),
+                  model_type in tiny.NEIGHBORS)
     same = lambda a, b: a.shape == b.shape and torch.equal(a, b)
     if not same(q, k):
         tensors[f"golden.{name}.key"] = k
@@ -222,15 +241,9 @@ def case_tensors(prefix, here, tensors, model_type):
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 
-def unknown_attention(model, layers, saved):
-    """Modules that are called attention and hold projections, but no layout has their names."""
-    paths = set()
-    for path, m in model.named_modules():
-        if re.search(r"Attention|Attn", m.__class__.__name__) and not re.search("Layer$|Block$|Stage$", m.__class__.__name__):
-            own = [n for n, c in m.named_modules() if isinstance(c, (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d))]
-            if len(own) >= 2:
-                paths.add((m.__class__.__name__, tuple(own)[:10]))
-    return [f"{c}: {', '.join(o)}" for c, o in sorted(paths)]
+def attention_classes(model):
+    """The names of the classes of attention that the model has."""
+    return sorted({type(m).__name__ for m in model.modules() if is_attention(type(m))})
 
 
 def section_types(config):
@@ -240,7 +253,8 @@ def section_types(config):
 
 def make(model_type):
     """Writes OUT/<model_type>.safetensors; returns what there is to say."""
-    problems = []
+    problems, name = [], model_type
+    model_type = name.partition("+")[0]
     if model_type in ("layoutlmv2", "layoutxlm"):
         without_detectron2()
     if model_type in tiny.NOT_ALONE:
@@ -253,14 +267,14 @@ def make(model_type):
         candidates = classes(model_type, config_class)
     except Exception as e:
         return dict(status="not built", problems=[f"classes: {type(e).__name__}: {e}"])
-    best = None
+    best, code = None, {config_class.__module__.split(".")[2]: attention_in_code(config_class)}
     for cls in candidates[:4]:
         for variant in tiny.VARIANTS:
             if best is not None and best["missing"] == 0:
                 break
             torch.manual_seed(zlib.crc32(model_type.encode()))
             try:
-                config = tiny_config(model_type, variant)
+                config = tiny_config(model_type, variant, name)
                 model = build(cls, config)
             except Exception as e:
                 where = traceback.extract_tb(e.__traceback__)[-1]
@@ -272,17 +286,19 @@ def make(model_type):
             if best is None or got["missing"] < best["missing"] or (got["cases"] and not best["cases"]):
                 best = got
     if best is None:
-        return dict(status="not built", classes=[c.__name__ for c in candidates], problems=problems[:6])
+        return dict(status="not built", code=code, problems=problems[:6])
     tensors, text, cases = best.pop("file")
     if cases:
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, OUT / f"{model_type}.safetensors",
+        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, OUT / f"{name}.safetensors",
                   metadata={"config": text, "cases": json.dumps(cases)})
-    return dict(status="built", **best, problems=problems[:8])
+    return dict(status="built", **best, code=code, problems=problems[:8])
 
 
 def one(model_type, cls, variant, model):
     randomise(model)
     eager(model)
+    if model_type in tiny.SDPA:
+        model.set_attn_implementation("sdpa")
     if (part := getattr(model, tiny.BOOLEAN.get(model_type, ""), None)) is not None:
         part.set_attn_implementation("sdpa")
     with tempfile.TemporaryDirectory() as d:
@@ -294,7 +310,7 @@ def one(model_type, cls, variant, model):
     layers = prefixes(saved)
     caught, lost = watch(model, layers, saved)
     problems = run(model, caught) if caught else []
-    tensors, cases, missing = {}, [], list(lost)
+    tensors, cases, missing, met = {}, [], list(lost), {}
     for prefix, here in caught.items():
         if not complete(here):
             missing.append(prefix)
@@ -316,13 +332,17 @@ def one(model_type, cls, variant, model):
         if here.get("masked"):
             missing.append(f"{prefix} (masked)")
         cases.append({"name": prefix or "root", "prefix": prefix})
+        met[prefix] = here["path"]
+    others = unmet(model, met.values(), saved)
+    cases += [{"name": prefix or "root", "prefix": prefix} for prefix in others if prefix not in {c["prefix"] for c in cases}]
     inside = tuple(f"{p}." if p else "" for p in (c["prefix"] for c in cases))
     for key, t in saved.items():
         if (inside and key.startswith(inside)) or any(table in key for table in TABLES):
             tensors[key] = t
     return dict(cls=cls.__name__, variant=variant, layers=list(layers), missing=len(missing), not_run=missing,
                 cases=[c["prefix"] for c in cases], problems=problems, sections=section_types(model.config),
-                unknown=unknown_attention(model, layers, saved), file=(tensors, text, cases))
+                unmet=others, met={prefix: attention_around(model, path) for prefix, path in met.items()},
+                classes=attention_classes(model), file=(tensors, text, cases))
 
 
 def in_child(model_type, seconds=90):
@@ -359,7 +379,7 @@ def main():
     if options.table:
         model_types_table.write(OUT)
         return
-    for name in options.names or CONFIG_MAPPING_NAMES:
+    for name in options.names or [*CONFIG_MAPPING_NAMES, *tiny.FURTHER]:
         if (OUT / f"{name}.json").exists() and not options.again and not options.names:
             continue
         start = time.time()

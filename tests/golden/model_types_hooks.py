@@ -1,6 +1,7 @@
 """Finds the attention layers of a saved model, and catches what goes into and out of them (see model_types.py)."""
 
 import inspect
+import re
 
 import torch
 
@@ -60,6 +61,13 @@ LAYOUTS = [
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
     (["to_q", "to_kv"], "to_out"),
+    (["to_q", "to_k", "to_v"], "out_proj"),
+    (["att.query", "att.key", "att.value"], "output.dense"),
+    (["query_net", "key_net", "value_net"], "out_projection"),
+    (["wqkv"], "wo"),
+    (["Wq", "Wk", "Wv"], "dense"),
+    (["q_proj", "k_proj", "v_proj"], "Wo"),
+    (["q_proj", "k_proj", "v_proj"], "output_proj"),
     # Keys that are values, and layers with the keys and values of another one.
     (["q_proj", "k_proj"], "o_proj"),
     (["q_proj"], "o_proj"),
@@ -91,6 +99,53 @@ def prefixes(saved):
 
 # Modules of attention that read the weights of their projections without calling them.
 WHOLE = {"WavLMAttention"}
+
+
+# Classes of attention; those of linear attention have names of their own.
+ATTENTION = re.compile("Attention|Attn|DeltaNet")
+# Modules that only hold attention, or follow it.
+AROUND = re.compile("(Layer|Block|Stage|Norm|Pooling|Output|Embeddings?|Mask|Model|PreTrained|Merger)$")
+
+
+def is_attention(cls):
+    return bool(ATTENTION.search(cls.__name__)) and not AROUND.search(cls.__name__)
+
+
+def attention_around(model, path):
+    """The name of the class of attention that holds the projection at this path, if there is one."""
+    modules = dict(model.named_modules())
+    while path:
+        path = path.rpartition(".")[0]
+        if is_attention(type(modules[path])):
+            return type(modules[path]).__name__
+    return None
+
+
+def unmet(model, met, saved):
+    """{prefix in the file: class} of the modules of attention of which no projection was caught.
+
+    met: the paths of those that were."""
+    around = {path.rpartition(".")[0] for path in met}
+    for path in list(around):
+        while path:
+            path = path.rpartition(".")[0]
+            around.add(path)
+    names = {}
+    for name, t in saved.items():
+        if t.dim() >= 2 and t.numel():
+            names.setdefault(rows(t)[0].numpy().tobytes(), name)
+    found, inside = {}, ()
+    for path, m in model.named_modules():
+        held = [(n, p) for n, p in m.named_parameters() if p.dim() >= 2 and p.numel()]
+        if not is_attention(type(m)) or len(held) < 2 or path in around or (inside and path.startswith(inside)):
+            continue
+        inside += (f"{path}.",)
+        stored = [names.get(rows(p)[0].numpy().tobytes(), "") for _, p in held]
+        alike = [name[: -len(n)].rstrip(".") for name, (n, _) in zip(stored, held) if name.endswith(f".{n}") or name == n]
+        parts = [name.split(".")[:-2] for name in stored if name]
+        common = ".".join(p for p, *others in zip(*parts) if all(o == p for o in others)) if parts else path
+        found[alike[0] if alike else common or path] = type(m).__name__
+    return found
 
 
 def rows(t):

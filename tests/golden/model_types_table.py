@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from common import FIXTURES, encode, metadata, save
+from model_types_tiny import FURTHER
 
 ROOT = FIXTURES.parent.parent
 PACKAGES = ["torch", "transformers"]
@@ -44,6 +45,8 @@ COMPOSITE = {"nougat": "donut-swin, mbart", "higgs_audio_v2_tokenizer": "dac, hu
              "granite_speech5_ctc": "granite_speech5_encoder", "mistral_large4": "mistral_large4_text, pixtral",
              "qwen3_omni_moe": "qwen3_omni_moe_thinker", "upernet": "resnet",
              "vibevoice": "qwen2, vibevoice_acoustic_tokenizer, vibevoice_diffusion"}
+# Classes that are others on another device, or that no model is built of.
+NOT_BUILT = re.compile("Flash|Sdpa|Loss$|MHAttentionMap$")
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
 
 
@@ -83,18 +86,28 @@ def in_families():
     return found
 
 
+def part(prefix):
+    """The last name in a prefix that is no number."""
+    return ([p for p in prefix.split(".") if not p.isdigit()] or [""])[-1]
+
+
+def place(layer):
+    """The prefix of a layer without the numbers of layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
+
+
 def fixture(path, layers):
     """The bytes of a file with one case for each place in the model where the crate says that another mask or position is applied.
 
     Of the layers that are refused, it has the weights of one for each place and reason."""
     chosen, refused = {}, {}
     for layer in layers:
-        place = re.sub(r"(?<=\.)\d+(?=\.)", "#", f".{layer['prefix']}.")
+        where = place(layer)
         if "right" in layer["verdict"]:
             said = layer["verdict"]["as"]
-            chosen.setdefault((place, said["layout"], said["mask"], said["position"]), layer["prefix"])
-        elif "in a call" not in layer["verdict"]["refused"]:
-            refused.setdefault((place, short(layer["verdict"]["refused"])), layer["prefix"])
+            chosen.setdefault((where, said["layout"], said["mask"], said["position"]), layer["prefix"])
+        elif "in a call" not in layer["verdict"].get("refused", "in a call"):
+            refused.setdefault((where, short(layer["verdict"]["refused"])), layer["prefix"])
     right, refused = list(chosen.values())[:6], list(refused.values())[:3]
     if any(layer["verdict"].get("as", {}).get("layout") == "shared-keys" for layer in layers):  # and those that they share with
         right = [layer["prefix"] for layer in layers if "right" in layer["verdict"]]
@@ -139,7 +152,7 @@ def short(reason):
 
 def row(name, walked, layers, known, family, parts):
     """(verdict, what the table says beside it) of a model type."""
-    kinds = Counter(k for layer in layers for k in ("right", "wrong", "refused") if k in layer["verdict"])
+    kinds = Counter(k for layer in layers for k in ("right", "wrong", "refused", "not compared") if k in layer["verdict"])
     sections = sorted({s for s in (walked.get("sections") or {}).values() if s and s != name})
     reasons = list(dict.fromkeys(short(x["verdict"]["refused"]) for x in layers if "refused" in x["verdict"]))
     through = f"sections: {', '.join(sections)}" if sections else ""
@@ -153,7 +166,8 @@ def row(name, walked, layers, known, family, parts):
         said += [f"positions {' and '.join(positions)}"] if set(positions) != {"none"} else []
         said += [NOTES[name]] if name in NOTES else []
         said += [f"{kinds['refused']} of {len(layers)} layers refused: {'; '.join(reasons)}"] if reasons else []
-        return "in part" if reasons else "right", "; ".join(said)
+        said += [f"{kinds['not compared']} not compared"] if kinds["not compared"] else []
+        return "in part" if reasons or kinds["not compared"] else "right", "; ".join(said)
     if name in parts and not family:
         return "right", f"a section of `{parts[name]}`"
     if name in known and not family:
@@ -162,7 +176,7 @@ def row(name, walked, layers, known, family, parts):
         return "refused", family["unsupported"]
     if reasons:
         return "refused", "; ".join(reasons)
-    if walked["status"] == "built" and not walked["layers"] and not walked["unknown"]:
+    if walked["status"] == "built" and not walked["layers"] and not walked["unmet"]:
         return "no attention", through
     if name in NO_ATTENTION or name.endswith("_prompt_encoder"):
         return "no attention", ""
@@ -174,6 +188,16 @@ def row(name, walked, layers, known, family, parts):
     return "refused", why
 
 
+def left_out(walks):
+    """Classes of attention in the code of model types of which no tiny model has a layer, by folder."""
+    code, met = defaultdict(set), set().union(*(walked.get("classes") or () for walked in walks.values()))
+    for name, walked in walks.items():
+        for folder, classes in (walked.get("code") or {}).items():
+            code[folder] |= set(classes)
+    return {folder: left for folder, classes in code.items()
+            if (left := sorted(name for name in classes - met if not NOT_BUILT.search(name)))}
+
+
 def refused_sections(name, walked, rows):
     """The sections of a model, or of the models that they are, that do not run in whole."""
     return sorted({s for s in (walked.get("sections") or {}).values()
@@ -182,13 +206,25 @@ def refused_sections(name, walked, rows):
 
 def write(walked_folder):
     (found, families), known = verdicts(walked_folder), in_families()
-    walks = {name: json.loads(path.read_text()) for name in CONFIG_MAPPING_NAMES
+    walks = {name: json.loads(path.read_text()) for name in [*CONFIG_MAPPING_NAMES, *FURTHER]
              if (path := walked_folder / f"{name}.json").exists()}
     # Sections that no class of transformers runs alone.
     parts = {section: name for name, walked in walks.items() for section in (walked.get("sections") or {}).values()
              if any("right" in layer["verdict"] for layer in found.get(name, []))}
+    left = left_out({name: walked for name, walked in walks.items() if "unsupported" not in families.get(name, {})})
+    met = {(attention, part(prefix)) for walked in walks.values() for prefix, attention in walked.get("met", {}).items()}
+    for name, layers in found.items():
+        unmet = walks[name].get("unmet", {})
+        here = {place(layer) for layer in layers if "not compared" not in layer["verdict"]}
+        # Where a layer of the same class in the same part of a block was compared, in this model or another one, it counts.
+        found[name] = [layer for layer in layers if "not compared" not in layer["verdict"] or place(layer) not in here
+                       and (unmet.get(layer["prefix"]), part(layer["prefix"])) not in met]
+        if loose := {place(layer) for layer in found[name] if "not compared" in layer["verdict"]}:
+            print(f"{name}: not compared: {', '.join(sorted(loose))}")
     not_walked = {"status": "not built", "layers": []}
-    rows = {name: row(name, walks.get(name, not_walked), found.get(name, []), known, families[name], parts)
+    all_of = {name: [layer for n in [name, *FURTHER] if n.partition("+")[0] == name for layer in found.get(n, [])]
+              for name in CONFIG_MAPPING_NAMES}
+    rows = {name: row(name, walks.get(name, not_walked), all_of[name], known, families[name], parts)
             for name in sorted(CONFIG_MAPPING_NAMES)}
     for name, (verdict, what) in rows.items():
         if verdict == "right" and (refused := refused_sections(name, walks.get(name, not_walked), rows)):
@@ -198,15 +234,17 @@ def write(walked_folder):
         counts[verdict] += 1
         lines.append(f"| `{name}` | {verdict} | {what} |")
         whole = verdict == "right" and name not in known
-        if (whole or verdict == "in part") and found.get(name):
-            data = fixture(walked_folder / f"{name}.safetensors", found[name])
-            group = next(group for group in RANGES if group[0] <= name[0].lower() <= group[-1])
-            files[group][name] = np.frombuffer(data, np.uint8)
+        for n in [name] * (whole or verdict == "in part") + [n for n in FURTHER if n.partition("+")[0] == name]:
+            if found.get(n):
+                data = fixture(walked_folder / f"{n}.safetensors", found[n])
+                group = next(group for group in RANGES if group[0] <= name[0].lower() <= group[-1])
+                files[group][n] = np.frombuffer(data, np.uint8)
     for group in RANGES:
         save(f"model_types/{group}.safetensors", files[group], PACKAGES, NOTE)
     others = ", ".join(f"{n} {v}" for v, n in counts.most_common() if v not in ("right", "in part", "refused"))
     text = Path(__file__).with_name("model_types.md").read_text().replace("../../docs/", "")
     text = text.format(total=len(lines), right=counts["right"], part=counts["in part"], refused=counts["refused"], others=others,
+                       left=", ".join(f"`{name}`" for names in sorted(left.values()) for name in names),
                        table="\n".join(lines))
     (ROOT / "docs" / "model-types.md").write_text(text)
     print(counts)

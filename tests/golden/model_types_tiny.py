@@ -200,6 +200,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
     "bamba": {"attn_layer_indices": [1]},
+    **dict.fromkeys(["gptj", "codegen"], {"rotary_dim": 4}),
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "vitpose_backbone": {"part_features": 4, "num_experts": 1, "image_size": [32, 32], "patch_size": [16, 16]},
     "pix2struct_vision_model": {"patch_embed_hidden_size": 48},
@@ -275,8 +277,7 @@ CHANGES = {
     **dict.fromkeys(["minicpm_ocr_vision", "minicpmv4_6_vision", "minicpmv4_7_vision"], {"insert_layer_id": 0}),
     **dict.fromkeys(["bark"], {"semantic_config.input_vocab_size": VOCAB, "coarse_acoustics_config.input_vocab_size": VOCAB,
                                "fine_acoustics_config.input_vocab_size": VOCAB}),
-    **dict.fromkeys(["qwen3_asr", "qwen3_asr_encoder"], {"n_window": 4, "n_window_infer": 8, "audio_config.n_window": 4,
-                                                         "audio_config.n_window_infer": 8}),
+    **dict.fromkeys(["qwen3_asr", "qwen3_asr_encoder"], {"n_window_infer": 200, "audio_config.n_window_infer": 200}),
     "clap_audio_model": {"spec_size": 128, "num_mel_bins": 32, "patch_embeds_hidden_size": 16},
     "clap": {"audio_config.spec_size": 128, "audio_config.num_mel_bins": 32, "audio_config.patch_embeds_hidden_size": 16},
     **dict.fromkeys(["pvt", "pvt_v2"], {"image_size": 64, "sequence_reduction_ratios": [1, 1, 1, 1]}),
@@ -294,7 +295,7 @@ CHANGES = {
                      ("", "vision_config.", "video_config.vision_config.", "audio_video_config.video_config.vision_config.")}),
     "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"], "text_config.num_experts_per_tok": 1,
                       "text_config.n_routed_experts": 2},
-    "dots3_note_audio_encoder": {"adapter_input_size": 16, "conv_output_size": 16, "downsample_hidden_size": 16},
+    "dots3_note_audio_encoder": {"adapter_input_size": 16, "conv_output_size": 32, "downsample_hidden_size": 16},
     "dots3_note_vision_encoder": {"adapter_in_dim": 16, "adapter_out_dim": 16},
     **dict.fromkeys(["exaone4_5", "exaone4_5_vision"], {"window_size": 16, "vision_config.window_size": 16}),
     "fun_asr_nano": {"adaptor_config.intermediate_size": 4},
@@ -392,6 +393,53 @@ HGNET = {"backbone_config.stem_channels": [3, 8, 8], "backbone_config.stage_in_c
          "backbone_config.hidden_sizes": [8, 16, 16, 16]}
 SWIN = {"backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"], "backbone_config.embed_dim": 8}
 CHANGES |= {
+    "ernie4_5_vl_moe_text": {"rope_parameters.mrope_section": [1, 1, 2], "hidden_size": 32},
+    "ernie4_5_vl_moe": {"text_config.rope_parameters.mrope_section": [1, 1, 2], "text_config.hidden_size": 32,
+                        "vision_config.out_hidden_size": 32},
+    **dict.fromkeys(["qwen2_5_vl", "qwen2_5_omni_thinker", "hyperclovax_vision_v2"], {"vision_config.window_size": 24}),
+    "qwen2_5_omni": {**CHANGES["qwen2_5_omni"], "thinker_config.vision_config.window_size": 24},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "attention_hidden_size": DELETE,
+              "attention_head_dim": DELETE, "n_mamba_heads": 2},
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "num_mem_blocks": 1,
+               "attention_hidden_size": DELETE, "attention_head_dim": DELETE, "mamba_headdim": 8, "n_mamba_heads": 4},
+    **dict.fromkeys(["nemotron", "ministral"], {"head_dim": 8, "num_key_value_heads": 2}),
+    "dots1": {"n_routed_experts": 2, "n_shared_experts": 1, "first_k_dense_replace": 2, "num_local_experts": DELETE, "head_dim": 8, "layer_types": ["full_attention"] * 2,
+              "n_group": 1, "topk_group": 1, "num_experts_per_tok": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"], "num_layers": 2,
+                "window_size": 3},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
+    **{name: {f"{section}rope_parameters.mrope_section": [1, 1, 0] for section in sections}
+       for name, sections in (("hy_v4_vl_text", [""]), ("hy_v4_vl", ["text_config."]))},
+    **{name: {f"{s}{k}": v for s in ("", "text_config.") for k, v in
+              {"rope_parameters.mrope_section": [1, 1, 0], "indexer_types": ["full", "full"],
+               "layer_types": ["indexed_attention"] * 2, "mlp_layer_types": ["dense", "dense"]}.items()}
+       for name in ("hy_v4_vl_text", "hy_v4_vl")},
+    **{name: {f"{section}{key}": value for section in ("", "vision_config.", "vision_config.backbone_config.")
+              for key, value in {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "blocks_per_stage": [1, 1, 2, 1],
+                                 "embed_dim_per_stage": [16, 32, 64, 128], "num_attention_heads_per_stage": [1, 2, 4, 8],
+                                 "backbone_channel_list": [128, 64, 32, 16], "global_attention_blocks": [3],
+                                 "window_size_per_stage": [8, 4, 4, 4],
+                                 "image_size": [64, 64], "fpn_hidden_size": 16}.items()}
+       | {"prompt_encoder_config.image_size": 64, "prompt_encoder_config.patch_size": 16,
+          "mask_decoder_config.num_attention_heads": 2, "mask_decoder_config.iou_head_hidden_dim": 16}
+       for name in ("sam2", "sam2_video", "edgetam_video", "sam2_vision_model", "sam2_hiera_det_model")},
+    "apertus1p5_vision_tokenizer": {"base_channels": 32},
+    "modernbert-decoder": {"sliding_window": DELETE},
+    "timesfm": {"context_length": 64},
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 16, "attention_window_size": 4},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_d_head": 8, "mamba_n_heads": 4},
+    "granite4_vision": {**CHANGES["granite4_vision"], "qformer_config.encoder_hidden_size": 16},
+    "patchtst": {"context_length": 16, "patch_length": 4, "patch_stride": 4, "num_input_channels": 2},
+    "mpnet": {"vocab_size": VOCAB},
+    "mimi": {**CHANGES["mimi"], "codebook_dim": 256, "vector_quantization_hidden_dimension": 16},
+    "pix2struct": {"vision_config.patch_embed_hidden_size": 48},
+    "kosmos-2.5": {"vision_config.patch_embed_hidden_size": 48},
+    "phi4_multimodal": {"audio_config.num_blocks": 2, "audio_config.nemo_conv_channels": 8,
+                        "audio_config.ext_pw_out_channel": 16, "audio_config.depthwise_separable_out_channel": 16,
+                        "audio_config.input_size": 80, "audio_config.bias_max_distance": 3},
+    "idefics": {"use_resampler": True},
+    "lightglue": {"descriptor_dim": 16, "keypoint_detector_config.descriptor_decoder_dim": 16, "num_attention_heads": 2},
+    "kyutai_speech_to_text": CHANGES["kyutai_speech_to_text"],
     **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr"],
                     {"backbone_config": RESNET, "encoder_layers": 2, "decoder_layers": 2}),
     "deformable_detr": {"backbone_config": RESNET3, "d_model": 32, "decoder_layers": 2},
@@ -447,8 +495,13 @@ CHANGES |= {
                "frames_per_clip": 4, "hidden_size": 32, "num_attention_heads": 2, "pred_mlp_ratio": 1.0,
                "mlp_ratio": 1.0},
 }
+# Further models of a type, with layers that its usual one lacks.
+FURTHER = {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
+    "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
+    "xlm-roberta", "xlm-roberta-xl", "xmod")}
 # The side of the images, where the configuration states none.
-IMAGES = {**dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
+IMAGES = {**dict.fromkeys(["sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_model", "edgetam_video"], 64),
+          **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
           **dict.fromkeys(["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
                            "mask2former", "oneformer"], 64),
           **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], 160)}
@@ -458,18 +511,32 @@ GRIDS = {"qwen2_5_vl_vision": (8, 8), "qwen2_5_omni_vision_encoder": (8, 8)}
 ROWS_AND_COLUMNS = {"sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
                     "sam3_tracker_video", "sam3_video"}
 # What a call of an attention layer gives beyond its tokens, and the arguments that hold it.
-GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm", "layoutlmv3"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
+GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
+         "layoutlmv3": {"score_bias": ["position_bias"]},
          "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
-         **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model",
-                          "paligemma"], {"mask": ["attention_mask"]}),
+         **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model", "videoprism",
+                          "paligemma", "colpali"], {"mask": ["attention_mask"]}),
+         **dict.fromkeys(["minimax_m3_vl_vision", "minimax_m3_vl", "kimi_k25_vision", "kimi_k25", "lightglue"],
+                         {"cos_sin": ["position_embeddings"]}),
+         **dict.fromkeys(["muse_glimmer_vision", "muse_glimmer", "muse_spark_vision", "muse_spark"],
+                         {"cos_sin": ["position_embeddings"], "mask": ["cu_seqlens"]}),
+         **dict.fromkeys([f"minicpm{name}{part}" for name in ("_ocr", "v4_6", "v4_7") for part in ("", "_vision")],
+                         {"mask": ["cu_seqlens"]}),
+         **dict.fromkeys(["nemotron_asr_streaming_encoder", "nemotron_asr_streaming", "nemotron3_5_asr",
+                          "moonshine_streaming_encoder", "moonshine_streaming", "deepseek_ocr2_encoder",
+                          "deepseek_ocr2_vision", "deepseek_ocr2", "pi0"], {"mask": ["attention_mask"]}),
          # It adds its Boolean mask to the bias.
          "phi4_multimodal_audio": {"score_bias": ["attention_mask"]},
          "lilt": {"score_bias": ["layout_scores"]},
-         **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder"], {"score_bias": ["attention_mask"]}),
+         **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder", "sam3", "sam3_lite_text"], {"score_bias": ["attention_mask"]}),
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
+# Types whose pairs of elements that a call's angles turn are neighbors.
+NEIGHBORS = {"lightglue"}
+# Biases that the model has divided by the root of the size of a head: what they are multiplied by.
+DIVIDED = {"layoutlmv3": 8 ** 0.5}
 # The class to build, where the first one is not the one that is published.
-CLASSES = {"nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
+CLASSES = {"perceiver": "PerceiverForMaskedLM", "nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
            "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText", "layoutlmv2": "LayoutLMv2Model",
            "layoutxlm": "LayoutLMv2Model"}
 # Parts whose mask is that of the whole model: alone they have none.
@@ -481,8 +548,10 @@ MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr
              "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Parts that hide keys by Booleans, which their eager attention would add as numbers.
 BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone"}
+# Models that only compute with Boolean masks.
+SDPA = {"nemotron_asr_streaming_encoder", "nemotron_asr_streaming", "nemotron3_5_asr"}
 # Texts that are called with a padding mask, which makes them causal.
-PADDED = {"aimv2_text_model", "videoprism_text_model"}
+PADDED = {"moonshine_streaming_encoder", "moonshine_streaming", "aimv2_text_model", "videoprism_text_model", "aimv2", "videoprism"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
 
@@ -538,10 +607,34 @@ def given(name, model, cfg):
     if name == "decoder_input_ids" and kind == "dia":
         return torch.randint(10, 100, (1, 9, LENGTH))
     if name == "input_values" and kind.startswith(("pe_audio", "mimi", "pocket_tts_audio")):
-        return torch.randn(1, 1, 400)
+        return torch.randn(1, 1, 4000 if kind.startswith("pe_audio") else 400)
     if name == "pixel_values" and kind == "inkling2_vision":
         side = patch[0] * cfg.spatial_merge_size
         return torch.randn(16, side, side, channels)
+    if name == "input_features" and kind in ("neucodec", "xcodec2"):
+        return torch.randn(1, 20, 160)
+    if name == "latents" and kind.startswith(("mimi", "pocket_tts")):
+        return torch.randn(1, width, 6)
+    if name == "noise_embeds":
+        return torch.randn(1, 4, width)
+    if name == "context_hidden_states":
+        return torch.randn(1, 5, width * len(cfg.target_layer_ids))
+    if name == "num_patches":
+        return 4
+    if name == "chunk_sample_lengths":
+        return torch.tensor([16 * cfg.hop_length])
+    if name == "input_features" and kind == "dots3_note_audio_encoder":
+        return torch.randn(1, mels, 16)
+    if name == "input_ids" and kind in ("musicgen_decoder", "musicgen_melody_decoder"):
+        return torch.randint(0, 100, (cfg.num_codebooks, LENGTH))
+    if name == "input_values" and kind.startswith("omniasr"):
+        return torch.randn(1, 1, 400)
+    if name == "image_features" and kind == "molmo2_adapter":
+        return torch.randn(1, 16, width * len(cfg.vision_feature_layer))
+    if name == "pooled_patches_idx":
+        return torch.arange(16).reshape(4, 4)
+    if name in ("input_features", "input_features_mask") and kind == "qwen3_asr_encoder":
+        return torch.ones(1, 200, dtype=torch.long) if name.endswith("mask") else torch.randn(1, mels, 200)
     if name == "patch_embeds":
         return torch.randn(1, width, 4, 4)
     if name == "pixel_values" and kind == "kimi_k25_vision":
@@ -560,7 +653,7 @@ def given(name, model, cfg):
         return torch.stack([torch.arange(16) % 4, torch.arange(16) // 4], -1)[None]
     if name == "pixel_values" and kind == "tvp":
         return torch.randn(1, 2, channels, 64, 64)
-    if name == "past_values" and hasattr(cfg, "patch_length"):
+    if name == "past_values" and kind.startswith("timesfm"):
         return torch.randn(1, LENGTH * cfg.patch_length)
     if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
@@ -604,6 +697,8 @@ def given(name, model, cfg):
     if name in ("past_time_features", "past_observed_mask", "future_time_features", "future_values"):
         past = first(cfg, "context_length", default=8) + max(first(cfg, "lags_sequence", default=[0]))
         steps = past if name.startswith("past") else first(cfg, "prediction_length")
+        if not steps:
+            return None
         return torch.ones(1, steps) if name in ("past_observed_mask", "future_values") else torch.zeros(1, steps, 0)
     if name == "visual_feats":
         return torch.randn(1, 4, cfg.visual_feat_dim)
@@ -622,6 +717,8 @@ def given(name, model, cfg):
         return torch.randn(1, LENGTH + 2, size)
     if name == "image_attention_mask":
         return torch.ones(1, LENGTH, 1, dtype=torch.long)
+    if name == "attention_mask" and kind.startswith("moonshine_streaming"):
+        return torch.ones(1, 4000, dtype=torch.long)
     if name == "attention_mask":
         return torch.ones(1, LENGTH, dtype=torch.long)
     if name in ("bbox",):
@@ -657,7 +754,7 @@ def attempts(model, cfg):
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
     plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
     if getattr(cfg, "model_type", None) in PADDED:
-        plans.append(["input_ids", "attention_mask"])
+        plans.append([n for n in named if n in ("input_ids", "input_values", "decoder_input_ids", "attention_mask", "pixel_values", "pixel_values_videos")])
     plans.append([n for n in named if n in MAIN or n in required])
     plans.append(required)
     for one in ("input_ids", "pixel_values", "input_features", "input_values", "inputs_embeds",
@@ -668,6 +765,8 @@ def attempts(model, cfg):
                 plans.append(list(dict.fromkeys([*required, one, "decoder_input_ids"])))
     if decoder_only:
         plans.append(list(dict.fromkeys([*required, "input_ids", "encoder_hidden_states"])))
+    if "encoder_hidden_states" in named and not decoder_only:
+        plans.append(list(dict.fromkeys([*required, "encoder_hidden_states"])))
     seen = []
     for plan in plans:
         if not plan or plan in seen:
@@ -694,12 +793,22 @@ def sam3_mask_decoder():
                 prompt_features=torch.randn(1, 5, WIDTH))
 
 
+def timesfm():
+    return dict(past_values=[torch.randn(64)])
+
+
+def muse_glimmer_assistant():
+    return dict(noise_embeds=torch.randn(1, 4, WIDTH), context_hidden_states=torch.randn(1, 5, 5 * WIDTH),
+                position_ids=torch.arange(9)[None])
+
+
 def phi4_multimodal_audio():
     return dict(hidden_states=torch.randn(1, 64, 80), mask=None)
 
 
 # Arguments of parts that take those of other parts.
-PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio, "timesfm": timesfm,
+         "muse_glimmer_assistant": muse_glimmer_assistant} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
          for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 
 
