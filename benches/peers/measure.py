@@ -1,13 +1,13 @@
 """One case: all sides are checked, then they take turns; or the memory of each is measured."""
 
 import statistics
-import time
 
 import numpy
 from safetensors.numpy import load_file
 
 from peers import OURS, OURS_F32, QUANTIZED, REFERENCE, load, start
 from table import BEST
+from turns import turns
 
 # Largest difference from PyTorch's f32 output allowed before anything is timed.
 AGREE = {"f32": 5e-5, "bf16": 2e-1}
@@ -69,7 +69,8 @@ class Comparison:
             difference = float(numpy.abs(got - want).max())
             if not difference < AGREE["f32" if name == OURS_F32 else dtype]:
                 raise RuntimeError(f"{case.name}, {dtype}: {name} differs by {difference}")
-        times = self.turns(names, min(self.rounds, case.rounds or self.rounds))
+        sides = {name: self.side(name).run for name in names}
+        times = turns(sides, min(self.rounds, case.rounds or self.rounds), REST, WARM)
         cells = {name: f"{statistics.median(seconds) * 1e3:.2f}" for name, seconds in times.items()}
         others = [name for name in peers if name != OURS_F32]
         if others:
@@ -80,21 +81,6 @@ class Comparison:
         if cosines:
             cells["cosines"] = ", ".join(f"{cosine:.4f}" for cosine in cosines.values())
         return cells
-
-    def turns(self, names, rounds):
-        """Seconds of each side in each round but the first."""
-        times = {name: [] for name in names}
-        for turn in range(1 + rounds):
-            for name in names:
-                time.sleep(REST)
-                begin = time.perf_counter()
-                while time.perf_counter() - begin < WARM:
-                    seconds = self.side(name).run()
-                if seconds < WARM:
-                    seconds = self.side(name).run()
-                if turn:
-                    times[name].append(seconds)
-        return times
 
 
 def mean_cosine(got, want):

@@ -38,6 +38,10 @@ class Side:
         """Seconds of the fastest of `times` runs."""
         return min(map(float, self.say("run", times).split()))
 
+    def queue(self, times):
+        """Seconds of one of `times` runs, between which nothing waits for the device."""
+        return float(self.say("queue", times))
+
     def memory(self):
         """Bytes of resident memory at the peak of one run."""
         return int(self.say("memory"))

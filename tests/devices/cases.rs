@@ -143,10 +143,11 @@ pub fn all() -> Vec<Case> {
         let value = std::env::var(name).ok()?;
         Some(value.parse::<usize>().unwrap_or_else(|_| panic!("{name} is {value}, not a number")))
     };
-    let (every, only) = (number("CANDLE_ATTENTION_THIN").unwrap_or(1).max(1), number("CANDLE_ATTENTION_CASE"));
+    let every = number("CANDLE_ATTENTION_THIN").unwrap_or(1).max(1);
+    let (first, only) = (number("CANDLE_ATTENTION_FIRST").unwrap_or(0), number("CANDLE_ATTENTION_CASE"));
     let cases = covering::cases(&axes(), &fits);
     let cases = cases.iter().enumerate().map(|(i, values)| case(i, values));
-    cases.filter(|case| only.map_or(case.number % every == 0, |only| case.number == only)).collect()
+    cases.filter(|case| only.map_or(case.number % every == first, |only| case.number == only)).collect()
 }
 
 #[test]

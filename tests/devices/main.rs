@@ -3,7 +3,8 @@
 //! The CPU is always tested. A build with the feature `cuda` or `metal` also tests that device, and fails if there is
 //! none. Environment variables:
 //! - `CANDLE_ATTENTION_NO_DEVICE=1`: a build for a device passes on a machine without it.
-//! - `CANDLE_ATTENTION_THIN=n`: runs every n-th case of the matrix only, for emulated processors.
+//! - `CANDLE_ATTENTION_THIN=n`: runs every n-th case of the matrix only, for emulated processors; with
+//!   `CANDLE_ATTENTION_FIRST=i` from case i on, so that n processes share them.
 //! - `CANDLE_ATTENTION_CASE=i`: runs case i of the matrix only; failures print the number.
 
 mod cases;

@@ -69,7 +69,7 @@ const COMBINE_WARPS: usize = 4;
 const MAX_HEAD_DIM: usize = 256;
 
 /// `(block_m, block_n, threads)` per largest head dimension, largest tiles first. The last tile of each list fits any
-/// GPU.
+/// GPU. `docs/devices.md` has the registers and warps of each on an H100.
 type Tiles = [(usize, &'static [(usize, usize, usize)])];
 
 const SIMT: &Tiles = &[

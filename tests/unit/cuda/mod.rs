@@ -3,4 +3,5 @@
 mod attention;
 mod emulator;
 mod non_finite;
+mod report;
 mod rowwise;
