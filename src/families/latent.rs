@@ -34,7 +34,12 @@ const DEEPSEEK_V32: Family =
 pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
     Family { model_types: &["deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1"], ..DEEPSEEK_V3 },
-    Family { model_types: &["sarvam_mla"], reads: &["rope_interleave", "deepseek_yarn"], ..DEEPSEEK_V3 },
+    Family {
+        model_types: &["sarvam_mla"],
+        layouts: &["deepseek-lite"],
+        reads: &["rope_interleave", "deepseek_yarn"],
+        ..DEEPSEEK_V3
+    },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
     Family {
         model_types: &["hy_v4"],

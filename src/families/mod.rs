@@ -8,7 +8,7 @@
 
 mod decoders;
 #[cfg(test)]
-mod defaults_test;
+mod defaults_tests;
 mod detectors;
 mod encoder_decoders;
 mod encoders;

@@ -105,8 +105,13 @@ pub(crate) const SPEECH: &[Family] = &[
         ..PLAIN
     },
     Family {
-        model_types: &["glmasr_encoder", "dots3_note_audio_encoder"],
-        layouts: &["candle-attention", "bart"],
+        model_types: &["glmasr_encoder"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["dots3_note_audio_encoder"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         ..PLAIN
     },

@@ -11,7 +11,7 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
     unsupported(
-        &["hy_v4_vl_text", "muse_glimmer_assistant", "sam3_tracker_video_mask_decoder"],
+        &["edgetam_mask_decoder", "hy_v4_vl_text", "muse_glimmer_assistant", "sam3_tracker_video_mask_decoder"],
         "its layers have not been compared with those of transformers",
     ),
     unsupported(&["diffllama"], "differential attention"),

@@ -317,7 +317,7 @@ pub(crate) const VISION: &[Family] = &[
         layouts: TOWERS,
         ..PLAIN
     },
-    Family { model_types: &["unlimited_ocr_vision_encoder"], layouts: &["bart", "unlimited-ocr"], ..PLAIN },
+    Family { model_types: &["unlimited_ocr_vision_encoder"], layouts: &["unlimited-ocr"], ..PLAIN },
     Family { model_types: &["hunyuan_vl_vision", "hy_v4_vl_vision"], layouts: OWN, ..PLAIN },
     Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
     Family {

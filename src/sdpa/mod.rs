@@ -17,7 +17,7 @@ mod flash;
 mod hidden_values;
 mod metal;
 #[cfg(test)]
-mod new_mask_kind;
+mod new_mask_kind_tests;
 mod non_finite;
 mod options;
 mod plan;

@@ -438,6 +438,8 @@ CHANGES |= {
                         "audio_config.ext_pw_out_channel": 16, "audio_config.depthwise_separable_out_channel": 16,
                         "audio_config.input_size": 80, "audio_config.bias_max_distance": 3},
     "idefics": {"use_resampler": True},
+    "minimax_m3_vl_vision": {"hidden_size": 64, "num_attention_heads": 2},
+    "minimax_m3_vl": {**CHANGES["minimax_m3_vl"], "vision_config.hidden_size": 64, "vision_config.num_attention_heads": 2},
     "lightglue": {"descriptor_dim": 16, "keypoint_detector_config.descriptor_decoder_dim": 16, "num_attention_heads": 2},
     "kyutai_speech_to_text": CHANGES["kyutai_speech_to_text"],
     **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr"],

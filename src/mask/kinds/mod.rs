@@ -11,7 +11,7 @@ mod or;
 mod relative_bias;
 mod segments;
 #[cfg(test)]
-mod stripes;
+mod stripes_tests;
 mod tensors;
 mod window;
 
@@ -25,6 +25,6 @@ pub(crate) use or::Or;
 pub(crate) use relative_bias::RelativeBias;
 pub(crate) use segments::Segments;
 #[cfg(test)]
-pub(crate) use stripes::Stripes;
+pub(crate) use stripes_tests::Stripes;
 pub(crate) use tensors::{Additive, Boolean, MaskDims, Polarity};
 pub(crate) use window::Window;

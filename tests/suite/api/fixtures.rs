@@ -51,7 +51,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "token_classifier",
             "sentence_modules",
             "sentence_outputs",
-            "../../src/families/defaults_test",
+            "../../src/families/defaults_tests",
             "../common/models",
         ],
     ),

@@ -252,7 +252,8 @@ fn prefix_leads_to_its_section() {
         json!({"model_type": "flava", "image_codebook_config": heads("opt", 2), "image_config": heads("vit", 4)});
     assert_eq!(load(&parts, "image_model.layers.0.attn").unwrap(), vision);
     assert_eq!(load(&parts, "image_codebook.layers.0.attn").unwrap(), "2 heads, none, causal");
-    let clvp = json!({"model_type": "clvp", "speech_config": heads("opt", 2), "decoder_config": heads("llama", 2)});
+    let clvp =
+        json!({"model_type": "some_clvp", "speech_config": heads("opt", 2), "decoder_config": heads("llama", 2)});
     says(load(&clvp, "speech_decoder_model.layers.0.attn"), &["speech_config", "decoder_config"]);
     assert_eq!(load(&clvp, "speech_encoder_model.layers.0.attn").unwrap(), "2 heads, none, causal");
 
