@@ -68,7 +68,7 @@ impl Command for Bench {
                     results.push(InDtype { dtype: dtype.to_string(), least_cosine_to_f32: 0.0, speeds });
                     made.push(embeddings);
                 }
-                // A device need not have all dtypes; if it is the first, it is not the dtype.
+                // If the first dtype fails, the device is at fault. Later ones may be unsupported.
                 Err(error) if !results.is_empty() => print::note(format_args!("{dtype}: {error}")),
                 Err(error) => return Err(error),
             }

@@ -17,8 +17,7 @@ use super::adaptation::Adaptation;
 use super::lines::{self, Arrivals, CHUNK_BYTES};
 use super::outputs::Outputs;
 
-/// Texts that are encoded between two prints of JSON lines, sorted by length. Of a pipe that is slower, what has
-/// arrived is encoded at once.
+/// Texts that are encoded between two prints of JSON lines, sorted by length; fewer of a pipe that is slower.
 const CHUNK: usize = 8192;
 
 pub struct Embedder<'a> {

@@ -9,7 +9,7 @@ use candle_attention::io::open_regular;
 use super::{Result, about};
 
 /// The path of a checkpoint: of a file or a folder as it is, or of the folder of a hub id, in a build with the feature
-/// `hub`. A name that is a path is said to be none before the hub is asked.
+/// `hub`. A name that looks like a path must exist; it is not looked up on the Hub.
 pub fn locate(name: &Path) -> Result<PathBuf> {
     let Err(error) = std::fs::metadata(name) else { return Ok(name.to_path_buf()) };
     if let Some(id) = name.to_str().filter(|_| error.kind() == std::io::ErrorKind::NotFound && could_be_id(name)) {

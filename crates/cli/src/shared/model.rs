@@ -116,8 +116,7 @@ impl Model {
     }
 }
 
-/// The folder of a model that is named by its path or its hub id. A name that is a path is said to be none before the
-/// hub is asked.
+/// The folder of a model, by its path or its hub id. A name that looks like a path is not looked up on the Hub.
 pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     if let Some(revision) = revision.filter(|_| Path::new(model).is_dir()) {
         return Err(format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into());
