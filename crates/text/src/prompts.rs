@@ -103,7 +103,7 @@ impl Prompts {
     ///
     /// # Errors
     /// If no prompt is stated under the name.
-    pub fn from_reranker<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
+    pub fn reranker_prompt<'a>(&'a self, options: &EncodeOptions<'a>) -> Result<&'a str> {
         options.prompt.map_or_else(|| self.look_up(options.prompt_name, &[]), Ok)
     }
 }

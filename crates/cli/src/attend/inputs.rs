@@ -74,7 +74,7 @@ impl Tensors<'_> {
             let one = match name {
                 "attention_mask" => AttentionMask::keep_keys(&self.booleans(name, tensor)?),
                 "attn_mask" => {
-                    let scores = self.from_scores(name, tensor)?; // (b, h, s_q, s_kv)
+                    let scores = self.score_dims(name, tensor)?; // (b, h, s_q, s_kv)
                     if scores.dtype().is_float() {
                         AttentionMask::additive(&scores)
                     } else {
@@ -108,7 +108,7 @@ impl Tensors<'_> {
     }
 
     /// A mask `(s_q, s_kv)`, `(b, s_q, s_kv)` or `(b, h, s_q, s_kv)` with 4 dimensions.
-    fn from_scores(&self, name: &str, mask: &Tensor) -> Result<Tensor> {
+    fn score_dims(&self, name: &str, mask: &Tensor) -> Result<Tensor> {
         Ok(match mask.rank() {
             2 => mask.unsqueeze(0)?.unsqueeze(0)?,
             3 => mask.unsqueeze(1)?,

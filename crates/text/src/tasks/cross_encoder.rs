@@ -121,7 +121,7 @@ impl CrossEncoder {
     /// # Errors
     /// A batch size of 0; a prompt or a token that the model does not have.
     pub fn logits(&self, pairs: &[(&str, &str)], options: &EncodeOptions) -> Result<Vec<Vec<f32>>> {
-        let prompt = self.prompts.from_reranker(options)?;
+        let prompt = self.prompts.reranker_prompt(options)?;
         match &self.scorer {
             Scorer::Head(classifier) => classifier.prompted_logits(pairs, prompt, options),
             Scorer::Token(scorer) => {
