@@ -255,7 +255,7 @@ impl AttentionMask {
 
     /// The keys for which a function is true: query `q` of head `h` in sequence `b` sees key `k` if `sees(b, h, q, k)`
     /// ([Dong 2024](https://arxiv.org/abs/2412.05496)). `q` counts from 0; in a call with a cache it goes on after the
-    /// tokens in it.
+    /// tokens in it, and a cache that drops tokens is an error.
     ///
     /// The CPU kernel asks the function tile by tile and never makes a matrix of the mask. Which blocks of keys are
     /// visible whole, in part or not at all is found out in the first call; a mask that is kept, and its clones, skip
@@ -336,6 +336,11 @@ impl AttentionMask {
     pub(crate) fn with_query_starts(mut self, starts: Vec<i64>) -> Self {
         self.starts = Some(starts);
         self
+    }
+
+    /// [`with_query_starts`](Self::with_query_starts), unless the mask says already where they stand.
+    pub(crate) fn with_default_starts(self, starts: Vec<i64>) -> Self {
+        if self.starts.is_some() { self } else { self.with_query_starts(starts) }
     }
 
     fn from_booleans(mask: &Tensor, polarity: Polarity, dims: MaskDims) -> Result<Self> {

@@ -95,10 +95,10 @@ impl AttentionMask {
 
     /// Whether the mask is a rule that holds for sequences of any length: causal, a window, chunks.
     pub(crate) fn is_rule(&self) -> bool {
-        self.starts.is_none() && self.terms.iter().all(|term| is_window(term) || term.counts_tokens())
+        self.starts.is_none() && self.terms.iter().all(|term| term.is_rule())
     }
 
-    /// Whether all tokens of a sequence have to be keys, because the mask counts them.
+    /// Whether the mask counts the tokens of a sequence from its first one: all of them have to be keys.
     pub(crate) fn counts_tokens(&self) -> bool {
         self.terms.iter().any(|term| term.counts_tokens())
     }
@@ -106,11 +106,6 @@ impl AttentionMask {
     /// The number of tokens of each sequence that are not padding, if the mask says it.
     pub(crate) fn padded_lengths(&self) -> Option<&[usize]> {
         self.terms.iter().find_map(padding_lengths)
-    }
-
-    /// Whether a term counts queries from the first one of a sequence, so that it has to know how many are in a cache.
-    pub(crate) fn counts_queries(&self) -> bool {
-        self.terms.iter().any(|term| term.counts_queries())
     }
 
     /// Whether the mask changes scores of visible keys.

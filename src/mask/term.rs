@@ -82,14 +82,15 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Distances { .. }))
     }
 
-    /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys.
+    /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys, and it
+    /// has to know how many of them are in a cache.
     fn counts_tokens(&self) -> bool {
         false
     }
 
-    /// Whether the term counts queries from the first token of a sequence, also from those in a cache.
-    fn counts_queries(&self) -> bool {
-        false
+    /// Whether the term is a rule that holds for sequences of any length.
+    fn is_rule(&self) -> bool {
+        matches!(self.structure(), Some(TermStructure::Window { .. }))
     }
 
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.

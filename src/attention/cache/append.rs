@@ -97,7 +97,8 @@ impl KvCache {
     /// Checks that a rotating cache keeps what `mask` lets a query see.
     pub(in crate::attention) fn check_window(&self, mask: &AttentionMask) -> Result<()> {
         if self.window().is_some() && mask.counts_tokens() {
-            let expected = "one without chunks, or a cache of all tokens: chunks are counted from the first token";
+            let expected =
+                "one without chunks and functions, which count from the first token, or a cache of all tokens";
             return Err(Error::value("the mask of a call with a cache that drops tokens", mask, expected));
         }
         let CacheKind::Rotating(window) = self.kind else { return Ok(()) };
@@ -168,7 +169,7 @@ impl KvCache {
                 let starts = starts.iter().map(|&start| start as i64).collect();
                 mask.and(AttentionMask::lengths(lengths)).with_query_starts(starts)
             }
-            None if mask.counts_queries() => mask.with_query_starts(vec![self.retained_len() as i64; b]),
+            None if mask.counts_tokens() => mask.with_query_starts(vec![self.retained_len() as i64; b]),
             None => mask,
         }
     }

@@ -62,7 +62,17 @@ impl CallTokens for Shared<'_> {
             stored: Some((self.0.keys.dtype(), self.0.tracks_gradient())),
             ..Counted::new([query.dim(0)?, query.dim(1)?, self.0.len()])
         };
-        Ok((counted, Cow::Owned(mask.into_owned().and(self.0.mask.clone()))))
+        let mask = mask.into_owned().and(self.0.mask.clone());
+        if !mask.counts_tokens() {
+            return Ok((counted, Cow::Owned(mask)));
+        }
+        if self.0.mask.narrowest_window().left.is_some() {
+            let expected = "one without chunks and functions, which count from the first token";
+            return Err(Error::value("the mask of a call with keys of a cache that drops tokens", mask, expected));
+        }
+        // The queries are the last tokens; where sequences are unequal, the mask of the keys says where they stand.
+        let start = self.0.len().saturating_sub(counted.s_q) as i64;
+        Ok((counted, Cow::Owned(mask.with_default_starts(vec![start; query.dim(0)?]))))
     }
 
     fn lengths(&self, _: &AttentionMask, _: &Counted) -> Option<Vec<usize>> {

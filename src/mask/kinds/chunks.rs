@@ -64,6 +64,10 @@ impl MaskTerm for Chunks {
     fn counts_tokens(&self) -> bool {
         true
     }
+
+    fn is_rule(&self) -> bool {
+        true
+    }
 }
 
 impl fmt::Display for Chunks {

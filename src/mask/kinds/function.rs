@@ -49,7 +49,7 @@ pub(crate) struct Function {
 struct Summary {
     shape: AttnShape,
     starts: Vec<i64>,
-    /// `(b, h, s_q, blocks)`, or `(1, 1, s_q, blocks)` of a pattern.
+    /// `(b, h, s_q, blocks)`; of a pattern `(1, 1, s_q, blocks)`, or `(b, 1, s_q, blocks)`.
     seen: Vec<Seen>,
     blocks: usize,
 }
@@ -62,14 +62,20 @@ impl Function {
         Self { sees: Arc::new(sees), is_pattern, summary: Arc::default() }
     }
 
-    /// The sequences and heads whose masks differ.
-    fn planes(&self, shape: AttnShape) -> [usize; 2] {
-        if self.is_pattern { [1, 1] } else { [shape.b, shape.h] }
+    /// The numbers of sequences and heads whose masks differ. Those of a pattern do if sequences start elsewhere.
+    fn planes(&self, call: &MaskCall) -> [usize; 2] {
+        let AttnShape { b, h, .. } = call.shape;
+        let alike = !call.has_starts || call.starts.iter().all(|start| *start == call.starts[0]);
+        match (self.is_pattern, alike) {
+            (false, _) => [b, h],
+            (true, true) => [1, 1],
+            (true, false) => [b, 1],
+        }
     }
 
     /// The position of query 0 of each sequence: that after the tokens in a cache, or 0.
     fn starts(&self, call: &MaskCall) -> Vec<i64> {
-        let [sequences, _] = self.planes(call.shape);
+        let [sequences, _] = self.planes(call);
         let start = |b: usize| if call.has_starts { call.start(b) } else { 0 };
         (0..sequences).map(start).collect()
     }
@@ -83,7 +89,7 @@ impl Function {
         rows: &mut [T],
         mut row: impl FnMut([usize; 3], &mut [T]),
     ) -> Result<()> {
-        let ([_, heads], starts) = (self.planes(call.shape), self.starts(call));
+        let ([_, heads], starts) = (self.planes(call), self.starts(call));
         let each = |(i, elements): (usize, &mut [T])| {
             let (plane, i) = (i / call.shape.s_q, i % call.shape.s_q);
             let (b, h) = (plane / heads, plane % heads);
@@ -100,7 +106,7 @@ impl Function {
         if let Some(summary) = kept().as_ref().filter(|last| last.shape == shape && last.starts == starts) {
             return Ok(summary.clone());
         }
-        let ([sequences, heads], blocks) = (self.planes(shape), shape.s_kv.div_ceil(KEY_BLOCK));
+        let ([sequences, heads], blocks) = (self.planes(call), shape.s_kv.div_ceil(KEY_BLOCK));
         let size = element_count("the blocks of a mask", &[sequences, heads, shape.s_q, blocks])?;
         let mut states: Vec<u8> = zeros("the blocks of a mask", size)?;
         self.for_each_row(call, blocks, &mut states, |place, row| {
@@ -124,8 +130,7 @@ fn panicked(message: &str) -> Error {
 
 impl MaskTerm for Function {
     fn check(&self, shape: AttnShape) -> Result<()> {
-        let [sequences, heads] = self.planes(shape);
-        element_count("a mask", &[sequences, heads, shape.s_q, shape.s_kv])?;
+        element_count("a mask", &shape.dims())?;
         Ok(())
     }
 
@@ -140,26 +145,21 @@ impl MaskTerm for Function {
     }
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
-        let [sequences, heads] = self.planes(call.shape);
+        let [sequences, heads] = self.planes(call);
         [sequences, heads, call.shape.s_q, call.shape.s_kv]
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         if lowered.is_for_cpu_kernel {
             let (summary, sees) = (self.summary(call)?, self.sees.clone());
-            lowered.functions.push(FunctionRule {
-                planes: self.planes(call.shape),
-                sees,
-                summary,
-                failure: OnceLock::new(),
-            });
+            lowered.functions.push(FunctionRule { planes: self.planes(call), sees, summary, failure: OnceLock::new() });
         } else {
             lowered.keep.extend(self.dense(call, DType::F32, device)?.keep);
         }
         Ok(())
     }
 
-    fn counts_queries(&self) -> bool {
+    fn counts_tokens(&self) -> bool {
         true
     }
 
@@ -195,7 +195,7 @@ impl FunctionRule {
         self.failure.get().map_or(Ok(()), |message| Err(panicked(message)))
     }
 
-    /// The sequence and the head of a pattern are the first ones.
+    /// Where all sequences or heads are alike, it is the first one.
     fn place(&self, (b, h, i): (usize, usize, usize)) -> [usize; 3] {
         [b.min(self.planes[0] - 1), h.min(self.planes[1] - 1), i]
     }

@@ -99,8 +99,8 @@ impl MaskTerm for Or {
         self.0.iter().flat_map(|mask| &mask.terms).any(|term| term.depends_on_position())
     }
 
-    fn counts_queries(&self) -> bool {
-        self.0.iter().any(AttentionMask::counts_queries)
+    fn counts_tokens(&self) -> bool {
+        self.0.iter().any(AttentionMask::counts_tokens)
     }
 
     fn adds_to_scores(&self) -> bool {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd};
+use candle_attention::weights::QkvWeights;
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ObserveOptions,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KeyValueSource, KvCache, MultiHeadAttention,
+    ObserveOptions,
 };
 use candle_core::{DType, Device, Tensor, Var};
 
@@ -143,6 +145,82 @@ fn queries_go_on_after_a_cache() {
     let lengths = [xs.dim(1).unwrap()];
     let ragged = attend_ragged(&layer, &xs.get(0).unwrap(), &lengths, &mask);
     says(ragged.map(|_| ()), &["function"]);
+}
+
+/// Each sequence of a batch continues at its own end, also under one pattern for all.
+#[test]
+fn sequences_of_a_cache_count_from_their_own_ends() {
+    let mut random = Random::new(8);
+    let layer = random_layer(&AttentionConfig::new(24, 3), 0.3, &mut random);
+    let xs = random.tensor(&[2, 9, 24], DType::F32);
+    let mask = AttentionMask::from_pattern_fn(|q, k| k <= q && (q % 3 == 0 || (q + k) % 2 == 0));
+    let options = AttentionOptions::default();
+    let whole = layer.attend_with(&AttentionInputs::self_attention(&xs, &mask), &options).unwrap().output;
+    let mut cache = KvCache::growing();
+    let prompts = xs.narrow(1, 0, 5).unwrap();
+    let inputs = AttentionInputs::self_attention(&prompts, &mask).with_cache_lengths(&mut cache, &[5, 2]);
+    layer.attend_with(&inputs, &options).unwrap();
+    let next = Tensor::cat(
+        &[xs.narrow(0, 0, 1).unwrap().narrow(1, 5, 3).unwrap(), xs.narrow(0, 1, 1).unwrap().narrow(1, 2, 3).unwrap()],
+        0,
+    )
+    .unwrap();
+    let inputs = AttentionInputs::self_attention(&next, &mask).with_cache(&mut cache);
+    let got = layer.attend_with(&inputs, &options).unwrap().output;
+    for (i, start) in [(0, 5), (1, 2)] {
+        let want = whole.get(i).unwrap().narrow(0, start, 3).unwrap();
+        assert_close(&format!("sequence {i}"), &got.get(i).unwrap(), &want, 1e-6);
+    }
+}
+
+/// What counts from the first token is refused where a cache has dropped it, also inside of an `or`.
+#[test]
+fn caches_that_drop_tokens_refuse_what_counts_them() {
+    let layer = random_layer(&AttentionConfig::new(24, 3), 0.3, &mut Random::new(9));
+    let xs = Random::new(10).tensor(&[1, 4, 24], DType::F32);
+    let function = AttentionMask::from_pattern_fn(|q, k| k <= q);
+    let chunks = AttentionMask::chunks(2).or(AttentionMask::window(Some(0), Some(0))).unwrap();
+    for mask in [function, chunks] {
+        for mut cache in [KvCache::streaming(3), KvCache::rotating(3)] {
+            let inputs = AttentionInputs::self_attention(&xs, &mask).with_cache(&mut cache);
+            says(layer.attend_with(&inputs, &AttentionOptions::default()).map(|_| ()), &["drops tokens", "functions"]);
+        }
+    }
+}
+
+/// Fewer queries than keys over the keys of another layer are its last tokens.
+#[test]
+fn shared_keys_count_from_the_first_one() {
+    let mut random = Random::new(12);
+    let own = random_layer(&AttentionConfig::new(24, 3), 0.3, &mut random);
+    let source = KeyValueSource::Shared { layer: Some(0) };
+    let mut weights = own.weights().unwrap();
+    let [q, ..] = weights.qkv.split([24; 3], 3).unwrap();
+    weights.qkv = QkvWeights::Query(q);
+    let sharing = own.config().clone().with_key_value_source(source);
+    let sharing = MultiHeadAttention::from_weights(&sharing, weights).unwrap();
+    let xs = random.tensor(&[2, 7, 24], DType::F32);
+    let mask = AttentionMask::from_pattern_fn(|q, k| k <= q && (q + k) % 2 == 0);
+    let options = AttentionOptions::default();
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let (whole, keys) = own.attend_sharing(&inputs, &options).unwrap();
+    let last = xs.narrow(1, 4, 3).unwrap();
+    let inputs = AttentionInputs::shared(&last, &keys, &mask);
+    let got = sharing.attend_with(&inputs, &options).unwrap().output;
+    assert_close("the last tokens", &got, &whole.output.narrow(1, 4, 3).unwrap(), 1e-6);
+    // After a cache, and after one that drops tokens.
+    for (mut cache, drops) in [(KvCache::growing(), false), (KvCache::streaming(5), true)] {
+        own.step(&xs.narrow(1, 0, 4).unwrap(), &mut cache).unwrap();
+        let inputs = AttentionInputs::self_attention(&last, AttentionMask::full()).with_cache(&mut cache);
+        let (_, keys) = own.attend_sharing(&inputs, &options).unwrap();
+        let inputs = AttentionInputs::shared(&last, &keys, &mask);
+        let got = sharing.attend_with(&inputs, &options).map(|attended| attended.output);
+        if drops {
+            says(got.map(|_| ()), &["drops tokens", "functions"]);
+        } else {
+            assert_close("after a cache", &got.unwrap(), &whole.output.narrow(1, 4, 3).unwrap(), 1e-6);
+        }
+    }
 }
 
 #[test]
