@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use text::cut_to;
 pub(crate) use text::{cut, panic_message};
-use text::{name, name_model, phrase};
+use text::{model_phrase, name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.
 ///
@@ -228,7 +228,7 @@ pub enum Error {
 
     /// A call lacks an input that the layer requires
     /// ([`AttentionConfig::requires`](crate::AttentionConfig::requires)).
-    #[error("the call lacks {input}{}: expected {expected}", name_model(*model_type))]
+    #[error("the call lacks {input}{}: expected {expected}", model_phrase(*model_type))]
     MissingInput {
         /// What the call lacks: a [`CallInput`](crate::CallInput), as it prints.
         input: String,

@@ -89,6 +89,6 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Says which model type a layer is of, if that is known.
-pub fn name_model(model_type: Option<&'static str>) -> String {
+pub fn model_phrase(model_type: Option<&'static str>) -> String {
     model_type.map(|name| format!(", which a layer of `{name}` requires")).unwrap_or_default()
 }

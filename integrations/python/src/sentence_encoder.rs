@@ -48,7 +48,7 @@ impl SentenceEncoder {
         options: Options,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let embeddings = self.for_texts(py, inputs, &options, progress, Encoder::encode)?;
+        let embeddings = self.map_texts(py, inputs, &options, progress, Encoder::encode)?;
         arrays::to_numpy(py, &embeddings)
     }
 
@@ -61,7 +61,7 @@ impl SentenceEncoder {
         options: Options,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let vectors = self.for_texts(py, inputs, &options, progress, Encoder::encode_tokens)?;
+        let vectors = self.map_texts(py, inputs, &options, progress, Encoder::encode_tokens)?;
         vectors.iter().map(|vectors| arrays::to_numpy(py, vectors)).collect()
     }
 
@@ -72,7 +72,7 @@ impl SentenceEncoder {
         inputs: &Bound<PyList>,
         options: Options,
     ) -> PyResult<Vec<Bound<'py, numpy::PyArray1<i64>>>> {
-        let ids = self.for_texts(py, inputs, &options, None, Encoder::token_ids)?;
+        let ids = self.map_texts(py, inputs, &options, None, Encoder::token_ids)?;
         Ok(ids.iter().map(|ids| arrays::ids(py, ids)).collect())
     }
 
@@ -132,7 +132,7 @@ impl SentenceEncoder {
 
 impl SentenceEncoder {
     /// What `encode` makes of the texts.
-    fn for_texts<T: Send>(
+    fn map_texts<T: Send>(
         &self,
         py: Python,
         inputs: &Bound<PyList>,

@@ -28,7 +28,7 @@ impl Index {
     pub fn new(encoder: &Encoder, texts: Vec<String>, options: JsValue) -> Result<Self> {
         let options = Options::read(&options)?;
         let embeddings = encoder.0.encode_document(&borrowed(&texts), &options.encode())?;
-        Ok(Self { encoder: encoder.0.clone(), embeddings, queries: options.select_queries() })
+        Ok(Self { encoder: encoder.0.clone(), embeddings, queries: options.for_queries() })
     }
 
     /// The number of texts.

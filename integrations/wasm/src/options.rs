@@ -71,7 +71,7 @@ impl Options {
     }
 
     /// What queries share with the texts that were embedded with these options.
-    pub fn select_queries(&self) -> Self {
+    pub fn for_queries(&self) -> Self {
         let &Self { max_length, normalize_embeddings, truncate_dim, .. } = self;
         Self { max_length, normalize_embeddings, truncate_dim, ..Self::default() }
     }

@@ -121,7 +121,7 @@ impl Encode {
         let Some((folder, what)) = folder.as_deref().zip(other_vectors(folder.as_deref())?) else {
             return Embedder::load(&self.model, folder, &self.adaptation, &self.batches, &self.outputs)?.stream(texts);
         };
-        if let Some(option) = self.adaptation.given().or(self.outputs.holds_one_vector()) {
+        if let Some(option) = self.adaptation.given().or(self.outputs.one_vector_option()) {
             return Err(format!("{option} is not for this model: it makes {what}").into());
         }
         #[cfg(feature = "program")]

@@ -62,7 +62,7 @@ impl Outputs {
     }
 
     /// An option that is given and is for models with one vector per text alone.
-    pub fn holds_one_vector(&self) -> Option<&'static str> {
+    pub fn one_vector_option(&self) -> Option<&'static str> {
         let given = [
             ("--truncate-dim", self.truncate_dim.is_some()),
             ("--normalize", self.normalize),
