@@ -112,7 +112,11 @@ impl Parameters {
             }
         }
         match self.iter().find(|(name, _)| table.iter().all(|row| row.name != *name)) {
-            Some((name, _)) => Err(Error::value("the parameters of the layer", format!("`{name}`"), "no such tensor")),
+            Some((name, _)) => {
+                let known = table.iter().filter(|row| row.presence != Presence::Absent).map(|row| row.name);
+                let expected = format!("one of [{}]", known.collect::<Vec<_>>().join(", "));
+                Err(Error::value("a parameter of the layer", format!("`{name}`"), expected))
+            }
             None => Ok(()),
         }
     }
