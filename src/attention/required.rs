@@ -97,11 +97,9 @@ impl MultiHeadAttention {
             let expected = format!("{wants:?}, or 1 in place of a size: (b, h, s_q, s_kv)");
             return Err(Error::shape("score_bias", bias.dims(), expected));
         }
-        let bias = match self.config.requires.contains(&CallInput::ScoreBias { scaled: true }) {
-            true => AttentionMask::additive(&bias.affine(self.config.resolved_scale(), 0.0)?)?,
-            false => AttentionMask::additive(bias)?,
-        };
-        Ok(Cow::Owned(mask.into_owned().and(bias)))
+        let is_scaled = self.config.requires.contains(&CallInput::ScoreBias { scaled: true });
+        let bias = if is_scaled { &bias.affine(self.config.resolved_scale(), 0.0)? } else { bias };
+        Ok(Cow::Owned(mask.into_owned().and(AttentionMask::additive(bias)?)))
     }
 }
 

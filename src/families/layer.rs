@@ -166,10 +166,10 @@ impl<'a> Layer<'a> {
         let prefix = format!(".{}.", self.prefix);
         let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
         let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
-        match heads > MAX_HEADS {
-            true => Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}"))),
-            false => Ok(heads),
+        if heads > MAX_HEADS {
+            return Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}")));
         }
+        Ok(heads)
     }
 
     fn stated_heads(&self) -> Result<usize> {
@@ -230,10 +230,10 @@ impl<'a> Layer<'a> {
         let list = listed.as_array().ok_or_else(|| wrong("a list of heads for each layer".to_string()))?;
         let all = list.iter().map(head).collect::<Option<BTreeSet<usize>>>();
         let all = all.ok_or_else(|| wrong(format!("heads below {heads}, the number of heads of the layer")))?;
-        match all.len() == list.len() {
-            true => Ok(all.into_iter().collect()),
-            false => Err(wrong("each head once".to_string())),
+        if all.len() != list.len() {
+            return Err(wrong("each head once".to_string()));
         }
+        Ok(all.into_iter().collect())
     }
 
     /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.

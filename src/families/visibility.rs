@@ -57,14 +57,12 @@ impl<'a> Layer<'a> {
             return Ok(());
         };
         let expected = self.number(KEY)?.unwrap_or(layers.max(self.index + 1));
-        match layers == expected {
-            true => Ok(()),
-            false => Err(Error::value(
-                "config key `layer_types`",
-                format!("a list of {layers}"),
-                format!("{expected} entries, one for each layer (`{KEY}`)"),
-            )),
+        if layers != expected {
+            let found = format!("a list of {layers}");
+            let expected = format!("{expected} entries, one for each layer (`{KEY}`)");
+            return Err(Error::value("config key `layer_types`", found, expected));
         }
+        Ok(())
     }
 
     /// The layer's entry of `layer_types`, which must be a kind of attention that this version runs.

@@ -119,7 +119,7 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    fn of(Entity { entity, score, word, start, end, index, .. }: &'a Entity) -> Self {
+    fn new(Entity { entity, score, word, start, end, index, .. }: &'a Entity) -> Self {
         let name = Some(entity.as_str());
         let (entity, entity_group) = if index.is_some() { (name, None) } else { (None, name) };
         Self { entity, entity_group, score: *score, index: *index, word, start: *start, end: *end }
@@ -199,7 +199,7 @@ impl Classify {
         let mut out = print::stdout();
         for (text, entities) in texts.iter().zip(found) {
             if self.json {
-                let line = Entities { text, entities: entities.iter().map(Found::of).collect() };
+                let line = Entities { text, entities: entities.iter().map(Found::new).collect() };
                 print::json(&mut out, &line)?;
                 continue;
             }

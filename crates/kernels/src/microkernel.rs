@@ -68,11 +68,11 @@ impl Prefetch {
         let lines = share.div_ceil(blocks);
         let every = 1 << (blocks / share).max(1).ilog2();
         let fetched = index * blocks.div_ceil(every) * lines * LINE;
-        match fetched >= panel.len() {
-            true => Self::NONE,
-            // A few tiles fetch so much that it would drive what they read out of the L1 cache.
-            false => Self { at: next.wrapping_add(fetched), lines, mask: every - 1, to_l2: tiles < SEVERAL },
+        if fetched >= panel.len() {
+            return Self::NONE;
         }
+        // A few tiles fetch so much that it would drive what they read out of the L1 cache.
+        Self { at: next.wrapping_add(fetched), lines, mask: every - 1, to_l2: tiles < SEVERAL }
     }
 
     /// What a tile soon reads of its own panel, `step` bytes per step: for the first tile of a panel that nothing has

@@ -43,10 +43,10 @@ impl EncoderKind {
     /// # Errors
     /// A file that is malformed.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        if gguf::is_alone(folder.as_ref())? { Ok(Self::Sentence) } else { Self::of(ModelFolder::new(&folder)) }
+        if gguf::is_alone(folder.as_ref())? { Ok(Self::Sentence) } else { Self::detect(ModelFolder::new(&folder)) }
     }
 
-    pub(crate) fn of(folder: ModelFolder) -> Result<Self> {
+    pub(crate) fn detect(folder: ModelFolder) -> Result<Self> {
         let stated: Stated = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
         match stated.model_type.as_deref() {
             Some("SparseEncoder") => return Ok(Self::Sparse),

@@ -91,7 +91,7 @@ impl Prompts {
     ///
     /// # Errors
     /// If no prompt has the name.
-    pub fn of<'a>(&'a self, options: &EncodeOptions<'a>, task: Option<Task<'a>>) -> Result<&'a str> {
+    pub fn choose<'a>(&'a self, options: &EncodeOptions<'a>, task: Option<Task<'a>>) -> Result<&'a str> {
         match options.prompt {
             Some(prompt) => Ok(prompt),
             None => self.named(options.prompt_name.or(task.map(Task::name))),

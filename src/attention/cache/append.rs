@@ -40,7 +40,7 @@ pub(in crate::attention) struct TokenShape {
 
 impl TokenShape {
     /// Of keys and values, or of latents alone.
-    pub(super) fn of(tokens: &[Tensor]) -> Result<Self> {
+    pub(super) fn from_tokens(tokens: &[Tensor]) -> Result<Self> {
         let (b, _, h_kv, d) = tokens[0].dims4()?;
         let d_v = tokens.get(1).map_or(Ok(0), |values| values.dim(3))?;
         Ok(Self { b, h_kv, d, d_v, dtype: tokens[0].dtype() })
@@ -131,7 +131,7 @@ impl KvCache {
     /// Checks that tokens are like those in the cache, if there are sequences in it.
     pub(super) fn check_alike(&self, what: &str, of: TokenShape, device: &Device) -> Result<()> {
         let Some(buffers) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
-        let (retained, here) = (TokenShape::of(buffers)?, buffers[0].device());
+        let (retained, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
         if !here.same_device(device) {
             let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
             return Err(Error::Device { tensor: what.to_string(), found, expected });
@@ -287,10 +287,10 @@ impl KvCache {
 
     /// Buffers with room for `tokens` tokens like those of the chunk from the first one on, with what is cached.
     fn reserve(&mut self, chunk: &[Tensor], tokens: usize) -> Result<Vec<Tensor>> {
-        let of = TokenShape::of(chunk)?;
+        let of = TokenShape::from_tokens(chunk)?;
         let usable = |buffers: &Vec<Tensor>| {
             // After a reset they may be those of another batch or device.
-            let alike = matches!(TokenShape::of(buffers), Ok(old) if old == of);
+            let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == of);
             alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph
         };
         let retained = self.retained_len();

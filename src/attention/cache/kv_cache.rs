@@ -377,7 +377,7 @@ impl KvCache {
             *self = other.try_clone()?;
             return Ok(());
         };
-        let (of, b, device) = (TokenShape::of(added)?, self.sequences.len(), added[0].device());
+        let (of, b, device) = (TokenShape::from_tokens(added)?, self.sequences.len(), added[0].device());
         self.check_alike(what, TokenShape { b, ..of }, device)?;
         let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
         if other.retained_len() > 0 && other.layer != layer {
@@ -436,7 +436,7 @@ impl KvCache {
         }
         same_dtype_and_device("values", values, keys)?;
         let chunk = [keys.clone(), values.clone()];
-        let counts = self.check_chunk(TokenShape::of(&chunk)?, keys.device(), s, None)?;
+        let counts = self.check_chunk(TokenShape::from_tokens(&chunk)?, keys.device(), s, None)?;
         self.check_layer(None)?;
         let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
         if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {

@@ -98,7 +98,7 @@ impl Kind {
         }
     }
 
-    fn of(module: &Module) -> Option<Self> {
+    fn detect(module: &Module) -> Option<Self> {
         let read = || FORMATS.iter().find(|format| (format.fits)(module)).map(Self::Read);
         // First those that are refused: some have the tensors of another format, and one more.
         unsupported::UNSUPPORTED.iter().find(|format| (format.fits)(module)).map(Self::Unsupported).or_else(read)
@@ -239,7 +239,7 @@ pub(crate) fn take_modules(
         names.push("weight");
         let stored = |part: &&'static str| Some((*part, tensors.get(&join(&module, part))?.clone()));
         let mut parts: Parts = names.iter().filter_map(stored).collect();
-        let Some(format) = Kind::of(&Module::new(&module, &parts, shards)) else { continue };
+        let Some(format) = Kind::detect(&Module::new(&module, &parts, shards)) else { continue };
         // The weight of another format would have the same name.
         parts.retain(|part, _| *part == "weight" || format.tensors().contains(part));
         parts.keys().for_each(|part| _ = tensors.remove(&join(&module, part)));

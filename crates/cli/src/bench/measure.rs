@@ -25,7 +25,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    pub fn of(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Result<Self> {
+    pub fn measure(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Result<Self> {
         let tokens = encoder.token_ids(texts, options)?.iter().map(Vec::len).sum();
         // Packs weights, wakes threads, compiles the kernels of a GPU.
         embeddings(encoder, texts, options)?;

@@ -56,7 +56,7 @@ impl Command for Bench {
         for dtype in dtypes {
             let measure = |encoder: SentenceEncoder| {
                 let speed = |&count: &usize| {
-                    let speed = Speed::of(&encoder, &texts[..count], &options);
+                    let speed = Speed::measure(&encoder, &texts[..count], &options);
                     bar.inc(1);
                     speed
                 };

@@ -58,7 +58,7 @@ impl<'a> Embedder<'a> {
         let mut embedder = Self { encoder, options, outputs, ranges: None };
         if let Some(texts) = calibration {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            embedder.ranges = Some(QuantizationRanges::of(&embedder.embed(&texts)?)?);
+            embedder.ranges = Some(QuantizationRanges::from_embeddings(&embedder.embed(&texts)?)?);
         }
         Ok(embedder)
     }

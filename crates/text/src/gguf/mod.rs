@@ -74,7 +74,7 @@ pub(crate) fn folder_of(checkpoint: &Checkpoint) -> Result<Option<Folder>> {
 
 fn read_folder(checkpoint: &Checkpoint, metadata: &GgufMetadata, mut config: Value) -> Result<Folder> {
     let rows = config["vocab_size"].as_u64().unwrap_or(0) as usize;
-    let tokenizer = tokenizer::of(metadata, rows, usage(metadata)?)?;
+    let tokenizer = tokenizer::read(metadata, rows, usage(metadata)?)?;
     let length = metadata.count(&format!("{}.context_length", metadata.architecture()?))?;
     let head = Head::read(checkpoint, metadata)?;
     let mut files = vec![

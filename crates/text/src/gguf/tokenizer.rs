@@ -100,7 +100,7 @@ pub(super) struct TokenizerFiles {
 }
 
 /// The tokenizer of a file whose model has `rows` words.
-pub(super) fn of(metadata: &GgufMetadata, rows: usize, usage: Usage) -> Result<TokenizerFiles> {
+pub(super) fn read(metadata: &GgufMetadata, rows: usize, usage: Usage) -> Result<TokenizerFiles> {
     let reader = Reader::new(metadata, rows, usage)?;
     let kind = metadata.text("tokenizer.ggml.model")?.ok_or_else(|| absent("tokenizer.ggml.model"))?;
     reader.check_normalizer(kind)?;
@@ -527,7 +527,7 @@ mod tests {
         ];
         let checkpoint = Checkpoint::from_bytes(file.concat()).unwrap();
         let usage = Usage { is_encoder: true, pools_last: false, has_one_separator: false };
-        of(checkpoint.gguf().unwrap(), tokens, usage)
+        read(checkpoint.gguf().unwrap(), tokens, usage)
     }
 
     #[test]

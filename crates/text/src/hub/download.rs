@@ -83,7 +83,7 @@ impl Download {
             self.transformer("")?;
             // Its presence decides whether the model reads texts through it.
             self.fetch("", CHAT_TEMPLATE)?;
-            if EncoderKind::of(ModelFolder::with_files(&path, &self.files))? == EncoderKind::MultiVector {
+            if EncoderKind::detect(ModelFolder::with_files(&path, &self.files))? == EncoderKind::MultiVector {
                 self.fetch("", "artifact.metadata")?;
             }
             return Ok(());

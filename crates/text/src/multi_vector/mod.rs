@@ -136,7 +136,7 @@ impl MultiVectorEncoder {
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
         let (options, of_options) = &options.split_task()?;
-        let prompt = self.prompts.of(options, task)?;
+        let prompt = self.prompts.choose(options, task)?;
         let task = task.or(*of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;

@@ -151,7 +151,7 @@ impl SentenceEncoder {
         let adapters = self.transformer().ok().and_then(|transformer| transformer.adapters.tasks.as_ref());
         match (options.prompt.or(options.prompt_name), options.task, adapters) {
             (None, Some(task), Some(models)) => models.tasks.instruction(task.name()),
-            _ => self.settings.prompts.of(options, None),
+            _ => self.settings.prompts.choose(options, None),
         }
     }
 }

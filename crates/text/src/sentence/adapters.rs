@@ -34,7 +34,7 @@ impl fmt::Debug for Adapters {
 
 impl Adapters {
     /// The adapters of a model with these weights: its tasks, and no others yet.
-    pub fn of(base: &CheckpointSource, config: &TextModelConfig) -> Result<Self> {
+    pub fn new(base: &CheckpointSource, config: &TextModelConfig) -> Result<Self> {
         let tasks = config.tasks()?.map(|tasks| TaskModels { tasks, models: Arc::default() });
         Ok(Self { base: Some(base.clone()), models: BTreeMap::new(), tasks })
     }

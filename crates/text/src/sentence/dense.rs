@@ -82,10 +82,12 @@ impl Dense {
             linear.pack()?;
             Ok::<_, Error>(linear)
         };
-        let residual = match config.use_residual {
-            false => Residual::None,
-            true if out == width => Residual::Input,
-            true => Residual::Linear(linear("residual", false)?),
+        let residual = if !config.use_residual {
+            Residual::None
+        } else if out == width {
+            Residual::Input
+        } else {
+            Residual::Linear(linear("residual", false)?)
         };
         Ok(Self { linear: linear("linear", config.bias)?, activation, residual })
     }

@@ -67,7 +67,7 @@ impl<'a> Loader<'a> {
         }
         let config = folder.transformer_config(path)?;
         let source = folder.checkpoint(path)?.at("", compute_type, device);
-        let adapters = Adapters::of(&source, &config)?;
+        let adapters = Adapters::new(&source, &config)?;
         Ok((TextModel::load(&config, source)?, adapters))
     }
 

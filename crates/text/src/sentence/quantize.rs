@@ -93,7 +93,7 @@ impl QuantizationRanges {
     ///
     /// # Errors
     /// If there are fewer than two of them, or a value is not finite.
-    pub fn of(embeddings: &Tensor) -> Result<Self> {
+    pub fn from_embeddings(embeddings: &Tensor) -> Result<Self> {
         let (rows, d) = rows_of(embeddings)?;
         if rows.len() < 2 * d.max(1) {
             let expected = "at least 2; give the ranges, or those of other embeddings";
@@ -152,7 +152,7 @@ impl QuantizedEmbeddings {
 ///
 /// [`Precision::Int8`] and [`Precision::Uint8`] divide the range of each feature into 256 steps: `ranges`, or else
 /// those of the embeddings themselves, so that texts of another call are not comparable with these. Take the ranges of
-/// many embeddings once, with [`QuantizationRanges::of`], and give them to every call. The other precisions ignore
+/// many embeddings once, with [`QuantizationRanges::from_embeddings`], and give them to every call. The other precisions ignore
 /// them.
 ///
 /// ```
@@ -203,7 +203,7 @@ fn steps(
     let ranges = match ranges {
         Some(ranges) => ranges,
         None => {
-            own = QuantizationRanges::of(embeddings)?;
+            own = QuantizationRanges::from_embeddings(embeddings)?;
             &own
         }
     };

@@ -196,7 +196,7 @@ impl SparseEncoder {
             return Err(Error::value("the route of the texts", name, "one that the model's router has"));
         };
         let route = &self.routes[route].1;
-        let prompt = self.prompts.of(options, task)?;
+        let prompt = self.prompts.choose(options, task)?;
         let vectors = match route {
             Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
             Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,

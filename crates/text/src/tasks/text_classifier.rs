@@ -69,7 +69,7 @@ impl Function {
         logits
     }
 
-    fn of(config: &TextModelConfig, labels: usize) -> Result<Self> {
+    fn from_config(config: &TextModelConfig, labels: usize) -> Result<Self> {
         match config.key_text("problem_type")? {
             Some("regression") => Ok(Self::Identity),
             Some("multi_label_classification") => Ok(Self::Sigmoid),
@@ -95,7 +95,7 @@ impl TextClassifier {
         let (transformer, config) = only_transformer(folder, "sequence classifier")?;
         let head = SequenceClassifier::load_from(&config, source)?;
         let batcher = TextBatcher::load(folder, &transformer, head.model())?;
-        Ok(Self { function: Function::of(&config, head.labels().len())?, head, batcher })
+        Ok(Self { function: Function::from_config(&config, head.labels().len())?, head, batcher })
     }
 
     /// The model and its head.

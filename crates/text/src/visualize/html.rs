@@ -113,7 +113,7 @@ impl AttentionMaps {
         let packed: Vec<String> = heads
             .par_iter()
             .map(|&(i, at)| {
-                let packed = pack(self.of_head(&self.layers[i], at)).map_err(candle_core::Error::wrap)?;
+                let packed = pack(self.head_weights(&self.layers[i], at)).map_err(candle_core::Error::wrap)?;
                 Ok(format!("<script type=\"application/octet-stream\" id=\"w{i}-{at}\">{packed}</script>\n"))
             })
             .collect::<Result<_>>()?;

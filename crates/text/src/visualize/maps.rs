@@ -191,7 +191,7 @@ impl AttentionMaps {
         let Some(at) = layer.heads.iter().position(|&known| known == head) else {
             return Err(Error::value(format!("a head of layer {}", layer.layer), head, one_of(&layer.heads)));
         };
-        Ok(self.of_head(layer, at))
+        Ok(self.head_weights(layer, at))
     }
 
     pub(super) fn layer(&self, layer: usize) -> Result<&LayerMaps> {
@@ -203,7 +203,7 @@ impl AttentionMaps {
     }
 
     /// The weights of the head at an index of the layer's list.
-    pub(super) fn of_head<'a>(&self, layer: &'a LayerMaps, at: usize) -> &'a [f32] {
+    pub(super) fn head_weights<'a>(&self, layer: &'a LayerMaps, at: usize) -> &'a [f32] {
         let size = self.queries.len() * self.keys.len();
         &layer.weights[at * size..][..size]
     }

@@ -133,7 +133,7 @@ impl AttentionMaps {
             "<g transform=\"translate({x} {y}) scale({})\" shape-rendering=\"crispEdges\"><g transform=\"translate(0 .5)\">",
             layout.cell
         );
-        for (level, path) in self.paths(layout, self.of_head(layer, at), largest).iter().enumerate().skip(1) {
+        for (level, path) in self.paths(layout, self.head_weights(layer, at), largest).iter().enumerate().skip(1) {
             if !path.is_empty() {
                 let [r, g, b] = color(&LIGHT, level as f32 / (LEVELS - 1) as f32);
                 let _ = write!(svg, "<path stroke=\"#{r:02x}{g:02x}{b:02x}\" d=\"{path}\"/>");

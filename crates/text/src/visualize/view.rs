@@ -50,7 +50,7 @@ impl AttentionMaps {
         let sharpest = heads
             .par_iter()
             .map(|&(layer, head)| {
-                let weights = self.of_head(&self.layers[layer], head);
+                let weights = self.head_weights(&self.layers[layer], head);
                 (layer, head, sharpness(weights, self.keys.len(), &queries, &keys, apart))
             })
             // Of equal ones the first.

@@ -150,7 +150,7 @@ fn spans_are_pooled_from_the_tokens_of_the_whole_text() {
 fn quantized_embeddings_are_equal_to_the_bit() {
     let golden = golden();
     let floats = golden.get("floats");
-    let ranges = QuantizationRanges::of(&golden.get("calibration")).unwrap();
+    let ranges = QuantizationRanges::from_embeddings(&golden.get("calibration")).unwrap();
     let cases = [
         ("int8", None),
         ("uint8", None),
