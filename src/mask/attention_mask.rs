@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 use crate::mask::kinds::{
-    Additive, Boolean, Chunks, Distances, Function, KeyLengths, MaskDims, Or, Polarity, Segments, Window,
+    Additive, Boolean, Chunks, Distances, Function, KeyLengths, MaskDims, Or, Polarity, ScoreFunction, Segments, Window,
 };
 use crate::mask::lower::key_lengths;
 use crate::mask::lowered::TermStructure;
@@ -232,7 +232,7 @@ impl AttentionMask {
     /// drops keys from the front, so that there lengths count the keys that are left.
     pub fn prefix_lm(lengths: &[usize]) -> Self {
         let prefix = Self::lengths(lengths);
-        Self::from_term(Or([Self::causal(), prefix]))
+        Self::from_term(Or::from_hiding([Self::causal(), prefix]))
     }
 
     /// Adds `-slopes[h] · distance` to the scores: [ALiBi](https://arxiv.org/abs/2108.12409). The distance is the
@@ -259,8 +259,8 @@ impl AttentionMask {
     ///
     /// The CPU kernel asks the function tile by tile and never makes a matrix of the mask. Which blocks of keys are
     /// visible whole, in part or not at all is found out in the first call; a mask that is kept, and its clones, skip
-    /// hidden blocks from then on without asking again, in calls of the same sizes. Backends other than the CPU kernel,
-    /// and [`or`](Self::or), read the mask as a tensor. So the function has to answer alike each time.
+    /// hidden blocks from then on without asking again, in calls of the same sizes. Backends other than the CPU kernel
+    /// read the mask as a tensor; so does [`or`](Self::or) with a tensor. So the function has to answer alike each time.
     ///
     /// ```
     /// use candle_attention::AttentionMask;
@@ -271,6 +271,7 @@ impl AttentionMask {
     /// ```
     ///
     /// A function that panics is an error of the call.
+    #[doc(alias = "mask_mod")]
     pub fn from_fn(sees: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static) -> Self {
         Self::from_term(Function::new(sees, false))
     }
@@ -279,6 +280,39 @@ impl AttentionMask {
     /// all of them.
     pub fn from_pattern_fn(sees: impl Fn(usize, usize) -> bool + Send + Sync + 'static) -> Self {
         Self::from_term(Function::new(move |_, _, q, k| sees(q, k), true))
+    }
+
+    /// A function that the scores go through: the score of query `q` of head `h` in sequence `b` with key `k` becomes
+    /// `function(score, b, h, q, k)` ([Dong 2024](https://arxiv.org/abs/2412.05496)). `q` counts as in
+    /// [`from_fn`](Self::from_fn).
+    ///
+    /// The score that it gets is scaled and capped; biases of other masks are added to what it returns, and several
+    /// functions are called in the order of [`and`](Self::and). Minus infinity hides the key. Scores are f32, whatever
+    /// the dtype of the call is. A key that another mask hides stays hidden; the function may be asked for it.
+    ///
+    /// On the CPU no matrix of scores is stored. On GPUs the scores are brought to the CPU and back. A call that tracks
+    /// a gradient is an error: it needs [`from_score_fn_with_derivative`](Self::from_score_fn_with_derivative). A
+    /// function that panics is an error of the call.
+    ///
+    /// ```
+    /// use candle_attention::AttentionMask;
+    /// // Keys lose weight by their distance, in each head at another rate.
+    /// let decay = AttentionMask::from_score_fn(|score, _, h, q, k| score - 0.1 * (h + 1) as f32 * q.abs_diff(k) as f32);
+    /// let mask = AttentionMask::causal().and(decay);
+    /// assert_eq!(mask.to_string(), "causal and a function of (score, b, h, q, k)");
+    /// ```
+    #[doc(alias = "score_mod")]
+    pub fn from_score_fn(function: impl Fn(f32, usize, usize, usize, usize) -> f32 + Send + Sync + 'static) -> Self {
+        Self::from_term(ScoreFunction::new(function))
+    }
+
+    /// [`from_score_fn`](Self::from_score_fn) with the derivative of the function by the score, of the same arguments:
+    /// gradients of queries and keys go through it.
+    pub fn from_score_fn_with_derivative(
+        function: impl Fn(f32, usize, usize, usize, usize) -> f32 + Send + Sync + 'static,
+        derivative: impl Fn(f32, usize, usize, usize, usize) -> f32 + Send + Sync + 'static,
+    ) -> Self {
+        Self::from_term(ScoreFunction::new(function).with_derivative(derivative))
     }
 
     /// The mask under which a key is visible if both masks allow it. Additive masks add up.

@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
-use crate::mask::kinds::Window;
+use crate::mask::kinds::{ScoreFunction, ScoreFunctionCall, Window};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
@@ -32,6 +32,28 @@ impl AttentionMask {
         lowered.structure.starts.clone_from(&self.starts);
         self.terms.iter().try_for_each(|term| term.lower(&mut lowered, &call, device))?;
         Ok(lowered)
+    }
+
+    /// The functions of scores, as they are called in a call of this shape.
+    pub(crate) fn score_functions(&self, shape: AttnShape) -> Vec<ScoreFunctionCall> {
+        let (call, functions) = (self.call(shape), self.terms.iter().filter_map(|term| term.score_function()));
+        functions.map(|function| function.in_call(&call)).collect()
+    }
+
+    /// Whether there is a function of scores.
+    pub(crate) fn has_score_functions(&self) -> bool {
+        self.terms.iter().any(|term| term.score_function().is_some())
+    }
+
+    /// Whether every function of scores has a derivative.
+    pub(crate) fn has_derivatives(&self) -> bool {
+        self.terms.iter().filter_map(|term| term.score_function()).all(ScoreFunction::has_derivative)
+    }
+
+    /// The mask without its functions of scores.
+    pub(crate) fn without_score_functions(&self) -> Self {
+        let terms = self.terms.iter().filter(|term| term.score_function().is_none());
+        Self { terms: terms.cloned().collect(), starts: self.starts.clone() }
     }
 
     /// The mask as rules over positions alone, `None` if it needs a tensor.

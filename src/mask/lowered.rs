@@ -1,11 +1,11 @@
 //! The lowered mask: rules over positions and tensors, as fused kernels read them.
 
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure, PairRule};
+use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure, PairRule, ScoreRule};
 use candle_core::{Tensor, WithDType};
 
 use crate::error::Result;
-use crate::mask::kinds::{DistanceEmbeddings, FunctionRule, GridBias};
+use crate::mask::kinds::{DistanceEmbeddings, FunctionRule, GridBias, ScoreFunctionCall};
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
@@ -29,13 +29,14 @@ pub(crate) struct LoweredMask {
     pub keep: Vec<Tensor>,
     /// f32 tensors that broadcast to `(b, h, s_q, s_kv)`, 4-D; a value at or below the lowest finite f32 hides the key.
     pub bias: Vec<Tensor>,
-    /// Whether the CPU kernel reads it, and so the next four. Otherwise what they describe comes as tensors.
+    /// Whether the CPU kernel reads it, and so the next five. Otherwise what they describe comes as tensors.
     pub is_for_cpu_kernel: bool,
     pub tables: Vec<DistanceTable>,
     pub embeddings: Option<DistanceEmbeddings>,
     /// Their tensors are f32.
     pub grids: Vec<GridBias>,
     pub functions: Vec<FunctionRule>,
+    pub score_functions: Vec<ScoreFunctionCall>,
 }
 
 /// A bias per head and distance: `(h, distances)`, of which the first is the distance `first`; times a factor of the
@@ -63,7 +64,8 @@ impl LoweredMask {
 
     /// The error of a function that has panicked in a kernel.
     pub(crate) fn check_functions(&self) -> Result<()> {
-        self.functions.iter().try_for_each(FunctionRule::failed)
+        self.functions.iter().try_for_each(FunctionRule::failed)?;
+        self.score_functions.iter().try_for_each(ScoreFunctionCall::failed)
     }
 
     /// The memory of the tensors, which must be on the CPU.
@@ -159,6 +161,7 @@ impl MaskSlices<'_> {
             }),
             grids: grids.collect(),
             rules: self.mask.functions.iter().map(|function| function as &dyn PairRule).collect(),
+            score_rules: self.mask.score_functions.iter().map(|function| function as &dyn ScoreRule).collect(),
         }
     }
 }

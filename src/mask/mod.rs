@@ -28,7 +28,7 @@ pub use attention_mask::{AttentionMask, CallMask};
 pub(crate) use dense::{DenseMask, lowest_finite};
 #[cfg(test)]
 pub(crate) use kinds::Stripes;
-pub(crate) use kinds::{DistanceEmbeddings, DistanceProducts, GridBias, RelativeBias};
+pub(crate) use kinds::{DistanceEmbeddings, DistanceProducts, GridBias, RelativeBias, ScoreFunctionCall};
 pub(crate) use lowered::LoweredMask;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use merge::MergedMask;

@@ -15,7 +15,7 @@ impl AttentionMask {
     /// The mask for a call with only these queries of a call of `shape`.
     pub(crate) fn select_queries(&self, queries: Range<usize>, shape: AttnShape) -> Result<Self> {
         let call = self.call(shape);
-        let terms = self.cut(&call, |term| term.select_queries(queries.clone()))?;
+        let terms = self.cut(&call, |term| term.select_queries(queries.clone(), &call))?;
         let start = |b: usize| call.start(b) + queries.start as i64;
         let positioned = terms.iter().any(|term| term.depends_on_position());
         Ok(Self { terms, starts: positioned.then(|| (0..shape.b).map(start).collect()) })

@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::Result;
 use crate::mask::dense::DenseMask;
+use crate::mask::kinds::{PairFunction, ScoreFunction};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 
@@ -64,9 +65,9 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// The term for some of the queries. `None` if the kind has no form for that: its dense form is cut instead.
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let _ = queries;
+    /// The term for some of the queries of a call. `None` if the kind has no form for that: its dense form is cut instead.
+    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let _ = (queries, call);
         Ok(None)
     }
 
@@ -96,6 +97,17 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.
     fn adds_to_scores(&self) -> bool {
         true
+    }
+
+    /// Whether query `i` of head `h` in sequence `b` of the call sees a key, if a function of the caller says it.
+    fn pair_function(&self, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
+        let _ = call;
+        None
+    }
+
+    /// The function of scores, if the term is one: it has no dense form.
+    fn score_function(&self) -> Option<&ScoreFunction> {
+        None
     }
 
     /// The numbers of embeddings of distances that the term compares queries and keys with.

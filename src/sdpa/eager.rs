@@ -7,7 +7,7 @@ use candle_core::{D, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::{AttnShape, DenseMask, lowest_finite};
 use crate::sdpa::non_finite::Asking;
-use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite};
+use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite, score_functions};
 use crate::tensor::{check_allocation, compute_dtype, element_count};
 
 /// Elements of the tensor `(b, h, queries, s_kv, d)` that additive scoring computes at a time.
@@ -28,7 +28,9 @@ pub(super) fn attend(
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| t.to_dtype(compute)?.transpose(1, 2)?.contiguous();
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
-    let mask = options.mask.dense(call.shape, options.appended_keys, compute, k.device())?;
+    let changes = options.mask.has_score_functions();
+    let mask = if changes { &options.mask.without_score_functions() } else { &*options.mask };
+    let mut mask = mask.dense(call.shape, options.appended_keys, compute, k.device())?;
     let asking = Asking::from_device(k.device());
 
     let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
@@ -43,14 +45,20 @@ pub(super) fn attend(
             Ok((scores * options.scale.unwrap_or(1.0))?)
         }
     };
-    let scores = match mask.keep {
-        Some(_) => non_finite::scores(asking, &q, &k, scores_of)?,
-        None => scores_of(&q, &k)?,
+    let scores = if mask.keep.is_some() || changes {
+        non_finite::scores(asking, &q, &k, scores_of)?
+    } else {
+        scores_of(&q, &k)?
     };
     let scores = match options.softcap {
         Some(cap) => ((scores / cap)?.tanh()? * cap)?,
         None => scores,
     };
+    let scores = if changes { score_functions::apply(&scores, &options.mask, call.shape)? } else { scores };
+    if changes {
+        // A function hides keys, too.
+        mask = mask.and(DenseMask::keep(scores.detach().ne(f64::NEG_INFINITY)?))?;
+    }
     let sinks = options.sinks.map(|sinks| sinks.to_dtype(compute)?.reshape((1, h, 1, 1))).transpose()?;
     let weights = masked_softmax(&scores, &mask, sinks.as_ref())?; // (b, h, s_q, keys)
 

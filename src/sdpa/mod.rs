@@ -21,6 +21,7 @@ mod new_mask_kind_tests;
 mod non_finite;
 mod options;
 mod plan;
+mod score_functions;
 
 use candle_core::Tensor;
 

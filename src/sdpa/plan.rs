@@ -46,6 +46,10 @@ pub struct Plan {
 impl Plan {
     /// The forced backend, or the first of [`Backend::ALL`] that can run the call.
     pub(crate) fn choose(call: &Call, options: &SdpaOptions) -> Result<Backend> {
+        if call.tracks_gradient && !options.mask.has_derivatives() {
+            let expected = "none: the function has no derivative, as `from_score_fn_with_derivative` gives it one";
+            return Err(Error::value("the gradient of a call under a function of scores", "tracked", expected));
+        }
         let unsupported = |backend: Backend| unsupported_reason(backend, call, options);
         match options.backend {
             Some(backend) => match unsupported(backend) {
@@ -107,11 +111,12 @@ pub(super) fn first_reason<const N: usize>(reasons: [(bool, &str); N]) -> Option
 
 /// Why no fused kernel for GPUs can run a call; `None` if one may.
 pub(super) fn no_fused_kernel(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let training = [
+    let elsewhere = [
         (call.tracks_gradient, "a gradient is tracked, and it has no backward pass"),
         (options.dropout > 0.0, "it does not drop attention weights"),
+        (options.mask.has_score_functions(), "scores go through a function, which it cannot call"),
     ];
-    first_reason(training).or_else(|| not_by_scores(call, options))
+    first_reason(elsewhere).or_else(|| not_by_scores(call, options))
 }
 
 /// Why no fused kernel can run a call, on any device; `None` if one may.

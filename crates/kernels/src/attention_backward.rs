@@ -22,7 +22,7 @@ use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::mask::DistanceTable;
 use super::memory::{ScratchPool, element_count, zeros};
-use super::online_softmax::{TilePos, apply_mask, scale_and_softcap};
+use super::online_softmax::{TilePos, apply_mask, scale_and_softcap, score_derivatives};
 use super::problem::{AttentionProblem, Batch};
 use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
@@ -440,6 +440,7 @@ impl TaskKernel<'_> {
         let AttentionGradient { problem, dropout, rows, .. } = self.call;
         let (count, padded) = (to - from, (to - from).next_multiple_of(S::LANES));
         let (mut capped, mut factors, mut of_biases) = ([0.0; KEY_BLOCK], [1.0; KEY_BLOCK], [0.0; KEY_BLOCK]);
+        let (has_rules, mut slopes) = (!problem.mask.score_rules.is_empty(), [1.0; KEY_BLOCK]);
         let first = (problem.batch.queries_before(pos.b) + pos.query) * problem.h + pos.h;
         let tile = weights.chunks_exact_mut(KEY_BLOCK).zip(gradients.chunks_exact_mut(KEY_BLOCK));
         for (r, (weights, gradients)) in tile.take(pos.rows).enumerate() {
@@ -455,7 +456,15 @@ impl TaskKernel<'_> {
             scores[count..].fill(f32::NEG_INFINITY);
             gradients[count..].fill(0.0);
             let keys = TilePos { start: pos.start + from, count, ..pos };
+            if has_rules {
+                score_derivatives(&problem.mask, keys, pos.query + r, &scores[..count], &mut slopes[..count]);
+            }
             apply_mask(s, &problem.mask, keys, pos.query + r, None, &mut scores[..count]);
+            if has_rules {
+                // What a hidden key gives has no influence, NaN included.
+                let of_keys = slopes.iter_mut().zip(&scores[..count]);
+                of_keys.filter(|(_, score)| **score == f32::NEG_INFINITY).for_each(|(slope, _)| *slope = 0.0);
+            }
             if let Some(dropout) = dropout {
                 dropout.factors(keys.place(&problem.erase(), r), &mut factors[..padded]);
             }
@@ -473,6 +482,9 @@ impl TaskKernel<'_> {
                 let mut gradient = s.mul(weight, s.sub(gradient, delta));
                 if table.is_some() {
                     s.store_slice(&mut of_biases[i..], gradient);
+                }
+                if has_rules {
+                    gradient = s.mul(gradient, s.load_slice(&slopes[i..]));
                 }
                 if let Some(cap) = problem.softcap {
                     let tanh = s.mul(s.load_slice(&capped[i..]), s.splat(1.0 / cap));

@@ -117,7 +117,7 @@ pub use int8::encode::WeightFormat;
 pub use int8::rows::QuantizedRows;
 pub use isa::Isa;
 pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
-pub use mask::{PairRule, Seen};
+pub use mask::{PairRule, ScoreRule, Seen};
 pub use matmul::{Matrix, column_sums, matmul};
 pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};

@@ -107,6 +107,8 @@ pub struct Mask<'a> {
     pub grids: Vec<GridBias<'a>>,
     /// What hides keys by a function of query and key.
     pub rules: Vec<&'a dyn PairRule>,
+    /// Functions that the scaled and capped scores go through, before anything is added to them.
+    pub score_rules: Vec<&'a dyn ScoreRule>,
 }
 
 /// A rule over pairs of a query and a key, which the kernel asks tile by tile.
@@ -116,6 +118,16 @@ pub trait PairRule: std::fmt::Debug + Sync {
 
     /// Sets the scores of that query with hidden keys to -inf; the first score is that of key `from`.
     fn hide(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]);
+}
+
+/// A function of scores, which the kernel calls tile by tile.
+pub trait ScoreRule: std::fmt::Debug + Sync {
+    /// Replaces the scores of query `i` of head `h` in sequence `b` by what the function makes of them; the first score
+    /// is that with key `from`, and -inf hides a key.
+    fn apply(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]);
+
+    /// Replaces the scores by the derivatives of the function at them.
+    fn differentiate(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]);
 }
 
 /// Which keys of a block a query sees.
@@ -187,6 +199,7 @@ impl Mask<'_> {
             return true; // an appended key
         }
         let mut score = [0.0];
+        self.score_rules.iter().for_each(|rule| rule.apply((b, h, i), j, &mut score));
         self.apply(&mut score, (b, h, i), self.position(b, i, s_q, s_kv), j);
         self.range(b, i, s_q, s_kv).contains(&j) && score[0] != f32::NEG_INFINITY
     }
@@ -213,7 +226,7 @@ impl Mask<'_> {
     /// Whether scores inside the [`range`](Self::range) change too, by more than rules over pairs.
     pub(super) fn changes_scores(&self) -> bool {
         let by_distance = !(self.structure.distances.is_empty() && self.tables.is_empty());
-        by_distance || self.reads_tensors()
+        by_distance || self.reads_tensors() || !self.score_rules.is_empty()
     }
 
     fn reads_tensors(&self) -> bool {

@@ -197,6 +197,36 @@ pub(super) fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>
     }
 }
 
+/// How many of the first `count` keys of a tile are under the mask, and from which to which of them lengths and windows
+/// let query `i` see. Keys from `s_kv` on are appended and always visible.
+#[inline(always)]
+fn visible_keys(mask: &Mask, pos: TilePos, i: usize, count: usize) -> (usize, (usize, usize)) {
+    let masked = count.min(pos.s_kv.saturating_sub(pos.start));
+    let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
+    let in_tile = |key: usize| key.saturating_sub(pos.start).min(masked);
+    (masked, (in_tile(range.start), in_tile(range.end)))
+}
+
+/// The derivatives of the mask's functions of scores at the scores of query `i`, before [`apply_mask`]: all functions
+/// together, and 1 where there is none.
+pub(super) fn score_derivatives(mask: &Mask, pos: TilePos, i: usize, scores: &[f32], derivatives: &mut [f32]) {
+    derivatives.fill(1.0);
+    let (_, (from, to)) = visible_keys(mask, pos, i, scores.len());
+    if from >= to {
+        return;
+    }
+    let (place, key, count) = ((pos.b, pos.h, i), pos.start + from, to - from);
+    let (mut now, mut slopes) = ([0.0; KEY_BLOCK], [0.0; KEY_BLOCK]);
+    let (now, slopes) = (&mut now[..count], &mut slopes[..count]);
+    now.copy_from_slice(&scores[from..to]);
+    for rule in &mask.score_rules {
+        slopes.copy_from_slice(now);
+        rule.differentiate(place, key, slopes);
+        rule.apply(place, key, now);
+        derivatives[from..to].iter_mut().zip(&*slopes).for_each(|(derivative, slope)| *derivative *= slope);
+    }
+}
+
 /// Applies the mask to the scores of query `i`, and sets those with hidden keys to -inf. `row` holds the scores with
 /// the keys of the tile. `products` with embeddings of distances are those of a row of a query block, with their
 /// factor.
@@ -210,17 +240,14 @@ pub(super) fn apply_mask<S: Simd>(
     row: &mut [f32],
 ) {
     let TilePos { b, h, s_q, s_kv, start, .. } = pos;
-    // Keys from `s_kv` on are appended and always visible.
-    let masked = row.len().min(s_kv.saturating_sub(start));
+    let (masked, (from, to)) = visible_keys(mask, pos, i, row.len());
     let row = &mut row[..masked];
-    let range = mask.range(b, i, s_q, s_kv);
-    let in_tile = |key: usize| key.saturating_sub(start).min(masked);
-    let (from, to) = (in_tile(range.start), in_tile(range.end));
     row[..from].fill(f32::NEG_INFINITY);
     row[to.max(from)..].fill(f32::NEG_INFINITY);
     if from >= to {
         return;
     }
+    mask.score_rules.iter().for_each(|rule| rule.apply((b, h, i), start + from, &mut row[from..to]));
     let position = mask.position(b, i, s_q, s_kv);
     if let Some((products, query, factor)) = products {
         products.add(s, query, position, start + from, factor, &mut row[from..to]);

@@ -45,7 +45,7 @@ impl MaskTerm for Chunks {
         [call.starts.len(), 1, call.shape.s_q, call.shape.s_kv]
     }
 
-    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 

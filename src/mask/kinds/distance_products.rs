@@ -82,7 +82,7 @@ impl MaskTerm for DistanceProducts {
         self.embeddings.lower(self.scale, lowered)
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(Self { q: self.q.narrow(1, queries.start, queries.len())?, ..self.clone() })))
     }
 

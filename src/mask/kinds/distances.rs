@@ -57,7 +57,7 @@ impl MaskTerm for Distances {
         Some(TermStructure::Distances { slopes: &self.slopes, symmetric: self.symmetric })
     }
 
-    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(self.clone())))
     }
 

@@ -19,7 +19,7 @@ use crate::mask::term::{MaskCall, MaskTerm};
 use crate::tensor::{element_count, zeros};
 
 /// Whether query `q` of head `h` in sequence `b` sees key `k`, for consecutive keys at a time.
-trait PairFunction: Send + Sync {
+pub(crate) trait PairFunction: Send + Sync {
     /// Calls `hide` with the index of each hidden one of `count` keys from `from` on.
     fn for_each_hidden(&self, place: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize));
 }
@@ -40,18 +40,7 @@ pub(crate) struct Function {
     sees: Arc<dyn PairFunction>,
     /// Whether all sequences and heads have the same mask.
     is_pattern: bool,
-    /// The last summary, with the call that it is for.
-    summary: Arc<Mutex<Option<Arc<Summary>>>>,
-}
-
-/// What each query of a call sees of each block of keys.
-#[derive(Debug)]
-struct Summary {
-    shape: AttnShape,
-    starts: Vec<i64>,
-    /// `(b, h, s_q, blocks)`; of a pattern `(1, 1, s_q, blocks)`, or `(b, 1, s_q, blocks)`.
-    seen: Vec<Seen>,
-    blocks: usize,
+    summary: KeptSummary,
 }
 
 impl Function {
@@ -59,7 +48,7 @@ impl Function {
         sees: impl Fn(usize, usize, usize, usize) -> bool + Send + Sync + 'static,
         is_pattern: bool,
     ) -> Self {
-        Self { sees: Arc::new(sees), is_pattern, summary: Arc::default() }
+        Self { sees: Arc::new(sees), is_pattern, summary: KeptSummary::default() }
     }
 
     /// The numbers of sequences and heads whose masks differ. Those of a pattern do if sequences start elsewhere.
@@ -73,43 +62,50 @@ impl Function {
         }
     }
 
-    /// The position of query 0 of each sequence: that after the tokens in a cache, or 0.
-    fn starts(&self, call: &MaskCall) -> Vec<i64> {
-        let [sequences, _] = self.planes(call);
+    fn in_call(&self, call: &MaskCall) -> FunctionCall {
+        let planes = self.planes(call);
         let start = |b: usize| if call.has_starts { call.start(b) } else { 0 };
-        (0..sequences).map(start).collect()
+        FunctionCall { sees: self.sees.clone(), shape: call.shape, planes, starts: (0..planes[0]).map(start).collect() }
+    }
+}
+
+/// A function in one call.
+pub(crate) struct FunctionCall {
+    pub sees: Arc<dyn PairFunction>,
+    pub shape: AttnShape,
+    /// The numbers of sequences and heads whose masks differ.
+    pub planes: [usize; 2],
+    /// The position of query 0 of each of these sequences: that after the tokens in a cache, or 0.
+    pub starts: Vec<i64>,
+}
+
+impl FunctionCall {
+    /// The place that the function is asked for. Where all sequences or heads are alike, it is the first one.
+    fn place(&self, [b, h, i]: [usize; 3]) -> [usize; 3] {
+        let [sequences, heads] = self.planes;
+        let b = b.min(sequences - 1);
+        [b, h.min(heads - 1), usize::try_from(self.starts[b] + i as i64).unwrap_or(0)]
     }
 
     /// Calls `row` with each query's row of `width` elements and its sequence, head and position. A panic of the
     /// function of the caller is an error.
-    fn for_each_row<T>(
-        &self,
-        call: &MaskCall,
-        width: usize,
-        rows: &mut [T],
-        mut row: impl FnMut([usize; 3], &mut [T]),
-    ) -> Result<()> {
-        let ([_, heads], starts) = (self.planes(call), self.starts(call));
+    fn for_each_row<T>(&self, width: usize, rows: &mut [T], mut row: impl FnMut([usize; 3], &mut [T])) -> Result<()> {
         let each = |(i, elements): (usize, &mut [T])| {
-            let (plane, i) = (i / call.shape.s_q, i % call.shape.s_q);
-            let (b, h) = (plane / heads, plane % heads);
-            row([b, h, usize::try_from(starts[b] + i as i64).unwrap_or(0)], elements);
+            let (plane, i) = (i / self.shape.s_q, i % self.shape.s_q);
+            let (b, h) = (plane / self.planes[1], plane % self.planes[1]);
+            row(self.place([b, h, i]), elements);
         };
         let all = || rows.chunks_mut(width.max(1)).enumerate().for_each(each);
         catch_unwind(AssertUnwindSafe(all)).map_err(|panic| panicked(panic_message(&*panic)))
     }
 
-    /// The summary for a call: the last one, if it is for such a call.
-    fn summary(&self, call: &MaskCall) -> Result<Arc<Summary>> {
-        let kept = || self.summary.lock().unwrap_or_else(PoisonError::into_inner);
-        let (shape, starts) = (call.shape, self.starts(call));
-        if let Some(summary) = kept().as_ref().filter(|last| last.shape == shape && last.starts == starts) {
-            return Ok(summary.clone());
-        }
-        let ([sequences, heads], blocks) = (self.planes(call), shape.s_kv.div_ceil(KEY_BLOCK));
+    /// What each query sees of each block of keys.
+    fn summarize(&self) -> Result<Summary> {
+        let Self { shape, planes: [sequences, heads], .. } = *self;
+        let blocks = shape.s_kv.div_ceil(KEY_BLOCK);
         let size = element_count("the blocks of a mask", &[sequences, heads, shape.s_q, blocks])?;
         let mut states: Vec<u8> = zeros("the blocks of a mask", size)?;
-        self.for_each_row(call, blocks, &mut states, |place, row| {
+        self.for_each_row(blocks, &mut states, |place, row| {
             for (block, state) in row.iter_mut().enumerate() {
                 let (from, mut hidden) = (block * KEY_BLOCK, 0);
                 let count = KEY_BLOCK.min(shape.s_kv - from);
@@ -118,9 +114,45 @@ impl Function {
             }
         })?;
         let seen = states.into_iter().map(|state| [Seen::None, Seen::Some, Seen::All][usize::from(state)]).collect();
-        let summary = Arc::new(Summary { shape, starts, seen, blocks });
-        *kept() = Some(summary.clone());
-        Ok(summary)
+        Ok(Summary { shape, starts: self.starts.clone(), seen, blocks })
+    }
+}
+
+/// By the index of the query in the call.
+impl PairFunction for FunctionCall {
+    fn for_each_hidden(&self, place: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize)) {
+        self.sees.for_each_hidden(self.place(place), from, count, hide);
+    }
+}
+
+/// What each query of a call sees of each block of keys.
+#[derive(Debug)]
+struct Summary {
+    shape: AttnShape,
+    starts: Vec<i64>,
+    /// `(sequences, heads, s_q, blocks)` of those sequences and heads whose masks differ.
+    seen: Vec<Seen>,
+    blocks: usize,
+}
+
+/// The last summary of a mask, with the call that it is for: clones of the mask share it.
+#[derive(Clone, Default)]
+pub(crate) struct KeptSummary(Arc<Mutex<Option<Arc<Summary>>>>);
+
+impl KeptSummary {
+    /// The rule of a function for the CPU kernel. Its summary is the last one, if that is for such a call.
+    pub(crate) fn rule(&self, call: FunctionCall) -> Result<FunctionRule> {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = kept().as_ref().filter(|last| last.shape == call.shape && last.starts == call.starts).cloned();
+        let summary = match last {
+            Some(summary) => summary,
+            None => {
+                let summary = Arc::new(call.summarize()?);
+                *kept() = Some(summary.clone());
+                summary
+            }
+        };
+        Ok(FunctionRule { call, summary, failure: OnceLock::new() })
     }
 }
 
@@ -137,7 +169,7 @@ impl MaskTerm for Function {
     fn dense(&self, call: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
         let dims @ [.., s_kv] = self.dense_dims(call);
         let mut keep: Vec<u8> = zeros("a mask", element_count("a mask", &dims)?)?;
-        self.for_each_row(call, s_kv, &mut keep, |place, row| {
+        self.in_call(call).for_each_row(s_kv, &mut keep, |place, row| {
             row.fill(1);
             self.sees.for_each_hidden(place, 0, s_kv, &mut |key| row[key] = 0);
         })?;
@@ -151,12 +183,15 @@ impl MaskTerm for Function {
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         if lowered.is_for_cpu_kernel {
-            let (summary, sees) = (self.summary(call)?, self.sees.clone());
-            lowered.functions.push(FunctionRule { planes: self.planes(call), sees, summary, failure: OnceLock::new() });
+            lowered.functions.push(self.summary.rule(self.in_call(call))?);
         } else {
             lowered.keep.extend(self.dense(call, DType::F32, device)?.keep);
         }
         Ok(())
+    }
+
+    fn pair_function(&self, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
+        Some(Arc::new(self.in_call(call)))
     }
 
     fn counts_tokens(&self) -> bool {
@@ -182,8 +217,7 @@ impl fmt::Display for Function {
 
 /// A function as the CPU kernel asks it in one call.
 pub(crate) struct FunctionRule {
-    sees: Arc<dyn PairFunction>,
-    planes: [usize; 2],
+    call: FunctionCall,
     summary: Arc<Summary>,
     /// What the function has panicked with.
     failure: OnceLock<String>,
@@ -194,27 +228,20 @@ impl FunctionRule {
     pub(crate) fn failed(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |message| Err(panicked(message)))
     }
-
-    /// Where all sequences or heads are alike, it is the first one.
-    fn place(&self, (b, h, i): (usize, usize, usize)) -> [usize; 3] {
-        [b.min(self.planes[0] - 1), h.min(self.planes[1] - 1), i]
-    }
 }
 
 impl PairRule for FunctionRule {
-    fn seen(&self, place: (usize, usize, usize), block: usize) -> Seen {
-        let [b, h, i] = self.place(place);
+    fn seen(&self, (b, h, i): (usize, usize, usize), block: usize) -> Seen {
         let Summary { shape, seen, blocks, .. } = &*self.summary;
-        seen[((b * self.planes[1] + h) * shape.s_q + i) * blocks + block]
+        let ([b, h, _], [_, heads]) = (self.call.place([b, h, i]), self.call.planes);
+        seen[((b * heads + h) * shape.s_q + i) * blocks + block]
     }
 
-    fn hide(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]) {
-        let [b, h, i] = self.place(place);
-        let q = usize::try_from(self.summary.starts[b] + i as i64).unwrap_or(0);
+    fn hide(&self, (b, h, i): (usize, usize, usize), from: usize, scores: &mut [f32]) {
         let count = scores.len();
         let hide = || {
             let mut hide = |key: usize| scores[key] = f32::NEG_INFINITY;
-            self.sees.for_each_hidden([b, h, q], from, count, &mut hide);
+            self.call.for_each_hidden([b, h, i], from, count, &mut hide);
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(hide)) {
             _ = self.failure.set(panic_message(&*panic).to_string());

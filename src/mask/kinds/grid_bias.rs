@@ -64,7 +64,7 @@ impl MaskTerm for GridBias {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         let part = |of: &Tensor| of.narrow(2, queries.start, queries.len());
         Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
     }

@@ -76,7 +76,7 @@ impl MaskTerm for KeyLengths {
         Some(TermStructure::Lengths(&self.0))
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         let lengths = match &self.0 {
             Lengths::PerSequence(_) => self.0.clone(),
             Lengths::PerQuery(lengths) => {

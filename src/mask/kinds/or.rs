@@ -10,20 +10,24 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
-use crate::mask::kinds::Window;
+use crate::mask::kinds::{FunctionCall, KeptSummary, PairFunction, Window};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 use crate::tensor::{check_allocation, element_count, with_slice};
 
 /// A key is visible if one of both masks shows it. Neither adds to scores.
-#[derive(Debug, Clone)]
-pub(crate) struct Or(pub [AttentionMask; 2]);
+#[derive(Clone)]
+pub(crate) struct Or {
+    masks: [AttentionMask; 2],
+    /// Of masks with functions.
+    summary: KeptSummary,
+}
 
 impl Or {
     pub(crate) fn new(masks: [AttentionMask; 2]) -> Result<Self> {
         match masks.iter().find(|mask| mask.adds_to_scores()) {
-            None => Ok(Self(masks)),
+            None => Ok(Self::from_hiding(masks)),
             Some(mask) => {
                 let expected = "one that only hides keys; a bias is joined to the whole mask, by `and`";
                 Err(Error::value("a mask under `or`", mask, expected))
@@ -31,27 +35,32 @@ impl Or {
         }
     }
 
+    /// Of masks that only hide keys.
+    pub(crate) fn from_hiding(masks: [AttentionMask; 2]) -> Self {
+        Self { masks, summary: KeptSummary::default() }
+    }
+
     /// Cuts every term of both masks; `None` if one has no form for that.
     fn cut(
         &self,
         cut: impl Fn(&dyn MaskTerm) -> Result<Option<Arc<dyn MaskTerm>>>,
     ) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let mut masks = self.0.clone();
+        let mut masks = self.masks.clone();
         for term in masks.iter_mut().flat_map(|mask| &mut mask.terms) {
             let Some(part) = cut(&**term)? else { return Ok(None) };
             *term = part;
         }
-        Ok(Some(Arc::new(Self(masks))))
+        Ok(Some(Arc::new(Self::from_hiding(masks))))
     }
 }
 
 impl MaskTerm for Or {
     fn check(&self, shape: AttnShape) -> Result<()> {
-        self.0.iter().try_for_each(|mask| mask.check(shape))
+        self.masks.iter().try_for_each(|mask| mask.check(shape))
     }
 
     fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
-        let [a, b] = &self.0;
+        let [a, b] = &self.masks;
         // What shows every key has no tensor.
         let Some(a) = a.dense_for(call, dtype, device)?.keep else { return Ok(DenseMask::default()) };
         let Some(b) = b.dense_for(call, dtype, device)?.keep else { return Ok(DenseMask::default()) };
@@ -59,20 +68,30 @@ impl MaskTerm for Or {
     }
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
-        let [a, b] = self.0.each_ref().map(|mask| mask.dense_dims(call));
+        let [a, b] = self.masks.each_ref().map(|mask| mask.dense_dims(call));
         std::array::from_fn(|i| a[i].max(b[i]))
     }
 
-    /// Lengths, if both masks show the first keys of a query: a prefix LM needs no tensor of booleans. Otherwise that
-    /// tensor, for the CPU with the range of keys around what a query sees.
+    /// Lengths, if both masks show the first keys of a query: a prefix LM needs no tensor of booleans. A function, if
+    /// there are functions among rules. Otherwise that tensor, for the CPU with the range of keys around what a query
+    /// sees.
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
         let AttnShape { b, s_q, .. } = call.shape;
         check_allocation::<usize>("a mask", element_count("a mask", &[b, s_q])?)?;
-        let [one, other] = &self.0;
+        let [one, other] = &self.masks;
         let end = |b, i| Some(first_keys(one, call, b, i)?.max(first_keys(other, call, b, i)?));
         let ends = |b| (0..s_q).map(|i| end(b, i)).collect::<Option<Vec<_>>>();
         if let Some(ends) = (0..b).map(ends).collect::<Option<Vec<_>>>() {
             lowered.structure.lengths.push(Lengths::PerQuery(ends));
+            return Ok(());
+        }
+        if lowered.is_for_cpu_kernel
+            && let Some(sees) = self.pair_function(call)
+        {
+            let [sequences, heads, ..] = self.dense_dims(call);
+            let starts = vec![0; sequences];
+            let call = FunctionCall { sees, shape: call.shape, planes: [sequences, heads], starts };
+            lowered.functions.push(self.summary.rule(call)?);
             return Ok(());
         }
         // One byte for each element of both masks and of the result.
@@ -87,8 +106,8 @@ impl MaskTerm for Or {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
-        self.cut(|term| term.select_queries(queries.clone()))
+    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        self.cut(|term| term.select_queries(queries.clone(), call))
     }
 
     fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
@@ -96,11 +115,27 @@ impl MaskTerm for Or {
     }
 
     fn depends_on_position(&self) -> bool {
-        self.0.iter().flat_map(|mask| &mask.terms).any(|term| term.depends_on_position())
+        self.masks.iter().flat_map(|mask| &mask.terms).any(|term| term.depends_on_position())
+    }
+
+    /// A function, if one of the terms is one, and none is a tensor.
+    fn pair_function(&self, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
+        let mut is_function = false;
+        let mut functions = |mask: &AttentionMask| {
+            let function = |term: &Arc<dyn MaskTerm>| {
+                let function = term.pair_function(call);
+                is_function |= function.is_some();
+                function.or_else(|| rule_function(&**term, call))
+            };
+            mask.terms.iter().map(function).collect::<Option<Vec<_>>>()
+        };
+        let [one, other] = self.masks.each_ref().map(&mut functions);
+        let either = EitherFunction([one?, other?]);
+        is_function.then(|| Arc::new(either) as Arc<dyn PairFunction>)
     }
 
     fn counts_tokens(&self) -> bool {
-        self.0.iter().any(AttentionMask::counts_tokens)
+        self.masks.iter().any(AttentionMask::counts_tokens)
     }
 
     fn adds_to_scores(&self) -> bool {
@@ -108,10 +143,64 @@ impl MaskTerm for Or {
     }
 }
 
+impl fmt::Debug for Or {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl fmt::Display for Or {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b] = &self.0;
+        let [a, b] = &self.masks;
         write!(f, "({a} or {b})")
+    }
+}
+
+/// The keys that all functions of one of both lists show.
+struct EitherFunction([Vec<Arc<dyn PairFunction>>; 2]);
+
+/// The keys that are asked for at a time.
+const KEYS: usize = 256;
+
+impl PairFunction for EitherFunction {
+    fn for_each_hidden(&self, place: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize)) {
+        for start in (0..count).step_by(KEYS) {
+            let count = KEYS.min(count - start);
+            let hidden = self.0.each_ref().map(|all| {
+                let mut hidden = [false; KEYS];
+                let mut mark = |key: usize| hidden[key] = true;
+                all.iter().for_each(|each| each.for_each_hidden(place, from + start, count, &mut mark));
+                hidden
+            });
+            (0..count).filter(|&key| hidden[0][key] && hidden[1][key]).for_each(|key| hide(start + key));
+        }
+    }
+}
+
+/// The keys of a range, for each query of each sequence.
+struct RangeFunction<F>(F);
+
+impl<F: Fn(usize, usize) -> Range<usize> + Send + Sync> PairFunction for RangeFunction<F> {
+    fn for_each_hidden(&self, [b, _, i]: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize)) {
+        let seen = (self.0)(b, i);
+        (0..count).filter(|key| !seen.contains(&(from + key))).for_each(hide);
+    }
+}
+
+/// The function of a window or of lengths.
+fn rule_function(term: &dyn MaskTerm, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
+    match term.structure()? {
+        TermStructure::Window { left, right } => {
+            let (starts, s_kv) = (call.starts.to_vec(), call.shape.s_kv);
+            let start = move |b: usize| starts[if starts.len() == 1 { 0 } else { b }];
+            let range = move |b: usize, i: usize| Window { left, right }.visible(start(b) + i as i64, s_kv);
+            Some(Arc::new(RangeFunction(range)))
+        }
+        TermStructure::Lengths(lengths) => {
+            let lengths = lengths.clone();
+            Some(Arc::new(RangeFunction(move |b: usize, i: usize| 0..lengths.visible(b, i))))
+        }
+        TermStructure::Distances { .. } => None,
     }
 }
 
@@ -164,6 +253,18 @@ mod tests {
         assert!(lowered.keep.is_empty());
         let ends = vec![vec![3, 3, 3, 4, 5, 6], vec![1, 2, 3, 4, 5, 6]];
         assert_eq!(lowered.structure.lengths, [Lengths::PerQuery(ends)]);
+    }
+
+    #[test]
+    fn functions_among_rules_need_no_tensor() {
+        let function = AttentionMask::from_fn(|_, h, q, k| (q + k) % 2 == h);
+        let inner = AttentionMask::lengths(&[3, 6]).or(function.clone()).unwrap();
+        let mask = AttentionMask::causal().or(inner).unwrap();
+        let lowered = mask.lower(SHAPE, &Device::Cpu).unwrap();
+        assert_eq!((lowered.keep.len(), lowered.functions.len()), (0, 1));
+        let keep = Tensor::ones((2, 1, 6, 6), DType::U8, &Device::Cpu).unwrap();
+        let mask = AttentionMask::keep(&keep).unwrap().or(function).unwrap();
+        assert_eq!(mask.lower(SHAPE, &Device::Cpu).unwrap().keep.len(), 1);
     }
 
     /// Also a window inside of the `or` stays where it stands.

@@ -96,7 +96,7 @@ impl MaskTerm for RelativeBias {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         let part = |factors: &Tensor| factors.narrow(2, queries.start, queries.len());
         let factors = self.factors.as_ref().map(part).transpose()?;
         Ok(Some(Arc::new(Self { factors, ..self.clone() })))

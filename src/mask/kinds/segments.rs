@@ -66,7 +66,7 @@ impl MaskTerm for Segments {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         let queries = self.queries.narrow(1, queries.start, queries.len())?;
         Ok(Some(Arc::new(Self { queries, keys: self.keys.clone() })))
     }

@@ -79,7 +79,7 @@ impl MaskTerm for Boolean {
         self.mask.dims4()
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(Self { mask: self.mask.select_queries(queries)?, polarity: self.polarity })))
     }
 
@@ -148,7 +148,7 @@ impl MaskTerm for Additive {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(Self(self.0.select_queries(queries)?))))
     }
 

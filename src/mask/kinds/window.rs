@@ -63,7 +63,7 @@ impl MaskTerm for Window {
         Some(TermStructure::Window { left: self.left, right: self.right })
     }
 
-    fn select_queries(&self, _: Range<usize>) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
     }
 

@@ -38,6 +38,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "masks/dtypes",
             "masks/functions",
             "masks/or_masks",
+            "masks/score_functions",
             "minilm",
             "families/model_types",
             "multi_vector",

@@ -6,3 +6,4 @@ mod every_kind;
 mod functions;
 mod hidden_keys;
 mod or_masks;
+mod score_functions;
