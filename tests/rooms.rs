@@ -1,10 +1,11 @@
-//! What cargo cannot see: the order of the rooms inside a package, the length of files, the width of comments, and
-//! paths in documents.
+//! What cargo cannot see: the order of the rooms inside a package, circles between files, the length of files, the
+//! width of comments, and paths in documents.
 //!
 //! A room is a module at the root of a package. Each room builds on the rooms before it and on nothing else, so that a
 //! reader can take them one after the other. This test reads the sources of the layer and of the text encoders as text;
 //! unit tests are left out, because a test may compare with a room above its own.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// The rooms of the layer from the ground up.
@@ -114,6 +115,101 @@ fn rooms_use_only_rooms_before_them() {
             }
         }
         assert!(wrong.is_empty(), "{folder}: imports that go up:\n{}", wrong.join("\n"));
+    }
+}
+
+/// The most circles between the files of a package: groups of files that use each other's items, in one room of the
+/// layer and of the text encoders, anywhere in the others.
+const MOST_CIRCLES: [(&str, bool, usize); 4] =
+    [("crates/kernels/src", false, 9), ("src", true, 8), ("crates/text/src", true, 0), ("crates/cli/src", false, 0)];
+
+/// The names in a piece of code.
+fn names(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|name| !name.is_empty())
+}
+
+/// The names in a piece of code that are no modules of a path.
+fn ends_of_paths(code: &str) -> impl Iterator<Item = &str> {
+    code.split_inclusive("::").filter(|part| !part.is_empty()).flat_map(|part| {
+        let all: Vec<&str> = names(part).collect();
+        let kept = all.len() - usize::from(part.ends_with("::") && !all.is_empty());
+        all.into_iter().take(kept)
+    })
+}
+
+/// The names of the items that a file makes public, inside of its package at least.
+fn public_items(code: &str) -> HashSet<&str> {
+    const KEYWORDS: [&str; 7] = ["fn", "struct", "enum", "trait", "type", "const", "static"];
+    fn item(line: &str) -> Option<&str> {
+        let mut words =
+            names(line).skip_while(|word| !KEYWORDS.contains(word)).skip_while(|word| KEYWORDS.contains(word));
+        words.next()
+    }
+    code.lines().filter(|line| line.starts_with("pub") && !line.contains(" use ")).filter_map(item).collect()
+}
+
+/// The names of all items that a file imports from its room, without those that it only hands on. Without a room it is
+/// the package.
+fn imported_names<'a>(code: &'a str, room: &str) -> HashSet<&'a str> {
+    let root = if room.is_empty() { "crate::".to_string() } else { format!("crate::{room}::") };
+    let statements = code.split(';').filter_map(|part| part.rsplit_once("\nuse ").map(|(_, import)| import));
+    let own = statements.filter(|import| [&root, "super::", "self::"].iter().any(|root| import.starts_with(root)));
+    let inline = code.split(&root).skip(1);
+    let path = |code: &str| code.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(code.len());
+    own.flat_map(ends_of_paths).chain(inline.flat_map(|code| ends_of_paths(&code[..path(code)]))).collect()
+}
+
+/// The groups of files that use each other's items, directly or by way of others.
+fn circles(room: &str, files: &[PathBuf]) -> Vec<Vec<usize>> {
+    let codes: Vec<String> = files.iter().map(|path| format!("\n{}", code(path))).collect();
+    let items: Vec<_> = codes.iter().map(|code| public_items(code)).collect();
+    let mut defined: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (file, items) in items.iter().enumerate() {
+        let module = files[file].file_stem().unwrap().to_str().unwrap();
+        items.iter().chain([&module]).for_each(|item| defined.entry(item).or_default().push(file));
+    }
+    // Of a name that several files have, the imports do not tell which one is meant.
+    let target = |name: &str| defined.get(name).filter(|files| files.len() == 1).map(|files| files[0]);
+    let uses = |from: usize| imported_names(&codes[from], room).into_iter().filter_map(target).collect::<HashSet<_>>();
+    let mut reached: Vec<HashSet<usize>> = (0..files.len()).map(uses).collect();
+    for by in 0..files.len() {
+        for from in 0..files.len() {
+            if reached[from].contains(&by) {
+                let more = reached[by].clone();
+                reached[from].extend(more);
+            }
+        }
+    }
+    let circle = |a: usize| -> Vec<usize> {
+        (0..files.len()).filter(|&b| b == a || reached[a].contains(&b) && reached[b].contains(&a)).collect()
+    };
+    (0..files.len())
+        .map(|a| (a, circle(a)))
+        .filter(|(a, all)| all.len() > 1 && all[0] == *a)
+        .map(|(_, all)| all)
+        .collect()
+}
+
+#[test]
+fn circles_between_files_are_few() {
+    for (folder, by_room, most) in MOST_CIRCLES {
+        let is_test = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains("test"));
+        let mut rooms: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        for path in sources(folder).into_iter().filter(|path| !is_test(path)) {
+            let inside = path.strip_prefix(root().join(folder)).unwrap();
+            let room = inside.iter().next().filter(|_| by_room).map(|room| room.to_string_lossy().into_owned());
+            rooms.entry(room.unwrap_or_default()).or_default().push(path);
+        }
+        let mut found = Vec::new();
+        for (room, files) in &rooms {
+            let name = |file: usize| files[file].strip_prefix(root()).unwrap().display().to_string();
+            found.extend(
+                circles(room.trim_end_matches(".rs"), files)
+                    .into_iter()
+                    .map(|circle| circle.into_iter().map(name).collect::<Vec<_>>().join(", ")),
+            );
+        }
+        assert!(found.len() <= most, "{folder}: {} circles, at most {most}:\n{}", found.len(), found.join("\n"));
     }
 }
 

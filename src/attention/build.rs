@@ -7,6 +7,7 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
+use crate::attention::capabilities::Capabilities;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
@@ -107,13 +108,14 @@ impl MultiHeadAttention {
         let norms = Norms::new(config, &parameters, qkv.like())?;
         let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
         config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
-        let identity = Identity::new(qkv.id());
+        let (identity, capabilities) = (Identity::new(qkv.id()), Capabilities::new(&config, &parameters, &norms));
         Ok(Self {
             config,
             qkv,
             o_proj,
             parameters,
             norms,
+            capabilities,
             position: PositionState::new(position),
             identity,
             frozen: Frozen::default(),

@@ -205,7 +205,7 @@ impl MultiHeadAttention {
         if ragged.is_none() {
             return Ok(Route::Tensors(Plan::choose(sizes, sdpa)?));
         }
-        let on_tensors = self.config.position.scheme().ragged_support().on_tensors() && sdpa.mask.is_windowed();
+        let on_tensors = self.capabilities.ragged_tensors && sdpa.mask.is_windowed();
         let whole = needs_padding || xs[0].dim(0)? == 0 || sdpa.appended_keys > 0 || !on_tensors;
         let backend = if whole { None } else { sdpa::ragged_backend(sizes, sdpa)? };
         Ok(backend.map_or(Route::Buckets, Route::Tensors))

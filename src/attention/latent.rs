@@ -46,20 +46,7 @@ impl MultiHeadAttention {
             let expected = "the tensor of the keys: latent attention makes both of one input";
             return Err(Error::value("the input of values", "another tensor", expected));
         }
-        self.check_key_count(s_kv)
-    }
-
-    /// Checks that a sequence has no more keys than the layer takes: an indexer chooses among more.
-    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
-        let of_latents = self.config.latent.as_ref().and_then(|latent| latent.index_topk);
-        let limits = [("max_keys", self.config.max_keys), ("index_topk", of_latents)];
-        match limits.into_iter().find_map(|(name, most)| Some((name, most.filter(|most| keys > *most)?))) {
-            None => Ok(()),
-            Some((name, most)) => {
-                let beyond = "beyond it an indexer chooses the keys, which this version does not run";
-                Err(Error::value("the number of keys", keys, format!("at most `{name}` = {most}: {beyond}")))
-            }
-        }
+        self.capabilities.check_key_count(s_kv)
     }
 
     /// Queries `(b, s, h, d)`, and latents with rotated keys `(b, s, 1, ·)`, in `dtype`. Of padded tokens only those

@@ -15,6 +15,7 @@ mod buckets;
 mod build;
 mod cache;
 mod call;
+mod capabilities;
 mod freeze;
 mod latent;
 mod observe;
@@ -34,6 +35,7 @@ pub use options::{AttentionInputs, AttentionOptions};
 use cache::Identity;
 use call::CallOutput;
 use candle_core::{DType, Device, Module, Tensor};
+use capabilities::Capabilities;
 use steps::Norms;
 
 use crate::config::AttentionConfig;
@@ -113,6 +115,7 @@ pub struct MultiHeadAttention {
     /// The tensors beside the projections and the position scheme.
     parameters: Parameters,
     norms: Norms,
+    capabilities: Capabilities,
     position: PositionState,
     /// The identity by which caches know the layer.
     identity: Identity,
@@ -164,7 +167,8 @@ impl MultiHeadAttention {
         config.validate()?;
         // A frozen copy has the mask of the layer that it is made from: each has its own.
         let frozen = if self.is_frozen() { Frozen::Itself } else { Frozen::default() };
-        Ok(Self { config, frozen, ..self.clone() })
+        let capabilities = Capabilities::new(&config, &self.parameters, &self.norms);
+        Ok(Self { config, capabilities, frozen, ..self.clone() })
     }
 
     /// Whether the layer is a [frozen](Self::frozen) copy.

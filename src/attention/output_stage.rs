@@ -39,13 +39,6 @@ impl MultiHeadAttention {
         Ok(context.reshape((b, s, width))?)
     }
 
-    /// Whether [`gate_rows`](Self::gate_rows) can do it, of fixed weights: a token without any key, whose context is
-    /// zeros, is the same whatever its input is.
-    pub(super) fn output_stage_runs_on_buffers(&self) -> bool {
-        let shifted = self.norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
-        !(shifted && self.config.output_gate.is_some())
-    }
-
     /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with
     /// queries, keys, values and the gates of each token.
     pub(super) fn gate_rows(&self, team: Team, context: &mut [f32], projected: &[f32]) -> Result<()> {

@@ -162,6 +162,7 @@ impl MultiHeadAttention {
             norms: Norms::new(&self.config, &parameters, qkv.like())?,
             parameters,
             position: PositionState::new(self.position.weights().map_tensors(f)?),
+            capabilities: self.capabilities.clone(),
             identity: Identity::new(qkv.id()),
             frozen: Frozen::default(),
             qkv,

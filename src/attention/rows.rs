@@ -13,12 +13,10 @@ use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
 use crate::attention::MultiHeadAttention;
-use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ragged::{Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
-use crate::weights::SINKS;
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
 /// which has 1 to 2 MB a core; with fewer the weights are read more often.
@@ -30,19 +28,7 @@ impl MultiHeadAttention {
     /// norm and a gate.
     #[doc(hidden)]
     pub fn supports_rows(&self) -> bool {
-        let config = &self.config;
-        config.requires.is_empty()
-            && self.parameters.iter().all(|(name, tensor)| name != SINKS && tensor.rank() == 1 && !tensor.track_op())
-            && !config.add_zero_attn
-            && config.mask.is_windowed()
-            && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
-            && self.output_stage_runs_on_buffers()
-            && config.clip_qkv.is_none()
-            && config.softcap.is_none()
-            && config.position.scheme().ragged_support().on_cpu_buffers()
-            && !self.position.tracks_gradient()
-            && self.qkv.can_pack()
-            && self.o_proj.can_pack()
+        self.capabilities.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 
     /// Multiply-adds of [`attend_rows`](Self::attend_rows), for
@@ -81,7 +67,7 @@ impl MultiHeadAttention {
     ) -> Result<()> {
         let tokens = offsets.last().copied().unwrap_or(0);
         check_offsets(offsets)?;
-        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
+        lengths(offsets).try_for_each(|keys| self.capabilities.check_key_count(keys))?;
         let sizes = [
             ("xs", xs.len(), self.config.resolved_query_size()),
             ("output", output.len(), self.config.resolved_output_size()),

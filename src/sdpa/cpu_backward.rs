@@ -13,7 +13,7 @@ use candle_core::{CpuStorage, CustomOp3, D, DType, Device, Layout, Shape, Tensor
 
 use crate::error::{Error, Result};
 use crate::sdpa::SdpaOptions;
-use crate::sdpa::cpu::Prepared;
+use crate::sdpa::cpu_call::CpuCall;
 use crate::sdpa::non_finite::finite_only;
 
 /// One call of the kernel that a gradient may flow through.
@@ -21,7 +21,7 @@ use crate::sdpa::non_finite::finite_only;
 /// Its arguments are queries, keys and values; or, because an operation has three at most, queries, keys and values
 /// along the last dimension, and biases by distance.
 pub(super) struct FusedAttention {
-    prepared: Prepared,
+    prepared: CpuCall,
     dropout: Option<Dropout>,
     learns_table: bool,
     /// `(queries, h)`.
@@ -32,7 +32,7 @@ pub(super) struct FusedAttention {
 
 impl FusedAttention {
     /// The output `(b, s_q, h, d_v)` in the dtype of the call.
-    pub(super) fn attend(prepared: Prepared, qkv: [&Tensor; 3], options: &SdpaOptions) -> Result<Tensor> {
+    pub(super) fn attend(prepared: CpuCall, qkv: [&Tensor; 3], options: &SdpaOptions) -> Result<Tensor> {
         let call = prepared.call;
         // Both passes drop the same weights, also if the caller does not say which.
         let seed = options.dropout_seed.unwrap_or_else(|| RandomState::new().hash_one(()));

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use crate::error::Result;
 use crate::kernels::cuda::Gpu;
 use crate::mask::{AttentionMask, AttnShape};
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, cuda};
 
 /// Why it cannot run a call; `None` if it can.

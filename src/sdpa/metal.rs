@@ -10,7 +10,7 @@ use candle_core::{DType, Tensor};
 use crate::error::Result;
 use crate::mask::DenseMask;
 use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, marked_under, with_nan};
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod backend;
 mod call;
 mod cpu;
 mod cpu_backward;
+mod cpu_call;
 mod cuda;
 mod eager;
 mod flash;
@@ -21,6 +22,7 @@ mod new_mask_kind_tests;
 mod non_finite;
 mod options;
 mod plan;
+mod reasons;
 mod score_functions;
 
 use candle_core::Tensor;

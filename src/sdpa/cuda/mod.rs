@@ -12,7 +12,7 @@ use candle_core::Tensor;
 use crate::error::Result;
 #[cfg(any(test, feature = "cuda"))]
 use crate::kernels::cuda::{Features, ProblemShape, Variant};
-use crate::sdpa::plan::{first_reason, no_fused_kernel};
+use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 /// Why the kernels cannot run a call; `None` if they can.

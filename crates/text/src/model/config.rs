@@ -13,9 +13,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::families;
-use crate::families::model::{AbsolutePositions, Block, EmbeddingGateRow, Model, SegmentTypes};
-use crate::model::config_keys::{normalize_config_keys, stated_text, supported_models};
-use crate::model::experts::ExpertsConfig;
+use crate::families::model::{AbsolutePositions, Block, EmbeddingGateRow, ExpertsRow, Model, SegmentTypes};
+use crate::model::config_keys::{MAX_LAYERS, MAX_MODEL_SIZE, normalize_config_keys, stated_text, supported_models};
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
 /// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
@@ -87,14 +86,6 @@ pub struct TextModelConfig {
     keys: Value,
 }
 
-/// The most layers of a model. Layers that share their weights add nothing to a file, so that its size does not bound
-/// their number. The deepest published encoders have 48.
-pub(crate) const MAX_LAYERS: usize = 1 << 12;
-
-/// The largest number of rows or features of a table of weights: ids are 32-bit numbers, and twice a size must not
-/// overflow. The largest published vocabulary has fewer than 2^20 tokens.
-pub(crate) const MAX_MODEL_SIZE: usize = 1 << 30;
-
 impl<'de> Deserialize<'de> for TextModelConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use serde::de::Error as _;
@@ -152,6 +143,25 @@ fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
             Err(Error::config(key, "swiglu", "an activation of single numbers, such as gelu or silu"))
         }
         _ => Ok(()),
+    }
+}
+
+/// The most experts of a block. Published encoders have eight; the largest decoders have fewer than a thousand.
+const MAX_EXPERTS: usize = 1 << 12;
+
+/// What a configuration states about its mixtures of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpertsConfig {
+    every: usize,
+    pub count: usize,
+    pub top_k: usize,
+    pub normalized: bool,
+}
+
+impl ExpertsConfig {
+    /// Whether block `index` is a mixture: the second, and each `every` blocks after it.
+    pub fn is_mixture(&self, index: usize) -> bool {
+        index % self.every == 1
     }
 }
 
@@ -223,7 +233,7 @@ impl TextModelConfig {
         }
         check_activation("hidden_act", self.hidden_act)?;
         if let Some(experts) = &row.block.experts {
-            ExpertsConfig::read(self, experts)?;
+            self.experts(experts)?;
         }
         let dropouts = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
@@ -411,6 +421,29 @@ impl TextModelConfig {
     /// The value of a key of the file; null counts as absent.
     pub(crate) fn key(&self, key: &str) -> Option<&Value> {
         self.keys.get(key)
+    }
+
+    /// The mixtures of experts that the keys of `row` state; `None` if no block is a mixture.
+    ///
+    /// # Errors
+    /// A number of experts that is absent, 0 or too large; more experts per token than there are.
+    pub(crate) fn experts(&self, row: &ExpertsRow) -> Result<Option<ExpertsConfig>> {
+        let every = self.key_number(row.every)?.unwrap_or(0);
+        let normalized = self.key_flag(row.normalized)?.unwrap_or(false);
+        let number = |key, most: usize, why: &str| match self.key_number(key)? {
+            Some(number) if (1..=most).contains(&number) => Ok(number),
+            Some(other) => Err(Error::config(key, other, format!("1 to {most}{why}"))),
+            None => Err(Error::config(key, "absent", format!("1 to {most}{why}"))),
+        };
+        match every {
+            0 => return Ok(None),
+            // Nomic's own code makes no block a mixture then, which nobody who writes it can mean.
+            1 => return Err(Error::config(row.every, 1, "0, or at least 2")),
+            _ => {}
+        }
+        let count = number(row.count, MAX_EXPERTS, "")?;
+        let top_k = number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
+        Ok(Some(ExpertsConfig { every, count, top_k, normalized }))
     }
 
     /// The text at a key of the file. A value of another kind is an error, because the default would be another model.

@@ -8,7 +8,14 @@ use candle_attention::checkpoint;
 
 use crate::families;
 use crate::families::model::{ConvolutionRow, FeedForwardNames, InnerSizeRow, SegmentTypes};
-use crate::model::config::{MAX_LAYERS, MAX_MODEL_SIZE};
+
+/// The most layers of a model. Layers that share their weights add nothing to a file, so that its size does not bound
+/// their number. The deepest published encoders have 48.
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
+
+/// The largest number of rows or features of a table of weights: ids are 32-bit numbers, and twice a size must not
+/// overflow. The largest published vocabulary has fewer than 2^20 tokens.
+pub(crate) const MAX_MODEL_SIZE: usize = 1 << 30;
 
 /// The activation of each kind of gate ([Shazeer 2020](https://arxiv.org/abs/2002.05202)).
 const GATES: &[(&str, &str)] = &[("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu"), ("glu", "sigmoid")];

@@ -5,57 +5,15 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Error, Quantization, Result};
+use candle_attention::{Quantization, Result};
 use candle_attention::{map_fields, share_fields};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::softmax;
 
 use crate::families::model::ExpertsRow;
-use crate::model::config::TextModelConfig;
+use crate::model::config::{ExpertsConfig, TextModelConfig};
 use crate::model::mlp::{Mlp, read_linear};
-
-/// The most experts of a block. Published encoders have eight; the largest decoders have fewer than a thousand.
-const MAX_EXPERTS: usize = 1 << 12;
-
-/// What a configuration states about its mixtures of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ExpertsConfig {
-    every: usize,
-    count: usize,
-    top_k: usize,
-    normalized: bool,
-}
-
-impl ExpertsConfig {
-    /// Reads the keys of `row`; `None` if no block is a mixture.
-    ///
-    /// # Errors
-    /// A number of experts that is absent, 0 or too large; more experts per token than there are.
-    pub fn read(config: &TextModelConfig, row: &ExpertsRow) -> Result<Option<Self>> {
-        let every = config.key_number(row.every)?.unwrap_or(0);
-        let normalized = config.key_flag(row.normalized)?.unwrap_or(false);
-        let number = |key, most: usize, why: &str| match config.key_number(key)? {
-            Some(number) if (1..=most).contains(&number) => Ok(number),
-            Some(other) => Err(Error::config(key, other, format!("1 to {most}{why}"))),
-            None => Err(Error::config(key, "absent", format!("1 to {most}{why}"))),
-        };
-        match every {
-            0 => return Ok(None),
-            // Nomic's own code makes no block a mixture then, which nobody who writes it can mean.
-            1 => return Err(Error::config(row.every, 1, "0, or at least 2")),
-            _ => {}
-        }
-        let count = number(row.count, MAX_EXPERTS, "")?;
-        let top_k = number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
-        Ok(Some(Self { every, count, top_k, normalized }))
-    }
-
-    /// Whether block `index` is a mixture: the second, and each `every` blocks after it.
-    pub fn is_mixture(&self, index: usize) -> bool {
-        index % self.every == 1
-    }
-}
 
 /// `Σ wₑ · expertₑ(x) + b` over the experts `e` with the largest weights `w = softmax(router(x))`.
 ///

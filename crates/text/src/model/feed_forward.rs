@@ -9,7 +9,7 @@ use candle_core::Tensor;
 
 use crate::families::model::Block;
 use crate::model::config::TextModelConfig;
-use crate::model::experts::{Experts, ExpertsConfig};
+use crate::model::experts::Experts;
 use crate::model::mlp::Mlp;
 
 /// What a block computes of each token for itself.
@@ -23,7 +23,7 @@ impl FeedForward {
     /// Loads the part of block `index`, which is at the prefix of `source`.
     pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource, index: usize) -> Result<Self> {
         if let Some(names) = &row.experts
-            && let Some(stated) = ExpertsConfig::read(config, names)?
+            && let Some(stated) = config.experts(names)?
             && stated.is_mixture(index)
         {
             return Ok(Self::Experts(Experts::load(config, names, stated, source)?));

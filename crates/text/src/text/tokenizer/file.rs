@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
 use crate::gguf::MAX_VALUES;
-use crate::text::tokenizer::growth::{Stepwise, steps};
+use crate::text::tokenizer::growth::{MAX_CONTENT_BYTES, Stepwise, steps};
 
 /// The longest `tokenizer.json` that is read, in bytes: 256 MiB. The largest published ones have 35 to 60 MB.
 pub(crate) const MAX_TOKENIZER_BYTES: u64 = 1 << 28;
@@ -39,10 +39,6 @@ const MAX_WORD_CHARS: usize = 1_000;
 /// included, and their deepest nesting. Published ones have up to 20, nested 3 deep.
 const MAX_STEPS: usize = 128;
 const MAX_DEPTH: usize = 16;
-
-/// The longest text that a step puts in, in bytes: also the prefix or suffix of a letter, and a replacement in the
-/// character map of a SentencePiece normalizer. The longest published one, of U+FDFA, has 33.
-pub(super) const MAX_CONTENT_BYTES: usize = 64;
 
 /// How many times longer the steps of a pre-tokenizer or of a decoder may make a text: the byte-level alphabet doubles
 /// it. Published ones have up to 4.

@@ -5,7 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{NormalizedString, Normalizer};
 
-use crate::text::tokenizer::file::MAX_CONTENT_BYTES;
+/// The longest text that a step puts in, in bytes: also the prefix or suffix of a letter, and a replacement in the
+/// character map of a SentencePiece normalizer. The longest published one, of U+FDFA, has 33.
+pub(super) const MAX_CONTENT_BYTES: usize = 64;
 
 /// How many times longer a text may become when it is normalized. NFKD makes one character of 3 bytes 33 bytes long,
 /// and the byte-level alphabet takes two bytes for one of others.

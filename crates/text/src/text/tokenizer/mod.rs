@@ -26,7 +26,6 @@ use tokenizers::{Encoding, Model, OffsetType, PostProcessor, PreTokenizer, Trunc
 use crate::folder::ModelFolder;
 pub(crate) use crate::text::tokenizer::file::MAX_TOKENIZER_BYTES;
 use crate::text::tokenizer::growth::Stepwise;
-use crate::text::tokenizer::windows::MAX_BYTES_PER_TOKEN;
 use candle_attention::io::foreign_content;
 use candle_attention::{Error, Result};
 
@@ -59,6 +58,10 @@ struct Inner {
     /// The steps of its normalizer.
     normalizer: Vec<NormalizerWrapper>,
 }
+
+/// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about
+/// five letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
+const MAX_BYTES_PER_TOKEN: usize = 32;
 
 /// The tokens of a text or of a pair of texts, special tokens included.
 #[derive(Debug, Clone)]

@@ -5,11 +5,7 @@ use std::ops::Range;
 use candle_attention::Result;
 use tokenizers::OffsetType;
 
-use crate::text::tokenizer::{Tokenizer, guarded};
-
-/// The most bytes of a text that are tokenized for one token of a window. Words of published vocabularies have about
-/// five letters; a longer word, which is one unknown token, is cut here. It bounds the work for a text without spaces.
-pub(super) const MAX_BYTES_PER_TOKEN: usize = 32;
+use crate::text::tokenizer::{MAX_BYTES_PER_TOKEN, Tokenizer, guarded};
 
 /// The bytes of a token that are guessed for the first window.
 const GUESSED_BYTES_PER_TOKEN: usize = 8;
