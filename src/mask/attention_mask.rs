@@ -259,8 +259,8 @@ impl AttentionMask {
     ///
     /// The CPU kernel asks the function tile by tile and never makes a matrix of the mask. Which blocks of keys are
     /// visible whole, in part or not at all is found out in the first call; a mask that is kept, and its clones, skip
-    /// hidden blocks from then on without asking again, in calls of the same sizes. Backends other than the CPU kernel
-    /// read the mask as a tensor; so does [`or`](Self::or) with a tensor. So the function has to answer alike each time.
+    /// hidden blocks from then on without asking again, in calls of the same sizes: so the function has to answer alike
+    /// each time. Backends other than the CPU kernel read the mask as a tensor; so does [`or`](Self::or) with a tensor.
     ///
     /// ```
     /// use candle_attention::AttentionMask;
@@ -297,7 +297,8 @@ impl AttentionMask {
     /// ```
     /// use candle_attention::AttentionMask;
     /// // Keys lose weight by their distance, in each head at another rate.
-    /// let decay = AttentionMask::from_score_fn(|score, _, h, q, k| score - 0.1 * (h + 1) as f32 * q.abs_diff(k) as f32);
+    /// let slope = |h: usize| 0.1 * (h + 1) as f32;
+    /// let decay = AttentionMask::from_score_fn(move |score, _, h, q, k| score - slope(h) * q.abs_diff(k) as f32);
     /// let mask = AttentionMask::causal().and(decay);
     /// assert_eq!(mask.to_string(), "causal and a function of (score, b, h, q, k)");
     /// ```

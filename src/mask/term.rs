@@ -65,7 +65,8 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// The term for some of the queries of a call. `None` if the kind has no form for that: its dense form is cut instead.
+    /// The term for some of the queries of a call. `None` if the kind has no form for that: its dense form is cut
+    /// instead.
     fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         let _ = (queries, call);
         Ok(None)

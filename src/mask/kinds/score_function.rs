@@ -1,7 +1,7 @@
 //! Functions of scores, as in FlexAttention ([Dong 2024](https://arxiv.org/abs/2412.05496)).
 //!
-//! The CPU kernel calls the function tile by tile, in its forward and its backward pass, and stores no scores. The eager
-//! backend calls it for all scores, which it brings to the CPU; no other backend has such functions.
+//! The CPU kernel calls the function tile by tile, in its forward and its backward pass, and stores no scores. The
+//! eager backend calls it for all scores, which it brings to the CPU; no other backend has such functions.
 
 use std::fmt;
 use std::ops::Range;

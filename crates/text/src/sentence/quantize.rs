@@ -152,8 +152,8 @@ impl QuantizedEmbeddings {
 ///
 /// [`Precision::Int8`] and [`Precision::Uint8`] divide the range of each feature into 256 steps: `ranges`, or else
 /// those of the embeddings themselves, so that texts of another call are not comparable with these. Take the ranges of
-/// many embeddings once, with [`QuantizationRanges::from_embeddings`], and give them to every call. The other precisions ignore
-/// them.
+/// many embeddings once, with [`QuantizationRanges::from_embeddings`], and give them to every call. The other
+/// precisions ignore them.
 ///
 /// ```
 /// use candle_attention_text::{Precision, QuantizedValues, quantize_embeddings};
