@@ -273,14 +273,12 @@ impl Linear {
         }
     }
 
-    /// Whether the CPU kernel can multiply with these weights. Weights that track a gradient are never packed, because
-    /// they may change; and a build that uses Accelerate or MKL leaves products to them, unless the weights are
-    /// quantized.
+    /// Whether the CPU kernel, or Accelerate or MKL in its place, can multiply with these weights. Weights that track a
+    /// gradient are never packed, because they may change.
     #[doc(hidden)]
     pub fn can_pack(&self) -> bool {
-        let own = cfg!(not(any(feature = "accelerate", feature = "mkl"))) || self.quantization().is_some();
         let cpu = self.like().device().is_cpu() && self.like().dtype() != DType::F64;
-        own && cpu && self.is_plain() && !self.is_exact() && !self.tracks_gradient()
+        cpu && self.is_plain() && !self.is_exact() && !self.tracks_gradient()
     }
 
     /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only

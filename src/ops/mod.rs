@@ -27,6 +27,8 @@ pub use linear::Linear;
 pub(crate) use linear::accumulate_dtype;
 pub(crate) use norm::NormParameters;
 #[doc(hidden)]
+pub use pack::with_blas;
+#[doc(hidden)]
 pub use pending_bias::PendingBias;
 pub(crate) use problem::Norm;
 pub use projection::ProjectionKind;

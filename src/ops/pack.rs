@@ -1,13 +1,33 @@
 //! Weights packed for the CPU kernels, products with them, and the tensors that they came from.
 
+use std::cell::Cell;
 use std::ops::Range;
 
-use candle_attention_kernels::{Activation, Element, Isa, PackedWeights, Packer, QuantizedRows, Team, WeightFormat};
+use candle_attention_kernels::{Activation, Blas, Element, Isa, PackedWeights, Packer};
+use candle_attention_kernels::{QuantizedRows, Team, WeightFormat};
 use candle_core::{D, DType, Device, Tensor, WithDType};
 
 use crate::error::{Error, Result};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice};
 use crate::weights::LinearWeights;
+
+thread_local! {
+    static CHOSEN: Cell<Option<Option<Blas>>> = const { Cell::new(None) };
+}
+
+/// The library that multiplies with weights of 16 and 32 bits which this thread packs, if this crate does not.
+pub(super) fn blas() -> Option<Blas> {
+    CHOSEN.get().unwrap_or_else(Blas::linked)
+}
+
+/// Calls `run` with a library, or none, for all weights that this thread packs meanwhile. For tests.
+#[doc(hidden)]
+pub fn with_blas<R>(blas: Option<Blas>, run: impl FnOnce() -> R) -> R {
+    let before = CHOSEN.replace(Some(blas));
+    let result = run();
+    CHOSEN.set(before);
+    result
+}
 
 /// The format that keeps weights of a dtype as they are.
 pub(super) fn format_of(dtype: DType) -> WeightFormat {
@@ -25,7 +45,7 @@ pub(super) fn pack(parts: &[&LinearWeights], format: WeightFormat) -> Result<Pac
         out += part.weight.dim(0)?;
     }
     let (dtype, input) = (parts[0].weight.dtype(), parts[0].weight.dim(1)?);
-    let mut packer = Packer::new(Isa::detect()?, format, out, input)?;
+    let mut packer = Packer::with_blas(Isa::detect()?, blas(), format, out, input)?;
     for LinearWeights { weight, bias } in parts {
         // Before the weight is locked: nothing else may be read then.
         let bias = bias.as_ref().map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;

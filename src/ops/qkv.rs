@@ -11,7 +11,7 @@ use candle_core::{D, DType, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::ops::latent::{Latent, LatentSizes};
 use crate::ops::linear::{Linear, empty, to_packable};
-use crate::ops::pack::{format_of, multiply, multiply_outputs, pack, unpack};
+use crate::ops::pack::{blas, format_of, multiply, multiply_outputs, pack, unpack};
 use crate::ops::quantization::Quantization;
 use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
@@ -294,7 +294,7 @@ impl Qkv {
             Weights::Packed { .. } => true,
             Weights::Latent(_) => false,
         };
-        Ok(can_pack && self.like().dtype() == DType::BF16 && Isa::detect()?.has_bf16_dot())
+        Ok(can_pack && self.like().dtype() == DType::BF16 && blas().is_none() && Isa::detect()?.has_bf16_dot())
     }
 
     /// Projects `[query, key, value]`, each `(b, s, in)`, and splits the results into heads: `(b, s, h, d)` in `dtype`.

@@ -1,6 +1,7 @@
 //! What the tests share: fixtures, comparison of tensors, random inputs, and a naive attention.
 
 pub mod everywhere;
+pub mod loops;
 pub mod naive;
 pub mod programs;
 mod random;

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::activation::Activation;
+use super::blas::{OUTPUT_STEP, ROW_BLOCK, run_blas, share};
 use super::elements::{Elements, ElementsOut};
 use super::epilogue::Epilogue;
 use super::error::{Error, Result};
@@ -38,6 +39,7 @@ impl PackedWeights {
     /// Rows that one task multiplies with a panel before the next panel is fetched, a multiple of all tiles.
     fn row_block(&self) -> usize {
         match &self.panels {
+            _ if self.blas.is_some() => ROW_BLOCK,
             // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
             Panels::Pairs(format, _) if self.isa.pair_tiles(*format).order == PairOrder::Blocks => {
                 let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
@@ -77,7 +79,10 @@ impl PackedWeights {
         if self.out_features == 0 {
             return Ok(());
         }
-        let panels = self.bias.len() / self.panel_width;
+        let panels = match self.blas {
+            Some(_) => (self.out_features / OUTPUT_STEP).max(1),
+            None => self.bias.len() / self.panel_width,
+        };
         let row_block = self.row_block();
         let row_blocks = rows.div_ceil(row_block);
         // If there are few row blocks, the threads divide the panels, too.
@@ -91,24 +96,26 @@ impl PackedWeights {
         let run_each = |run: &(dyn Fn(GemmTask) -> Result<()> + Sync)| {
             team.try_for_each(row_blocks * groups, |index| {
                 let (block, part) = (index / groups, index % groups);
-                run(GemmTask {
-                    weights: self,
-                    a,
-                    out,
-                    pool: &pool,
-                    from: block * row_block,
-                    to: rows.min((block + 1) * row_block),
-                    first: (part * group).min(panels),
-                    last: ((part + 1) * group).min(panels),
-                    activation,
-                })
+                let (rows, panels) = match self.blas {
+                    Some(_) => {
+                        (share(rows, (block, row_blocks), 1), share(self.out_features, (part, groups), OUTPUT_STEP))
+                    }
+                    None => (
+                        block * row_block..rows.min((block + 1) * row_block),
+                        (part * group).min(panels)..((part + 1) * group).min(panels),
+                    ),
+                };
+                let (from, to, first, last) = (rows.start, rows.end, panels.start, panels.end);
+                run(GemmTask { weights: self, a, out, pool: &pool, from, to, first, last, activation })
             })
         };
+        let run_f32_panels = |panels: F32Panels| match self.blas {
+            Some(blas) => run_each(&|task| run_blas(self.isa, blas, task, panels)),
+            None => run_each(&|task| run_f32(self.isa, task, panels)),
+        };
         match &self.panels {
-            Panels::F32(panels) => run_each(&|task| run_f32(self.isa, task, F32Panels::F32(panels))),
-            Panels::Halves(format, panels) => {
-                run_each(&|task| run_f32(self.isa, task, F32Panels::Halves(*format, panels)))
-            }
+            Panels::F32(panels) => run_f32_panels(F32Panels::F32(panels)),
+            Panels::Halves(format, panels) => run_f32_panels(F32Panels::Halves(*format, panels)),
             Panels::Pairs(format, panels) => run_each(&|task| run_pairs(self.isa, *format, task, panels)),
             Panels::Quantized(panels) => {
                 let inputs = RoundedInputs::new(self.isa, team, &pool, panels.layout, a, rows)?;

@@ -11,6 +11,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+use super::blas::{Blas, MAX_SIZE, MIN_OUTPUTS};
 use super::convert::Convert;
 use super::error::{Error, Result};
 use super::int8::encode::WeightFormat;
@@ -24,10 +25,13 @@ use bytemuck::Pod;
 ///
 /// The packing is panels of as many output features as a register tile has columns. A panel holds the first input
 /// feature of each of its output features, then the second, and so on: the order in which the microkernel reads them.
-/// f16 and bf16 weights are packed in pairs of input features. [`Packer`](crate::Packer) makes them.
+/// f16 and bf16 weights are packed in pairs of input features. [`Packer`](crate::Packer) makes them. Weights that a
+/// library multiplies are panels of one output feature: row-major.
 #[derive(Clone)]
 pub struct PackedWeights {
     pub(super) isa: Isa,
+    /// The library that multiplies, if this crate does not.
+    pub(super) blas: Option<Blas>,
     pub(super) in_features: usize,
     pub(super) out_features: usize,
     /// Output features per panel.
@@ -152,6 +156,7 @@ impl fmt::Debug for PackedWeights {
 /// Panels that are being filled.
 pub struct Packer {
     isa: Isa,
+    blas: Option<Blas>,
     in_features: usize,
     out_features: usize,
     panel_width: usize,
@@ -185,21 +190,43 @@ impl Packer {
     /// # Errors
     /// The format cannot have so many input features, or there is not enough memory.
     pub fn new(isa: Isa, format: WeightFormat, out_features: usize, in_features: usize) -> Result<Self> {
+        Self::with_blas(isa, None, format, out_features, in_features)
+    }
+
+    /// [`new`](Self::new) for products by a library, if there is one, the format has 16 or 32 bits, and there are at
+    /// least 12 outputs. Weights of 16 bits are then held in these, inputs are not rounded, and products are those of
+    /// f32.
+    ///
+    /// # Errors
+    /// The errors of `new`, and more input features than the integers of a library count.
+    pub fn with_blas(
+        isa: Isa,
+        blas: Option<Blas>,
+        format: WeightFormat,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self> {
         element_count("a weight", &[out_features, in_features])?;
         format.check_width(in_features)?;
+        let blas = blas.filter(|_| !format.is_quantized() && out_features >= MIN_OUTPUTS);
+        if let Some(blas) = blas.filter(|_| in_features > MAX_SIZE) {
+            let expected = format!("at most {MAX_SIZE} for products by {}", blas.name);
+            return Err(Error::value("the number of input features", in_features, expected));
+        }
         let (panel_width, terms, order, panels);
         if format.is_quantized() {
             let layout = isa.int8_layout(format, in_features);
             (panel_width, terms, order) = (layout.width, layout.inputs, PairOrder::Rows);
             panels =
                 Memory::Quantized(QuantizedPacker::new(layout, in_features, whole_panels(out_features, panel_width)?)?);
-        } else if let Some(pairs) = format.pairs().filter(|pairs| isa.has_pairs(*pairs)) {
+        } else if let Some(pairs) = format.pairs().filter(|pairs| blas.is_none() && isa.has_pairs(*pairs)) {
             let tiles = isa.pair_tiles(pairs);
             (panel_width, order) = (tiles.columns, tiles.order);
             terms = in_features.div_ceil(2).next_multiple_of(tiles.pair_step);
             panels = Memory::Pairs(pairs, zeros(&[whole_panels(out_features, panel_width)?, terms])?);
         } else {
-            (panel_width, terms, order) = (isa.tile_columns(), in_features, PairOrder::Rows);
+            panel_width = if blas.is_some() { 1 } else { isa.tile_columns() };
+            (terms, order) = (in_features, PairOrder::Rows);
             let dims = [whole_panels(out_features, panel_width)?, terms];
             panels = match format.pairs() {
                 Some(halves) => Memory::Halves(halves, zeros(&dims)?),
@@ -207,7 +234,7 @@ impl Packer {
             };
         }
         let (bias, row) = (zeros(&[whole_panels(out_features, panel_width)?])?, zeros(&[in_features])?);
-        Ok(Self { isa, in_features, out_features, panel_width, terms, order, panels, bias, packed: 0, row })
+        Ok(Self { isa, blas, in_features, out_features, panel_width, terms, order, panels, bias, packed: 0, row })
     }
 
     /// [`push`](Self::push) for one dtype.
@@ -286,8 +313,8 @@ impl Packer {
             Memory::Pairs(format, panels) => Panels::Pairs(format, SharedPanels::new(panels)),
             Memory::Quantized(panels) => Panels::Quantized(panels.finish()),
         };
-        let Self { isa, in_features, out_features, panel_width, bias, .. } = self;
-        Ok(PackedWeights { isa, in_features, out_features, panel_width, panels, bias })
+        let Self { isa, blas, in_features, out_features, panel_width, bias, .. } = self;
+        Ok(PackedWeights { isa, blas, in_features, out_features, panel_width, panels, bias })
     }
 }
 

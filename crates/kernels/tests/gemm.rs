@@ -1,9 +1,10 @@
 //! Products with packed weights.
 
-use candle_attention_kernels::{Activation, Isa, PackedWeights, Team, WeightFormat};
+use candle_attention_kernels::{Activation, Isa, PackedWeights, Packer, Team, WeightFormat};
 use half::{bf16, f16};
 
 use super::functions::{Function, evaluate};
+use super::loops::LOOPS;
 use super::{Random, downcast, isas, upcast};
 
 #[test]
@@ -32,6 +33,10 @@ fn products_of_odd_sizes_match_the_reference() {
                 check(&packed, [&a_bf16, &w_bf16], bias, activation, [rows, k, n], &format!("{what} bf16"));
                 let packed = PackedWeights::new_f16(isa, &w_f16, bias, n, k).unwrap();
                 check(&packed, [&a_f16, &w_f16], bias, activation, [rows, k, n], &format!("{what} f16"));
+                let mut packer = Packer::with_blas(isa, Some(LOOPS), WeightFormat::F16, n, k).unwrap();
+                packer.push(n, &w_f16, bias).unwrap();
+                let (packed, what) = (packer.finish().unwrap(), format!("{what} f16 by a library"));
+                check(&packed, [&a_f16, &w_f16], bias, activation, [rows, k, n], &what);
             }
         }
     }

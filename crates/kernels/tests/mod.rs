@@ -6,6 +6,7 @@ pub(crate) mod amx;
 mod arm;
 mod attention;
 mod backward;
+mod blas;
 mod convert;
 mod distances;
 mod few_queries;
@@ -13,6 +14,8 @@ mod functions;
 mod gate;
 mod gemm;
 mod int8;
+#[path = "../../../tests/common/loops.rs"]
+mod loops;
 mod memory;
 mod non_finite;
 mod norm;

@@ -8,6 +8,7 @@ mod frozen;
 mod gates;
 pub mod gradients;
 mod latent;
+mod library;
 mod norms;
 mod positions;
 mod ragged;

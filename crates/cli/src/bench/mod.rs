@@ -6,7 +6,7 @@ mod report;
 mod texts;
 
 use candle_attention::{ComputeType, Quantization};
-use candle_attention_kernels::Isa;
+use candle_attention_kernels::{Blas, Isa};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, SimilarityFunction::Cosine};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
@@ -90,6 +90,7 @@ impl Command for Bench {
             device: machine::device(&self.model.device),
             processor: machine::processor(),
             instruction_set: Isa::detect()?.name(),
+            library: Blas::linked().map(|library| library.name),
             threads: rayon::current_num_threads(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             peak_memory_bytes,

@@ -14,6 +14,8 @@ pub struct Report {
     pub device: String,
     pub processor: Option<String>,
     pub instruction_set: &'static str,
+    /// The library that multiplies on the CPU in f32, f16 and bf16, if it is not this crate.
+    pub library: Option<&'static str>,
     pub threads: usize,
     /// The operating system and the architecture.
     pub system: String,
@@ -54,7 +56,8 @@ impl Report {
     fn machine(&self) -> String {
         let processor = self.processor.as_deref().unwrap_or("unknown processor");
         let threads = print::count(self.threads, "thread");
-        format!("{processor}, {}, {threads}, {}", self.instruction_set, self.system)
+        let library = self.library.map_or(String::new(), |name| format!(" and {name}"));
+        format!("{processor}, {}{library}, {threads}, {}", self.instruction_set, self.system)
     }
 
     /// A row of a table in Markdown.

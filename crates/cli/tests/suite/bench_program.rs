@@ -1,5 +1,6 @@
 //! The command `bench`: what it prints, never how fast.
 
+use candle_attention_kernels::Blas;
 use serde_json::Value;
 
 use crate::models::tiny;
@@ -17,6 +18,7 @@ fn bench_prints_one_object() {
     for key in ["processor", "instruction_set"] {
         assert!(!report[key].as_str().unwrap().is_empty(), "{key}: {said}");
     }
+    assert_eq!(report["library"], serde_json::json!(Blas::linked().map(|library| library.name)));
     assert!(!cfg!(unix) || report["peak_memory_bytes"].as_u64().unwrap() > 1 << 20, "{said}");
     let results = report["results"].as_array().unwrap();
     let dtypes: Vec<&str> = results.iter().map(|result| result["dtype"].as_str().unwrap()).collect();

@@ -17,6 +17,7 @@ mod heads;
 mod hostile_folders;
 mod hostile_tokenizers;
 mod jina;
+mod library;
 mod minilm;
 mod model_names;
 #[allow(dead_code, reason = "two suites share it")]
