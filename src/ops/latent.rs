@@ -106,20 +106,14 @@ impl Latent {
         Self { gate: Some(gate), ..self.clone() }
     }
 
-    fn linears(&self) -> impl Iterator<Item = &Linear> {
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
         let optional = [self.q_a.as_ref().map(|(linear, _)| linear), self.gate.as_ref()];
         [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(optional.into_iter().flatten())
     }
 
-    pub(crate) fn tracks_gradient(&self) -> bool {
+    pub(crate) fn norms_track_gradient(&self) -> bool {
         let norms = [&self.kv_a_norm].into_iter().chain(self.q_a.as_ref().map(|(_, norm)| norm));
-        let mut tensors = norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten();
-        self.linears().any(Linear::tracks_gradient) || tensors.any(Tensor::track_op)
-    }
-
-    /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
-    pub(crate) fn pack(&mut self) -> Result<()> {
-        self.linears_mut().try_for_each(Linear::pack)
+        norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten().any(Tensor::track_op)
     }
 
     /// Quantizes the projections, as [`Linear::quantize`] does. What absorbs `kv_b` into queries and values multiplies
@@ -129,23 +123,9 @@ impl Latent {
         self.linears_mut().try_for_each(|linear| linear.quantize(format))
     }
 
-    /// Makes products of weights in few bits exact, as [`Linear::set_exact`] does.
-    pub(crate) fn set_exact(&mut self) {
-        self.linears_mut().for_each(Linear::set_exact);
-    }
-
-    /// The format of the projections, if it has few bits.
-    pub(crate) fn quantization(&self) -> Option<Quantization> {
-        self.linears().find_map(Linear::quantization)
-    }
-
-    fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+    pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         let optional = [self.q_a.as_mut().map(|(linear, _)| linear), self.gate.as_mut()];
         [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().chain(optional.into_iter().flatten())
-    }
-
-    pub(crate) fn is_packed(&self) -> bool {
-        self.linears().any(Linear::is_packed)
     }
 
     pub(crate) fn weights(&self) -> Result<LatentWeights> {

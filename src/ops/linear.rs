@@ -357,7 +357,7 @@ impl Linear {
     }
 
     /// Whether [`set_exact`](Self::set_exact) has been called.
-    fn is_exact(&self) -> bool {
+    pub(super) fn is_exact(&self) -> bool {
         matches!(self.weights, Weights::Packed { exact: true, .. })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 
-use super::{GATE, Layers, NAMES, Qkv, Weights, no_projections};
+use super::{GATE, Layers, NAMES, Qkv, Weights};
 use crate::error::{Error, Result};
 use crate::ops::linear::{Linear, empty};
 use crate::tensor::MapTensors;
@@ -12,29 +12,25 @@ use crate::tensor::MapTensors;
 impl Qkv {
     /// The projection of queries (0), keys (1), values (2) or the gate (3) as a layer that shares its weights.
     pub(crate) fn part(&self, i: usize) -> Result<Linear> {
-        match &self.weights {
-            Weights::Layers(layers) if layers.unordered.is_some() => {
-                let expected = "fixed ones, as those of a frozen layer: these are reordered at each call";
-                Err(Error::value(NAMES[i], "a part of variables in another order", expected))
-            }
-            Weights::Layers(layers) => Ok(layers.parts[i].clone()),
-            Weights::Packed { has_bias, like, exact } => {
-                Linear::from_packed(self.packed.clone(), self.outputs(i), has_bias[i], like, *exact)
-            }
-            Weights::Latent(latent) => latent.gate().filter(|_| i == GATE).cloned().ok_or_else(no_projections),
+        if self.layers().is_some_and(|layers| layers.unordered.is_some()) {
+            let expected = "fixed ones, as those of a frozen layer: these are reordered at each call";
+            return Err(Error::value(NAMES[i], "a part of variables in another order", expected));
         }
+        self.own_part(i).cloned()
     }
 
     /// One projection of queries, keys and values, if they are stored or packed so.
     pub(crate) fn all_parts(&self) -> Result<Option<Linear>> {
-        match &self.weights {
-            Weights::Layers(layers) => Ok(layers.stored.clone()),
-            Weights::Packed { has_bias, like, exact } if has_bias[..GATE].iter().all(|bias| *bias == has_bias[0]) => {
-                let all = 0..self.outputs(GATE).start;
-                Linear::from_packed(self.packed.clone(), all, has_bias[0], like, *exact).map(Some)
-            }
-            _ => Ok(None),
+        let Some(Layers { parts, in_one, stored, .. }) = self.layers() else { return Ok(None) };
+        if !in_one {
+            return Ok(stored.clone());
         }
+        let has_bias = parts[0].has_bias();
+        if parts[..GATE].iter().any(|part| part.has_bias() != has_bias) {
+            return Ok(None);
+        }
+        let all = 0..self.outputs(GATE).start;
+        Linear::from_packed(self.packed.clone(), all, has_bias, self.like(), parts[0].is_exact()).map(Some)
     }
 
     /// The same projections with `projection`, whose sizes fit, in the place of some.
@@ -44,43 +40,37 @@ impl Qkv {
             return Ok(Self { weights, ..self.clone() });
         }
         let part = |i| if replaced.contains(&i) { Ok(projection.clone()) } else { self.part(i) };
-        let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
+        let parts = (0..self.linears().len()).map(part).collect::<Result<_>>()?;
         self.with_linears(parts, None)
     }
 
     /// The same projections with `projection`, whose sizes fit, in the place of those of queries, keys and values.
     pub(crate) fn with_all_parts(&self, projection: Linear) -> Result<Self> {
         let part = |i| if i < GATE { projection.outputs(self.outputs(i)) } else { self.part(i) };
-        let parts = (0..self.parts()).map(part).collect::<Result<_>>()?;
+        let parts = (0..self.linears().len()).map(part).collect::<Result<_>>()?;
         self.with_linears(parts, Some(projection))
     }
 
     fn with_linears(&self, parts: Vec<Linear>, stored: Option<Linear>) -> Result<Self> {
         let id = empty(self.like().dtype())?.id();
-        let weights = Weights::Layers(Box::new(Layers { parts, stored, unordered: None }));
+        let weights = Weights::Layers(Box::new(Layers { parts, in_one: false, stored, unordered: None }));
         Ok(Self { weights, packed: Arc::default(), id, rows: self.rows, h_kv: self.h_kv })
     }
 
     /// Whether all projections of queries, keys and values are weights of their own and nothing beside them.
     pub(crate) fn is_plain(&self) -> bool {
-        match &self.weights {
-            Weights::Layers(layers) => layers.parts.iter().all(Linear::is_plain),
-            Weights::Packed { .. } | Weights::Latent(_) => true,
-        }
+        self.layers().is_none_or(|layers| layers.in_one || layers.parts.iter().all(Linear::is_plain))
     }
 
     /// [`MapTensors`] of projections that are not [plain](Self::is_plain), or in few bits.
     pub(crate) fn map_parts(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         // What is packed in one cannot change.
-        if let Weights::Packed { .. } = &self.weights {
+        if self.layers().is_some_and(|layers| layers.in_one) {
             return Ok(Self { id: empty(self.like().dtype())?.id(), ..self.clone() });
         }
-        let stored = match &self.weights {
-            Weights::Layers(layers) => layers.stored.map_tensors(f)?,
-            _ => None,
-        };
-        let mut parts = Vec::with_capacity(self.parts());
-        for i in 0..self.parts() {
+        let stored = self.layers().map_or(Ok(None), |layers| layers.stored.map_tensors(f))?;
+        let mut parts = Vec::new();
+        for i in 0..self.linears().len() {
             parts.push(match stored.as_ref().filter(|_| i < GATE) {
                 Some(stored) => stored.outputs(self.outputs(i))?,
                 None => self.part(i)?.map_tensors(f)?,
