@@ -172,6 +172,16 @@ pub struct AttentionConfig {
     /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
     /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
     pub max_keys: Option<usize>,
+    /// Whether attention is between channels instead of tokens (Florence-2, [DaViT](https://arxiv.org/abs/2204.03645)):
+    /// the elements of a head are compared with one another by what they are in all tokens, with the factor `s^-0.5`
+    /// on the scores of `s` tokens, whatever `scale` is; default no.
+    ///
+    /// Such a layer has neither positions nor masks nor a cache, and its attention weights are `(b, h, d, d)`.
+    pub between_channels: bool,
+    /// The side of the blocks of patches of which queries are the largest values, element by element, so that there are
+    /// as many queries as blocks (Hiera as SAM 2 has it); default none. Patches come row by row, in a square, such as a
+    /// window of the image; such a layer has neither positions nor masks nor a cache.
+    pub query_pool: Option<usize>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -212,6 +222,8 @@ impl PartialEq for AttentionConfig {
             context_norm,
             output_gate,
             max_keys,
+            between_channels,
+            query_pool,
             latent,
             dropout,
             add_bias_kv,
@@ -239,7 +251,8 @@ impl PartialEq for AttentionConfig {
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && *max_keys == other.max_keys
-            && latent == &other.latent
+            && (between_channels, latent) == (&other.between_channels, &other.latent)
+            && *query_pool == other.query_pool
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -294,6 +307,8 @@ impl AttentionConfig {
             context_norm: None,
             output_gate: None,
             max_keys: None,
+            between_channels: false,
+            query_pool: None,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -343,6 +358,10 @@ impl AttentionConfig {
         with_output_gate, output_gate: OutputGate = Some(output_gate);
         /// Sets the most keys of a call.
         with_max_keys, max_keys: usize = Some(max_keys);
+        /// Sets whether attention is between channels.
+        with_between_channels, between_channels: bool = between_channels;
+        /// Sets the side of the blocks of patches that make one query.
+        with_query_pool, query_pool: usize = Some(query_pool);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
@@ -481,7 +500,29 @@ impl AttentionConfig {
         }
         self.steps.validate(self.position.scheme().rotates())?;
         self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
+        self.check_reshaped()?;
         self.check_key_value_source()
+    }
+
+    /// Checks that a layer with attention between channels or of pooled queries has nothing that belongs to its tokens.
+    fn check_reshaped(&self) -> Result<()> {
+        if self.query_pool.is_some_and(|side| side < 2) {
+            return Err(Error::config("query_pool", 1, "at least 2"));
+        }
+        let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
+        let found = match self {
+            Self { between_channels: false, query_pool: None, .. } => return Ok(()),
+            Self { between_channels: true, query_pool: Some(_), .. } => "both".to_string(),
+            _ if !self.position.is_none() => format!("{} positions", self.position),
+            _ if !self.mask.is_full() => format!("the mask {}", self.mask),
+            _ if self.latent.is_some() || d != d_v => "values of another size than keys".to_string(),
+            _ if self.add_bias_kv || self.add_zero_attn => "extra keys".to_string(),
+            _ if self.scoring != Scoring::ScaledDotProduct => "additive scoring".to_string(),
+            _ if self.key_value_source != KeyValueSource::Projections => "keys and values of another kind".to_string(),
+            _ => return Ok(()),
+        };
+        let what = "a layer with attention between channels or of pooled queries";
+        Err(Error::value(what, found, "none of what belongs to tokens"))
     }
 
     /// Checks that the rest of the configuration leaves keys and values to their source.

@@ -114,6 +114,12 @@ impl MultiHeadAttention {
         }
         let lengths = tokens.lengths(&mask, &counted);
         let mut sdpa = self.sdpa_options(mask, options)?;
+        if self.capabilities.reshapes {
+            self.check_whole(&*tokens, &counted, &sdpa.mask)?;
+            if self.config.between_channels && s_q > 0 {
+                sdpa.scale = Some((s_q as f64).powf(-0.5));
+            }
+        }
         let (sizes, on_cpu_kernel) = self.sizes(shape, &xs, &counted, &sdpa)?;
         let route = self.route(&xs, options, (&*tokens, &counted), (&sizes, on_cpu_kernel), &mut sdpa)?;
         let absorbed = counted.new_tokens.as_ref().and_then(|_| self.absorbed_call(&sizes, &sdpa));
@@ -165,6 +171,9 @@ impl MultiHeadAttention {
                 || counted.stored.is_some_and(|(_, tracked)| tracked)
                 || sdpa.mask.tracks_gradient(),
         };
+        if self.capabilities.reshapes {
+            sizes = self.reshaped_sizes(sizes);
+        }
         // Elements that would be rounded before their next product anyway are not kept in f32.
         let on_cpu_kernel = counted.stored.is_none() && sdpa::runs_on_cpu_kernel(&sizes, sdpa);
         if on_cpu_kernel && self.dtype() == DType::BF16 && self.qkv.rounds_to_bf16()? {
@@ -355,6 +364,10 @@ impl OpenCall<'_> {
 
     /// Runs the call over tensors, and returns its keys and values, too, for layers that have none of their own.
     pub(super) fn share(mut self) -> Result<(CallOutput, KeyValues)> {
+        if self.layer.capabilities.reshapes {
+            let found = "channels in place of tokens, or pooled queries";
+            return Err(Error::value("the layer whose keys are to be shared", found, "one that compares its tokens"));
+        }
         // What is shared is keys and values, not latents.
         self.absorbed = None;
         let backend = match self.route {
@@ -416,11 +429,15 @@ impl OpenCall<'_> {
             absorbed: self.absorbed.is_some(),
             grid: self.options.grid,
         };
-        self.tokens.keys(&projection, &mut self.sdpa.mask)
+        let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
+        if self.layer.capabilities.reshapes { self.layer.reshaped(qkv) } else { Ok(qkv) }
     }
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to what attention returns.
-    pub(super) fn finish(&self, attended: AttentionOutput) -> Result<CallOutput> {
+    pub(super) fn finish(&self, mut attended: AttentionOutput) -> Result<CallOutput> {
+        if self.layer.capabilities.reshapes {
+            attended.output = self.layer.reshaped_back(attended.output)?;
+        }
         let (layer, (b, s_q, h, d_v)) = (self.layer, attended.output.dims4()?);
         let dtype = self.xs[0].dtype();
         let by_head = match self.options.head_mask {

@@ -12,6 +12,9 @@ pub(super) struct Capabilities {
     /// Whether the layer runs in the buffers of the CPU kernel: nothing happens between projection and kernel but
     /// [steps](crate::Steps), and after it but a norm and a gate.
     pub rows: bool,
+    /// Whether attention runs on other queries, keys and values than are projected: between channels, or of pooled
+    /// queries.
+    pub reshapes: bool,
     /// Whether kernels run ragged batches over tensors, under causal masks and windows.
     pub ragged_tensors: bool,
     /// The most keys of a sequence, and the key of the configuration that limits them.
@@ -23,9 +26,11 @@ impl Capabilities {
         let ragged = config.position.scheme().ragged_support();
         // A token without any key, whose context is zeros, has to give the same whatever its input is.
         let is_shifted = norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
+        let reshapes = config.between_channels || config.query_pool.is_some();
         let rows = config.requires.is_empty()
             && parameters.iter().all(|(name, tensor)| name != SINKS && tensor.rank() == 1)
             && !config.add_zero_attn
+            && !reshapes
             && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && !(is_shifted && config.output_gate.is_some())
@@ -35,7 +40,7 @@ impl Capabilities {
         let index_topk = config.latent.as_ref().and_then(|latent| latent.index_topk);
         let limits = [("max_keys", config.max_keys), ("index_topk", index_topk)];
         let most_keys = limits.into_iter().filter_map(|(name, most)| Some((name, most?))).min_by_key(|limit| limit.1);
-        Self { rows, ragged_tensors: ragged.on_tensors(), most_keys }
+        Self { rows, reshapes, ragged_tensors: ragged.on_tensors(), most_keys }
     }
 
     /// Checks that a sequence has no more keys than the layer takes: an indexer chooses among more.

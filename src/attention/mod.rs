@@ -23,6 +23,7 @@ mod options;
 mod output_stage;
 mod projections;
 mod required;
+mod reshaped;
 mod rows;
 mod steps;
 mod tokens;

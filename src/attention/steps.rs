@@ -11,7 +11,7 @@ use crate::ops::{Norm, NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, with_f32_slice};
-use crate::weights::{CONTEXT_NORM, FACTORS, NORMS, NormWeights, Parameters};
+use crate::weights::{CONTEXT_NORM, FACTORS, LOGIT_SCALE, NORMS, NormWeights, Parameters};
 
 /// The norms of a layer.
 #[derive(Clone)]
@@ -155,6 +155,11 @@ impl MultiHeadAttention {
         match (factor, self.parameters.get(FACTORS[side])) {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
+            }
+            (Factor::Exp { max }, _) => {
+                let weight = self.parameters.require(LOGIT_SCALE)?;
+                let factors = weight.to_dtype(compute_dtype(weight.dtype()))?.minimum(max)?.exp()?;
+                Ok(xs.broadcast_mul(&factors.reshape((1, 1, (), 1))?.to_dtype(xs.dtype())?)?)
             }
             (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;

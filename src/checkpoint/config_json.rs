@@ -72,7 +72,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     }
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
     // MobileBERT's attention has the width of its bottlenecks.
+    let of_part = layer.keys_of_part();
     let width = match section {
+        _ if of_part.is_some() => of_part.map_or("", |[_, width]| width),
         keys if keys.get("embed_dim").is_some_and(Value::is_number) => "embed_dim",
         keys if keys.get("use_bottleneck") == Some(&Value::Bool(true)) => "intra_bottleneck_size",
         _ => "hidden_size",

@@ -25,6 +25,8 @@ const IGNORED: &[&str] = &[
     "inv_freq",
     "latent",
     "masked_bias",
+    "pooling_attention_query",
+    "relative_coords_table",
     "relative_position_index",
 ];
 
@@ -85,7 +87,12 @@ impl Layout {
 
     /// Whether the weight has the layout's orientation, where another layout has the same names in the other one:
     /// GPT-2's `c_attn` is `[in, out]`, GPT-BigCode's `[out, in]`. There are more outputs than inputs in both.
+    /// Convolutions of pixels have one dimension
+    /// more than those of frames.
     fn orientation_matches(&self, source: &dyn WeightSource) -> bool {
+        if let Orientation::Pointwise(ones) = self.o.orientation {
+            return source.shape(self.o.weight).is_ok_and(|shape| shape.is_none_or(|shape| shape.len() == 2 + ones));
+        }
         let (QkvNames::Fused(linear, _) | QkvNames::Pair(_, linear)) = self.qkv else { return true };
         if !self.check_orientation {
             return true;

@@ -190,7 +190,10 @@ fn out_in(source: &dyn WeightSource, name: &str, orientation: Orientation, into_
         expected: "one that does: `VarMapSource::new(&map)`, a `Checkpoint`, or another `VarBuilder`".to_string(),
     })?;
     match (shape.as_slice(), orientation, into_heads) {
-        (&[out, input], Orientation::OutIn, _) | (&[input, out], _, _) => Ok((out, input)),
+        ([out, input, ones @ ..], Orientation::Pointwise(n), _) if ones == vec![1; n] => Ok((*out, *input)),
+        (&[out, input], Orientation::OutIn, _) | (&[input, out], Orientation::InOut | Orientation::Kernel, _) => {
+            Ok((out, input))
+        }
         (&[input, h, d], Orientation::Kernel, true) => Ok((h * d, input)),
         (&[h, d, out], Orientation::Kernel, false) => Ok((out, h * d)),
         _ => Err(Error::Tensor {

@@ -252,6 +252,11 @@ impl Reader<'_> {
             Orientation::OutIn => {
                 return Ok(LinearWeights { weight: source.get(names.weight, &[out, input])?, bias: bias(&[out])? });
             }
+            Orientation::Pointwise(ones) => {
+                let stored = [&[out, input][..], &vec![1; ones]].concat();
+                let weight = source.get_reshaped(names.weight, &stored, &[out, input])?;
+                return Ok(LinearWeights { weight, bias: bias(&[out])? });
+            }
             Orientation::InOut => {
                 let weight = source.get(names.weight, &[input, out])?.t()?;
                 return Ok(LinearWeights { weight, bias: bias(&[out])? });

@@ -21,10 +21,11 @@ const PARTS: [&[&str]; 4] = [
 const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "layer", "h", "blocks", "block"];
 
 /// Parts of models whose names do not tell their sections: the family of the whole, a component of prefixes, the key of
-/// its section, and the family of that part if it is not the one that the section states.
+/// its section, or nothing for the whole, and the family of that part if it is not the one that the section states.
 #[rustfmt::skip]
 const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("aria", "multi_modal_projector", "vision_config", None),
+    ("chameleon", "vqmodel", "vq_config", None),
     ("clvp", "conditioning_encoder", "decoder_config", Some("clvp")),
     ("clvp", "speech_decoder_model", "decoder_config", None),
     ("cosmos3_omni", "blocks", "vision_config", None),
@@ -36,18 +37,26 @@ const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("deepseek_ocr2_vision", "vision_encoder", "encoder_config", None),
     ("deepseek_ocr2_vision", "qwen2_model", "encoder_config", None),
     ("diffusion_gemma", "decoder", "text_config", None),
+    ("janus", "vqmodel", "vq_config", None),
+    ("nemo_speechlm", "ctc_timestamp", "word_timestamp_config", None),
+    ("nemo_speechlm", "perception", "audio_config", None),
     ("pi0", "gemma_expert", "dit_config", None),
     ("pi0", "paligemma", "vlm_config", None),
     ("pix2struct", "decoder", "text_config", None),
     ("pix2struct", "encoder", "vision_config", None),
     ("pp_formulanet", "decoder", "text_config", None),
     ("pp_formulanet", "encoder", "vision_config", None),
+    ("sam2_video", "memory_attention", "", Some("sam2_video_memory")),
+    ("sam3_tracker_video", "memory_attention", "", Some("sam2_video_memory")),
     ("unlimited_ocr", "sam_model", "vision_config", None),
     ("unlimited_ocr", "vision_model", "vision_config", None),
     ("unlimited_ocr_vision", "sam_encoder", "sam_config", None),
     ("unlimited_ocr_vision", "sam_model", "sam_config", None),
     ("unlimited_ocr_vision", "vision_encoder", "encoder_config", None),
     ("unlimited_ocr_vision", "vision_model", "encoder_config", None),
+    ("videoprism", "head", "vision_config", Some("videoprism_head")),
+    ("xclip", "mit", "vision_config", None),
+    ("xclip", "prompts_generator", "", None),
 ];
 
 /// Groups of keys, which describe no model.
@@ -72,6 +81,9 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
     let mut rest: Vec<&str> = prefix.split('.').collect();
     loop {
         if let Some((key, family)) = place(&section, prefix) {
+            if key.is_empty() {
+                return Ok(Section { model_type: family.map(str::to_string).or(section.model_type), ..section });
+            }
             let model_type = family.map_or_else(|| type_of_child(&section, key), |family| Some(family.to_string()));
             section = Section { keys: &section.keys[key], model_type };
             path = format!("{path}{key}.");
@@ -105,7 +117,7 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
 fn place(section: &Section, prefix: &str) -> Option<(&'static str, Option<&'static str>)> {
     let is_part = |(whole, component, key, _): &&(&str, &str, &str, Option<&str>)| {
         section.model_type.as_deref() == Some(*whole)
-            && section.keys.get(key).is_some_and(Value::is_object)
+            && (key.is_empty() || section.keys.get(key).is_some_and(Value::is_object))
             && prefix.split('.').any(|part| part == *component)
     };
     PLACES.iter().find(is_part).map(|(_, _, key, family)| (*key, *family))

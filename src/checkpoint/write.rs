@@ -291,6 +291,9 @@ impl Writer<'_> {
         let apart = heads.filter(|_| self.layout.per_head_kernels);
         let weight = match (names.orientation, apart) {
             (Orientation::OutIn, _) => dense.weight.contiguous()?,
+            (Orientation::Pointwise(ones), _) => {
+                dense.weight.contiguous()?.reshape([dense.weight.dims(), &vec![1; ones]].concat())?
+            }
             (Orientation::Kernel, Some([heads, d])) => dense.weight.t()?.contiguous()?.reshape((input, heads, d))?,
             (Orientation::InOut | Orientation::Kernel, _) => dense.weight.t()?.contiguous()?,
         };

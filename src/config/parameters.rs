@@ -3,7 +3,9 @@
 use candle_nn::Init;
 
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
-use crate::weights::{BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, HeadKind, NORM_PARTS, Parameter, Presence, SCORE, SINKS};
+use crate::weights::{
+    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, HeadKind, LOGIT_SCALE, NORM_PARTS, Parameter, Presence, SCORE, SINKS,
+};
 
 /// The fields of the configuration that ask for the norms of queries, keys and values.
 const NORM_FIELDS: [&str; 3] = ["qk_norm", "qk_norm", "v_norm"];
@@ -62,6 +64,13 @@ impl AttentionConfig {
                     .with_presence(asked(self.steps.has_learned_factor(side)))
             });
         }
+
+        rows.push(Parameter {
+            field: "steps",
+            ..Parameter::new(LOGIT_SCALE, [h, 1, 1], Init::Const(10f64.ln()))
+                .with_head_axis(0)
+                .with_presence(asked(self.steps.has_factor_of_heads()))
+        });
 
         let context_norm = self.context_norm.as_ref().filter(|norm| norm.weighted);
         rows.extend(norm_rows(CONTEXT_NORM_PARTS, "context_norm", context_norm, [h, d_v]));

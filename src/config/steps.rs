@@ -69,6 +69,11 @@ pub enum Factor {
         /// The length of training, at least 1.
         length: usize,
     },
+    /// `exp(min(w, max))` with a learned `w` for each head, of queries alone (`logit_scale` in Swin v2).
+    Exp {
+        /// The largest exponent; finite.
+        max: f64,
+    },
     /// `softplus(w) · scale` with a learned `w` for each element of a head (`per_dim_scale` in TimesFM).
     Softplus {
         /// The factor on all elements, of magnitude up to 1e15.
@@ -151,6 +156,11 @@ impl Steps {
         self.sides()[side].iter().any(|step| matches!(step, Step::Factor(Factor::Softplus { .. })))
     }
 
+    /// Whether queries have a learned factor for each head.
+    pub(crate) fn has_factor_of_heads(&self) -> bool {
+        self.queries.iter().any(|step| matches!(step, Step::Factor(Factor::Exp { .. })))
+    }
+
     /// Whether a factor follows the positions of the tokens.
     pub(crate) fn follow_positions(&self) -> bool {
         self.sides()
@@ -188,6 +198,10 @@ impl Steps {
             if learned > 1 {
                 return Err(Error::value(field("learned factors"), learned, "at most 1"));
             }
+            let of_heads = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Exp { .. }))).count();
+            if of_heads > usize::from(side == 0) {
+                return Err(Error::value(field("factors of heads"), of_heads, "at most 1, of queries"));
+            }
         }
         Ok(())
     }
@@ -204,6 +218,8 @@ impl Step {
                     None => Ok(()),
                 }
             }
+            Self::Factor(Factor::Exp { max }) if (max as f32).exp().is_finite() => Ok(()),
+            Self::Factor(Factor::Exp { max }) => Err(Error::value(field("max"), max, "at most 88")),
             Self::Factor(Factor::PowerPosition { exponent, length }) => {
                 if !(exponent as f32).is_finite() {
                     return Err(Error::value(field("exponent"), exponent, "a finite number"));
@@ -239,7 +255,7 @@ impl Factor {
                 1.0 + beta * (1.0 + (position.saturating_add(offset) / length) as f64).ln()
             }
             Self::PowerPosition { exponent, length } => (1.0 + (position as f64 + 1.0) / length as f64).powf(exponent),
-            Self::Softplus { .. } => 1.0,
+            Self::Softplus { .. } | Self::Exp { .. } => 1.0,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required, RotaryLayers,
-    RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required,
+    RotaryLayers, RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 use crate::families::gated::DELTA;
 
@@ -157,6 +157,33 @@ pub(crate) const DECODERS: &[Family] = &[
         positions: mrope(100_000_000.0, Mrope::Alternating),
         ..LLAMA
     },
+    // The mask and the bias are those of the spans and segments of a text.
+    Family {
+        model_types: &["cpmant"],
+        layouts: &["cpm-ant"],
+        causal: Causal::Never,
+        requires: &[Required::new(CallInput::ScoreBias { scaled: false }), Required::new(CallInput::Mask)],
+        ..DECODER
+    },
+    // The other layers are recurrent.
+    Family {
+        model_types: &["recurrent_gemma"],
+        window: Window { key: "attention_window_size", ..EVERYWHERE },
+        positions: share(0.5),
+        defaults: &[("attention_window_size", 2048.0)],
+        ..LLAMA
+    },
+    // A drafter, whose keys are made of hidden states of another model and its own. The mask has the window.
+    Family {
+        model_types: &["muse_glimmer_assistant"],
+        ignores: &["sliding_window"],
+        causal: Causal::Never,
+        positions: theta(500_000.0),
+        requires: &[Required::new(CallInput::Mask)],
+        defaults: &[("rms_norm_eps", 1e-5)],
+        note: Some(LATENTS),
+        ..QWEN3
+    },
     Family { model_types: &["exaone"], layouts: &["bart", "candle-attention"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
@@ -246,6 +273,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["qwen3_omni_moe_text"], positions: mrope(1_000_000.0, Mrope::Alternating), ..QWEN3 },
     Family {
         model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"],
+        layouts: &["candle-attention", "cosmos"],
         positions: mrope(500_000.0, Mrope::Alternating),
         ..QWEN3
     },
@@ -386,7 +414,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["stablelm"], reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
     Family { model_types: &["gpt_neox"], layouts: NEOX, reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
     Family { model_types: &["glm_image_text"], reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
-    Family { model_types: &["gpt_neox_japanese"], layouts: NEOX, reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["gpt_neox_japanese"], layouts: &["neox", "neox-japanese"], reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["solar_open"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),

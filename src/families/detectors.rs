@@ -83,7 +83,8 @@ pub(crate) const DETECTORS: &[Family] = &[
     // The queries of the first layer are position vectors themselves.
     Family {
         model_types: &["sam_mask_decoder", "sam_hq_mask_decoder", "sam2_mask_decoder", "sam2_video_mask_decoder",
-            "edgetam_video_mask_decoder", "sam3_tracker_mask_decoder"],
+            "edgetam_mask_decoder", "edgetam_video_mask_decoder", "sam3_tracker_mask_decoder",
+            "sam3_tracker_video_mask_decoder"],
         requires: &[
             Required { from_layer: 1, ..Required::below("self_attn", CallInput::PositionVectors) },
             Required::below("cross_attn_token_to_image", CallInput::PositionVectors),

@@ -35,7 +35,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "mvp",
-            "nllb-moe", "plbart", "trocr", "whisper", "speech_to_text", "time_series_transformer"],
+            "nllb-moe", "plbart", "trocr", "whisper", "florence2_language", "speech_to_text", "time_series_transformer"],
         ..DECODER
     },
     Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },

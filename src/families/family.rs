@@ -55,6 +55,11 @@ pub(crate) struct Family {
     /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
     /// is `null` has no value.
     pub defaults: &'static [(&'static str, f64)],
+    /// The component of the prefixes of layers with attention between channels.
+    pub between_channels: Option<&'static str>,
+    /// Whether the first blocks of stages pool their queries, as `blocks_per_stage`, `num_query_pool_stages` and
+    /// `query_stride` say (SAM 2).
+    pub pools_queries: bool,
     /// What the family does with latents, if its keys and values are made of them.
     pub latent: Option<LatentRow>,
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
@@ -158,6 +163,8 @@ pub(crate) const BASE: Family = Family {
     head_sizes: HeadSizes::Same,
     chunks: None,
     defaults: &[],
+    between_channels: None,
+    pools_queries: false,
     latent: None,
     stages: false,
     states: &[],
@@ -306,6 +313,10 @@ pub(crate) enum LayerPositions {
     /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
     /// does not state them has, all (SEW-D) or none.
     Disentangled { v2: bool, silent: bool },
+    /// Biases of offsets inside windows, computed by a network (Swin v2). `shrinks`: whether each stage has half as
+    /// many
+    /// rows and columns as the one before.
+    ComputedBias { shrinks: bool },
     /// Projected sinusoids of distances (Parakeet).
     RelativeSinusoids,
     /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
@@ -330,6 +341,7 @@ impl LayerPositions {
                 | Self::T5Bias
                 | Self::MpnetBias
                 | Self::Disentangled { .. }
+                | Self::ComputedBias { .. }
                 | Self::RelativeSinusoids
                 | Self::Conformer(_)
                 | Self::RelativeKeyBlocks(_)
@@ -393,6 +405,9 @@ pub(crate) enum RotaryLayers {
     NonZeroTheta,
     /// All, if `position_embedding_type` has this value (ESM).
     IfStated(&'static str),
+    /// None: queries and keys of a head are turned by one angle, whatever their places, which changes no score
+    /// (X-Codec 2).
+    None,
     /// All, if this key is true (Zamba 2).
     IfSet(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
@@ -514,6 +529,8 @@ pub(crate) enum QueryFactor {
     Key(&'static str),
     /// A learned one for each element of a head, times `log2(e) / sqrt(head_dim)` (TimesFM 2.5).
     Softplus,
+    /// A learned one for each head, of which the file has the logarithm, up to 100 (Swin v2).
+    Exp,
     /// By position, with `llama_4_scaling_beta` and the original length of the rotary parameters (Ministral 3).
     RopeBeta,
     /// By position, with `attn_scale` and `floor_scale`, in layers that are not rotated, if `attn_temperature_tuning`
@@ -544,6 +561,8 @@ pub(crate) enum Scale {
     HeadDim,
     /// None (T5, GPT-Neo).
     One,
+    /// `head_dim^-1`, of queries and keys with a mean square of 1: their cosine (Swin v2).
+    Cosine,
     /// `(head_dim / 2)^-0.5` (Zamba, whose layers take twice the hidden size).
     HalfHeadDim,
     /// `query_pre_attn_scalar^-0.5` (Gemma 2).

@@ -5,7 +5,7 @@
 /// Numbers of heads, each with the values of `model_type` whose config class has it.
 #[rustfmt::skip]
 const DEFAULT_HEADS: &[(usize, &[&str])] = &[
-    (1, &["decision_transformer"]),
+    (1, &["decision_transformer", "sam2_video_memory"]),
     (4, &["embedding_gemma2_text",
         "electra", "groupvit_text_model", "mobilevit"]),
     (6, &["nanochat",

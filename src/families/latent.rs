@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::config::{AttentionConfig, GateActivation, LatentAttention};
 use crate::error::{Error, Result};
 use crate::families::family::{
-    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
+    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, Mrope, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
 };
 use crate::families::layer::Layer;
 use crate::families::rotary::rope_type;
@@ -30,6 +30,8 @@ const DEEPSEEK_V2: Family = Family {
 const DEEPSEEK_V3: Family = Family { reads: &["rope_interleave"], ..DEEPSEEK_V2 };
 const DEEPSEEK_V32: Family =
     Family { latent: Some(LatentRow { indexed: true, ..ROW }), defaults: &[("index_topk", 2048.0)], ..DEEPSEEK_V2 };
+const HY_V4: Family =
+    Family { layouts: &["hy-v4"], positions: LayerPositions::Rotary(ROTARY), gate: Some(SIGMOID), ..DEEPSEEK_V32 };
 
 pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
@@ -41,12 +43,11 @@ pub(crate) const LATENT: &[Family] = &[
         ..DEEPSEEK_V3
     },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
+    Family { model_types: &["hy_v4"], ..HY_V4 },
     Family {
-        model_types: &["hy_v4"],
-        layouts: &["hy-v4"],
-        positions: LayerPositions::Rotary(ROTARY),
-        gate: Some(SIGMOID),
-        ..DEEPSEEK_V32
+        model_types: &["hy_v4_vl_text"],
+        positions: LayerPositions::Rotary(RotaryRow { mrope: Some(Mrope::Alternating), ..INTERLEAVED }),
+        ..HY_V4
     },
     Family {
         model_types: &["mistral4"],

@@ -40,6 +40,14 @@ const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 /// The key of Perceiver for those of its cross-attention.
 const PERCEIVER_CROSS_HEADS: &str = "num_cross_attention_heads";
 
+/// Components of the prefixes of parts that have no section of their own, each with its keys for heads and width.
+const PARTS: [(&str, [&str; 2]); 4] = [
+    ("memory_attention", ["memory_attention_num_attention_heads", "memory_attention_hidden_size"]),
+    ("channel_attn", ["num_groups", "dim_embed"]),
+    ("mit", ["mit_num_attention_heads", "mit_hidden_size"]),
+    ("prompts_generator", ["prompt_num_attention_heads", "prompt_hidden_size"]),
+];
+
 /// Whether a section of a `config.json` states a number of heads.
 pub(crate) fn states_heads(section: &Value) -> bool {
     let keys = HEADS.iter().chain(&DECODER_HEADS).chain(&ENCODER_HEADS);
@@ -172,6 +180,18 @@ impl<'a> Layer<'a> {
         Ok(heads)
     }
 
+    /// The keys for heads and width of the part that the layer is in, if the section has keys for it.
+    pub fn keys_of_part(&self) -> Option<[&'static str; 2]> {
+        let is_here =
+            |(part, [heads, _]): &&(&str, [&str; 2])| self.is_below(part) && self.section.get(heads).is_some();
+        PARTS.iter().find(is_here).map(|(_, keys)| *keys)
+    }
+
+    /// Whether the prefix has this component.
+    fn is_below(&self, part: &str) -> bool {
+        self.prefix.split('.').any(|component| component == part)
+    }
+
     fn stated_heads(&self) -> Result<usize> {
         if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
             return Ok(heads);
@@ -195,7 +215,11 @@ impl<'a> Layer<'a> {
         if let Some(heads) = own.transpose()?.flatten() {
             return Ok(heads);
         }
-        for key in by_prefix.iter().chain(&HEADS).chain(alone) {
+        if self.family.pools_queries {
+            return self.heads_of_stage();
+        }
+        let of_part = self.keys_of_part().map(|[heads, _]| heads);
+        for key in of_part.iter().chain(by_prefix).chain(&HEADS).chain(alone) {
             // Swin has a number per stage.
             let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
             if let Some(heads) = of_stage.and_then(|heads| usize::try_from(heads).ok()) {
@@ -251,6 +275,8 @@ impl<'a> Layer<'a> {
             let beside = self.float("clip_qkv");
             config.clip_qkv = self.nested_float("clip_qkv")?.map_or(beside, Ok)?;
         }
+        config.between_channels = self.family.between_channels.is_some_and(|part| self.is_below(part));
+        config.query_pool = if self.family.pools_queries { self.query_pool()? } else { None };
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
         if !self.cross || contents.context_norm {
@@ -260,7 +286,7 @@ impl<'a> Layer<'a> {
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         // Cross-attention has none, and reads their keys as the other layers do.
         let position = self.position(config.sizes().head_dim, contents);
-        if !self.cross {
+        if !self.cross || config.requires.contains(&CallInput::CosSin) {
             config.position = position?;
         }
         config.key_value_source = self.key_value_source(config.key_value_source)?;
@@ -312,6 +338,7 @@ impl<'a> Layer<'a> {
         Ok(match self.family.scale {
             Scale::HeadDim => None,
             Scale::One => Some(1.0),
+            Scale::Cosine => Some(1.0 / d as f64),
             Scale::HalfHeadDim => Some((d as f64 / 2.0).powf(-0.5)),
             Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
             Scale::AttentionMultiplier => self.float("attention_multiplier")?,
@@ -395,6 +422,7 @@ impl<'a> Layer<'a> {
             LayerPositions::PatchRotary(row) => self.patch_rotary(&row)?,
             LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
+            LayerPositions::ComputedBias { shrinks } => self.computed_bias(shrinks)?,
             LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,

@@ -1,7 +1,7 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
 use crate::config::ProjectionBias;
-use crate::weights::{BIAS_KV, FACTORS, FusedOrder, NORMS, SCORE, SINKS};
+use crate::weights::{BIAS_KV, FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +10,8 @@ pub(crate) enum Orientation {
     OutIn,
     /// `[in, out]`, as GPT-2's `Conv1D` has it.
     InOut,
+    /// `[out, in]`, followed by this many dimensions of 1, as convolutions of single pixels (2) or frames (1) have it.
+    Pointwise(usize),
     /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them
     /// (Flax, Keras).
     Kernel,
@@ -285,11 +287,12 @@ pub(crate) fn name_of_head(name: &str, head: usize) -> String {
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
-pub(crate) const QK_NORMS: [[&str; 2]; 4] = [
+pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
     ["q_norm", "k_norm"],
     ["q_layernorm", "k_layernorm"],
     ["self.layer_norm_q", "self.layer_norm_k"],
     ["query_layernorm", "key_layernorm"],
+    ["norm_q", "norm_k"],
 ];
 /// The names of sinks: GPT-OSS, MiMo, Flint and HY V4.
 pub(crate) const SINK_NAMES: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
@@ -298,12 +301,13 @@ const IN_ALL_LAYOUTS: [&str; 3] = [BIAS_KV[0], BIAS_KV[1], SCORE];
 /// The names of parameters beside the projections in all families. A module stands for the tensors below it. The norm
 /// of the context has names by layout alone.
 pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
-    (NORMS[0], &[QK_NORMS[0][0], QK_NORMS[1][0], QK_NORMS[2][0], QK_NORMS[3][0]]),
-    (NORMS[1], &[QK_NORMS[0][1], QK_NORMS[1][1], QK_NORMS[2][1], QK_NORMS[3][1]]),
+    (NORMS[0], &[QK_NORMS[0][0], QK_NORMS[1][0], QK_NORMS[2][0], QK_NORMS[3][0], QK_NORMS[4][0]]),
+    (NORMS[1], &[QK_NORMS[0][1], QK_NORMS[1][1], QK_NORMS[2][1], QK_NORMS[3][1], QK_NORMS[4][1]]),
     (NORMS[2], &[NORMS[2]]),
-    (FACTORS[0], &[FACTORS[0]]),
+    (FACTORS[0], &[FACTORS[0], "per_dim_scale"]),
     (FACTORS[1], &[FACTORS[1]]),
     (FACTORS[2], &[FACTORS[2]]),
+    (LOGIT_SCALE, &[LOGIT_SCALE, "self.logit_scale"]),
     (SINKS, &SINK_NAMES),
     (BIAS_KV[0], &[BIAS_KV[0]]),
     (BIAS_KV[1], &[BIAS_KV[1]]),

@@ -7,7 +7,7 @@ use crate::families::layout::{
 use crate::families::layout::{
     GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
-use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, NORMS, SINKS};
+use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SINKS};
 
 macro_rules! linear {
     ($name:literal) => {
@@ -25,6 +25,16 @@ macro_rules! conv1d {
             bias: concat!($name, ".bias"),
             orientation: Orientation::InOut,
         }
+    };
+}
+macro_rules! pixels {
+    ($name:literal) => {
+        LinearNames { orientation: Orientation::Pointwise(2), ..linear!($name) }
+    };
+}
+macro_rules! frames {
+    ($name:literal) => {
+        LinearNames { orientation: Orientation::Pointwise(1), ..linear!($name) }
     };
 }
 macro_rules! kernel {
@@ -75,6 +85,7 @@ const OWN_PARAMETERS: &[(&str, &str)] = &[
     (FACTORS[0], FACTORS[0]),
     (FACTORS[1], FACTORS[1]),
     (FACTORS[2], FACTORS[2]),
+    (LOGIT_SCALE, LOGIT_SCALE),
     (SINKS, SINKS),
     (CONTEXT_NORM, CONTEXT_NORM),
 ];
@@ -107,6 +118,9 @@ const OWN_POSITION: &[PositionName] = {
     &[
         bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
         bias_table(PATCH_BIAS, PATCH_BIAS),
+        relative("cpb_mlp.0.weight"),
+        relative("cpb_mlp.0.bias"),
+        relative("cpb_mlp.2.weight"),
         key,
         query,
         embeddings,
@@ -130,6 +144,23 @@ const OWN_POSITION: &[PositionName] = {
 const fn relative(name: &'static str) -> PositionName {
     PositionName { role: PositionRole::Relative, scheme: name, stored: name }
 }
+
+/// The network that computes a table of biases of patches.
+const fn network(names: [&'static str; 3]) -> [PositionName; 3] {
+    let schemes = ["cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"];
+    let mut all = [PositionName { role: PositionRole::Relative, scheme: "", stored: "" }; 3];
+    let mut i = 0;
+    while i < 3 {
+        all[i] = PositionName { role: PositionRole::Relative, scheme: schemes[i], stored: names[i] };
+        i += 1;
+    }
+    all
+}
+const SWIN_V2_POSITION: &[PositionName] = &network([
+    "self.continuous_position_bias_mlp.0.weight",
+    "self.continuous_position_bias_mlp.0.bias",
+    "self.continuous_position_bias_mlp.2.weight",
+]);
 
 const SHAW: PositionName = relative("distance_embedding.weight");
 const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
@@ -208,6 +239,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         after: &["layernorm1", "layernorm2"], requires: &["self.layernorm1.weight"], ..BASE },
     Layout { name: "idefics-perceiver", families: "Idefics, resampler", o: linear!("output_proj"), biases: &[NONE],
         after: &["context_layer_norm", "latents_layer_norm"], ..BASE },
+    Layout { name: "swin-v2", families: "Swin v2, Swin2SR",
+        qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
+        biases: &[NO_KEY, ONLY_OUT], parameters: &[(LOGIT_SCALE, "self.logit_scale")], position: SWIN_V2_POSITION,
+        requires: &["self.logit_scale"], ..BASE },
     Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
@@ -279,6 +314,18 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
         ..BASE },
+    Layout { name: "cpm-ant", families: "CPM-Ant",
+        qkv: split!(linear, "project_q", "project_k", "project_v"), o: linear!("attention_out"), biases: &[NONE],
+        ..BASE },
+    Layout { name: "nemotron-speech", families: "Nemotron 3.5 Transcribe",
+        qkv: QkvNames::Fused(linear!("w_qkv"), FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, ONLY_OUT],
+        parameters: &qk_norms(0), ..BASE },
+    Layout { name: "pixels", families: "Chameleon, Janus and Apertus, tokenizers of images",
+        qkv: split!(pixels, "q", "k", "v"), o: pixels!("proj_out"), after: &["norm"], ..BASE },
+    Layout { name: "frames", families: "WavTokenizer",
+        qkv: split!(frames, "q", "k", "v"), o: frames!("proj_out"), after: &["norm"], ..BASE },
+    Layout { name: "x-clip", families: "X-CLIP, prompts", o: linear!("proj"), biases: &[ONLY_OUT],
+        excludes: &["q_proj.bias"], ..BASE },
     Layout { name: "ctrl", families: "CTRL",
         qkv: split!(linear, "Wq", "Wk", "Wv"), o: linear!("dense"), ..BASE },
     Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3, DBRX",
@@ -296,7 +343,8 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, parameters: &qk_norms(0), ..BASE },
     Layout { name: "cosmos", families: "Cosmos 3",
-        qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true, ..BASE },
+        qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out"), biases: &[ALL, NONE], grouped: true,
+        parameters: &qk_norms(4), ..BASE },
     Layout { name: "cosmos-vision", families: "Cosmos 3 Edge, vision",
         qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("out_proj"), ..BASE },
     Layout { name: "cohere-asr", families: "Cohere ASR, decoder",
@@ -308,6 +356,9 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "wq", "wk", "wv"), o: linear!("wo"), biases: &[ALL, NONE], grouped: true, ..BASE },
     Layout { name: "pvt-v2", families: "PVT v2",
         qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
+    Layout { name: "neox-japanese", families: "GPT-NeoX Japanese, last layer",
+        qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped),
+        o: LinearNames { bias: "dense_bias", ..linear!("dense") }, biases: &[ONLY_OUT], requires: &["dense_bias"], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
         qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped), o: linear!("dense"),
         biases: &[ALL, NONE], grouped: true, parameters: &qk_norms(1), excludes: &["query_layernorm.weight"], ..BASE },

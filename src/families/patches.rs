@@ -127,6 +127,57 @@ impl Layer<'_> {
         })
     }
 
+    /// The list of numbers at a key.
+    fn numbers(&self, key: &'static str) -> Result<Vec<usize>> {
+        let list = self.section.get(key).and_then(Value::as_array);
+        let numbers = list.map(|list| list.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect());
+        let found = || self.section.get(key).map_or("absent".to_string(), Value::to_string);
+        numbers.flatten().ok_or_else(|| Error::config(key, found(), "a list of whole numbers"))
+    }
+
+    /// The stage of the block that the layer is in, and whether it is the first block of it.
+    fn stage(&self) -> Result<(usize, bool)> {
+        let mut first = 0usize;
+        for (stage, blocks) in self.numbers("blocks_per_stage")?.into_iter().enumerate() {
+            let next = first.saturating_add(blocks);
+            if self.index < next {
+                return Ok((stage, self.index == first));
+            }
+            first = next;
+        }
+        Err(Error::config("blocks_per_stage", first, format!("more than {} blocks in all", self.index)))
+    }
+
+    pub(super) fn heads_of_stage(&self) -> Result<usize> {
+        const KEY: &str = "num_attention_heads_per_stage";
+        let (stage, heads) = (self.stage()?.0, self.numbers(KEY)?);
+        let absent = || Error::config(KEY, format!("{heads:?}"), format!("a number for stage {stage}"));
+        heads.get(stage).copied().ok_or_else(absent)
+    }
+
+    /// The side of the blocks of patches that make one query.
+    pub(super) fn query_pool(&self) -> Result<Option<usize>> {
+        let (stage, is_first) = self.stage()?;
+        let pooled = self.number("num_query_pool_stages")?.unwrap_or(3);
+        match self.pair("query_stride")?.unwrap_or([2, 2]) {
+            [rows, columns] if rows == columns => Ok(Some(rows).filter(|_| is_first && (1..=pooled).contains(&stage))),
+            other => Err(Error::config("query_stride", format!("{other:?}"), "the same for rows and columns")),
+        }
+    }
+
+    /// The biases of a window of Swin v2.
+    pub(super) fn computed_bias(&self, shrinks: bool) -> Result<Position> {
+        let absent = |key: &'static str| Error::config(key, "absent", "a number, or one for rows and for columns");
+        let pair = |key: &'static str| self.pair(key)?.ok_or_else(|| absent(key));
+        let (image, patch, window) = (pair("image_size")?, pair("patch_size")?, pair("window_size")?);
+        // Windows are squares of at most the rows of the stage.
+        let rows = image[0].checked_div(patch[0]).unwrap_or(0).checked_shr(if shrinks { self.index as u32 } else { 0 });
+        let side = rows.unwrap_or(0).min(window[0]);
+        let trained = self.section.get("pretrained_window_sizes").and_then(|sizes| sizes.get(self.index));
+        let trained = trained.and_then(Value::as_u64).filter(|side| *side > 0).map_or(side, |side| side as usize);
+        Ok(Position::RelativeBias2d(RelativeBias2d::new([side; 2], false).with_computed([trained.max(2); 2])))
+    }
+
     /// Rotary positions of timm's EVA, whose keys are the arguments of its constructor.
     fn eva_rotary(&self) -> Result<Position> {
         if self.flag("rope_mixed_mode")? == Some(true) {

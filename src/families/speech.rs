@@ -3,7 +3,8 @@
 use crate::config::CallInput;
 use crate::families::decoders::LLAMA;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryRow, Scale, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Window,
+    WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -124,7 +125,7 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family {
         model_types: &["nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"],
-        layouts: OWN,
+        layouts: &["candle-attention", "nemotron-speech"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
         qk_norm: BASE.qk_norm,
         qk_norm_eps: Some(1e-5),
@@ -164,7 +165,7 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family {
         model_types: &["nemotron3_diarization_audio"],
-        layouts: OWN,
+        layouts: &["candle-attention", "nemotron-speech"],
         positions: LayerPositions::Rotary(ROTARY),
         ..BASE
     },
@@ -183,6 +184,12 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     // The encoder of sounds before CLVP's decoder, which has the same section.
     Family { model_types: &["clvp"], ..PLAIN },
+    Family {
+        model_types: &["neucodec", "xcodec2"],
+        layouts: OWN,
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::None, ..ROTARY }),
+        ..PLAIN
+    },
     // Decoders of tokens of sound.
     Family { model_types: &["semantic", "coarse_acoustics"], layouts: &["bark"], causal: Causal::Fixed, ..PLAIN },
     Family {

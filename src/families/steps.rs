@@ -70,6 +70,7 @@ impl Layer<'_> {
                 Some(Factor::PowerPosition { exponent: 0.1, length: 2048 })
             }
             QueryFactor::Beam => None,
+            QueryFactor::Exp => Some(Factor::Exp { max: 100f64.ln() }),
             QueryFactor::Softplus => Some(Factor::Softplus { scale: std::f64::consts::LOG2_E / (d as f64).sqrt() }),
             QueryFactor::RopeBeta => {
                 let stated = |key: &str| {

@@ -21,6 +21,10 @@ const WITHOUT_FIXTURE: &[(&str, &str)] = &[
     ("lfm2_bidirectional", "the attention of `lfm2`; `crates/text` tests the whole model"),
     ("fastspeech2_conformer_encoder", "a part of `fastspeech2_conformer`"),
     ("fastspeech2_conformer_decoder", "a part of `fastspeech2_conformer`"),
+    ("sam2_video_memory", "a part of `sam2_video`"),
+    ("videoprism_head", "a part of `videoprism`"),
+    ("davit", "the attention of `florence_vision`, under the name that Florence-2's own code uses"),
+    ("florence2_language", "the attention of `bart`, under the name that Florence-2's own code uses"),
     ("kimi_k2", "the attention of `deepseek_v3`, under the name that Kimi K2's own code uses"),
 ];
 

@@ -10,19 +10,14 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
-    unsupported(
-        &["edgetam_mask_decoder", "hy_v4_vl_text", "muse_glimmer_assistant", "sam3_tracker_video_mask_decoder"],
-        "its layers have not been compared with those of transformers",
-    ),
     unsupported(&["diffllama"], "differential attention"),
     unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
-    unsupported(&["swinv2", "swin2sr"], "cosine attention with a computed position bias"),
     unsupported(&["deepseek_v4"], "compressed keys and values, and groups of output projections"),
     unsupported(&["efficientloftr"], "queries and keys that are pooled by convolutions, and rotation of a grid"),
-    unsupported(&["hiera", "sam2_hiera_det_model"], "queries that are pooled inside windows"),
+    unsupported(&["hiera"], "queries that are pooled over a sequence in which windows alternate"),
     unsupported(&["esmfold2"], "biases of pairs, and rotation by places in space"),
     unsupported(&["slanet"], "the attention of a recurrent cell"),
     unsupported(&["informer"], "attention of a part of the queries, or halved sequences"),
@@ -48,10 +43,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
         "a model of timm: layers are read from timm's own files, as of the family `timm`",
     ),
-    unsupported(&["cpmant"], "a bias of segments and distances"),
-    unsupported(&["chameleon_vqgan", "janus_vqgan", "apertus1p5_vision_tokenizer", "wavtokenizer", "wavtokenizer_encoder"], "attention between pixels by convolutions"),
     unsupported(&["gemma3n_audio", "gemma4_audio"], "relative positions inside the cap on the scores"),
-    unsupported(&["florence_vision"], "attention between channels"),
     unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
     unsupported(
         &["longformer", "mra", "nystromformer", "reformer", "yoso"],

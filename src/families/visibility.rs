@@ -153,6 +153,7 @@ impl<'a> Layer<'a> {
                 self.listed("layer_rope_theta").and_then(Value::as_f64).is_none_or(|theta| theta != 0.0)
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type")? == Some(value),
+            RotaryLayers::None => false,
             RotaryLayers::IfSet(key) => self.flag(key)? == Some(true),
             RotaryLayers::IfKindStated => {
                 let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];

@@ -3,7 +3,7 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
     BART, BASE, Causal, Family, LATENTS, LayerPositions, NORMALIZED, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow,
-    PatchWindows, ROTARY, Required, RotaryRow, Scale, StepsRow,
+    PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepsRow, WeightlessNorm,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -50,6 +50,17 @@ const QWEN2_5_VL: Family = Family {
     ..QWEN_VL
 };
 
+/// Cosines of queries and keys, and biases that are computed.
+const SWIN_V2: Family = Family {
+    layouts: &["swin-v2"],
+    stages: true,
+    scale: Scale::Cosine,
+    positions: LayerPositions::ComputedBias { shrinks: true },
+    qk_norm_eps: Some(1e-24),
+    steps: StepsRow { weightless_norm: WeightlessNorm::Always, query_factor: QueryFactor::Exp, ..BASE.steps },
+    ..PLAIN
+};
+
 #[rustfmt::skip]
 pub(crate) const VISION: &[Family] = &[
     // The name under which timm's checkpoints are read. Their own config.json states no family, and nothing of
@@ -73,6 +84,15 @@ pub(crate) const VISION: &[Family] = &[
         layouts: OWN,
         softcap: true,
         defaults: &[("attn_logit_softcapping", 50.0)],
+        ..PLAIN
+    },
+    // The query is learned.
+    Family {
+        model_types: &["videoprism_head"],
+        layouts: OWN,
+        scale: Scale::One,
+        ignores: &["attn_logit_softcapping"],
+        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
         ..PLAIN
     },
     Family {
@@ -204,6 +224,8 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family { model_types: &["mlcd_vision_model", "minimax_m3_vl_vision"], layouts: BART, ..GIVEN },
     Family { model_types: &["kimi_k25_vision"], layouts: &["kimi-vision", "kimi"], ..GIVEN },
+    // The keys of memory repeat the angles of a frame. Those that are not rotated come before them, with angles of 0.
+    Family { model_types: &["sam2_video_memory"], positions: LayerPositions::Given(RotaryStyle::Interleaved), ..GIVEN },
     // Patches see those of their own window or image.
     Family {
         model_types: &["muse_glimmer_vision", "muse_spark_vision"],
@@ -265,6 +287,11 @@ pub(crate) const VISION: &[Family] = &[
         stages: true,
         ..BASE
     },
+    // The same with cosines as scores. A mask of windows that a shift joined is added twice in the model.
+    Family { model_types: &["swinv2"], ..SWIN_V2 },
+    Family { model_types: &["swin2sr"], positions: LayerPositions::ComputedBias { shrinks: false }, ..SWIN_V2 },
+    // Windows are rows of the batch.
+    Family { model_types: &["sam2_hiera_det_model"], layouts: TIMM, stages: true, pools_queries: true, ..PLAIN },
     // SAM's tower, also in models of documents. Windows are rows of the batch.
     Family {
         model_types: &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision",
@@ -276,6 +303,14 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
+    // Windows are rows of the batch.
+    Family {
+        model_types: &["florence_vision", "davit"],
+        layouts: TIMM,
+        stages: true,
+        between_channels: Some("channel_attn"),
+        ..PLAIN
+    },
     Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },
     // Text towers.
     Family {
@@ -334,6 +369,23 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },
+    // One head over pixels or frames, whose norm comes before it.
+    Family {
+        model_types: &["chameleon_vqgan", "janus_vqgan", "apertus1p5_vision_tokenizer"],
+        layouts: &["pixels"],
+        stages: true,
+        defaults: &[("num_attention_heads", 1.0)],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["wavtokenizer"],
+        layouts: &["frames"],
+        stages: true,
+        defaults: &[("num_attention_heads", 1.0)],
+        ..PLAIN
+    },
+    // Prompts of texts that see the frames of a video.
+    Family { model_types: &["xclip"], layouts: &["x-clip"], ..PLAIN },
     Family { model_types: &["eomt"], layouts: BART, note: Some(PREDICTED), ..PLAIN },
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },

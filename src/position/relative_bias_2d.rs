@@ -2,16 +2,21 @@
 
 use std::fmt;
 
+use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::tensor::bias_from_table;
+use crate::tensor::{bias_from_table, compute_dtype};
 use crate::weights::{Parameter, Presence};
 
 const TABLE: &str = "relative_position_bias_table";
+/// The network that makes the table of offsets: a linear layer into [`HIDDEN`] numbers, and one without a bias into the
+/// heads.
+const NETWORK: [&str; 3] = ["cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"];
+const HIDDEN: usize = 512;
 
 /// Upper bound of rows and columns of patches.
 const MAX_SIDE: usize = 1 << 10;
@@ -30,12 +35,19 @@ pub struct RelativeBias2d {
     pub grid: [usize; 2],
     /// Whether a class token precedes the patches.
     pub class_token: bool,
+    /// The rows and columns of the windows of training, from 2, if the table is computed of offsets (Swin v2,
+    /// [Liu 2021](https://arxiv.org/abs/2111.09883)): `16 · sigmoid(MLP(o))`, with
+    /// `o = ±log2(8 · |offset| / (side - 1) + 1) / 3` for rows and for columns. In place of the table,
+    /// `cpb_mlp.0.weight` `(512, 2)`, `cpb_mlp.0.bias` `(512)` and `cpb_mlp.2.weight` `(h, 512)` are weights of the
+    /// layer;
+    /// there is no class token.
+    pub computed: Option<[usize; 2]>,
 }
 
 impl RelativeBias2d {
     /// A bias for `grid` rows and columns of patches.
     pub fn new(grid: [usize; 2], class_token: bool) -> Self {
-        Self { grid, class_token }
+        Self { grid, class_token, computed: None }
     }
 
     crate::setters! {
@@ -43,6 +55,28 @@ impl RelativeBias2d {
         with_grid, grid: [usize; 2] = grid;
         /// Sets whether a class token precedes the patches.
         with_class_token, class_token: bool = class_token;
+        /// Sets the rows and columns of the windows of training, of which the table is computed.
+        with_computed, computed: [usize; 2] = Some(computed);
+    }
+
+    /// The table that the network makes: `(table_rows, h)`. Differentiable.
+    fn computed_table(&self, trained: [usize; 2], call: &BiasCall) -> Result<Tensor> {
+        let weights = call.state.weights();
+        let [input, bias, output] = [0, 1, 2].map(|part| {
+            let weight = weights.require(NETWORK[part])?;
+            Ok::<_, Error>(weight.to_dtype(compute_dtype(weight.dtype()))?)
+        });
+        let (input, bias, output) = (input?, bias?, output?);
+        let place = |offset: usize, axis: usize| {
+            let scaled = 8.0 * (offset as f64 - (self.grid[axis] - 1) as f64) / (trained[axis] - 1) as f64;
+            scaled.signum() * (scaled.abs() + 1.0).log2() / 3.0
+        };
+        let [rows, columns] = self.grid.map(|side| 2 * side - 1);
+        let offsets = (0..rows).flat_map(|row| (0..columns).flat_map(move |column| [place(row, 0), place(column, 1)]));
+        let offsets = Tensor::from_vec(offsets.collect::<Vec<f64>>(), (rows * columns, 2), &Device::Cpu)?;
+        let offsets = offsets.to_dtype(input.dtype())?.to_device(call.device)?;
+        let hidden = offsets.matmul(&input.t()?)?.broadcast_add(&bias)?.relu()?;
+        Ok((candle_nn::ops::sigmoid(&hidden.matmul(&output.t()?)?)? * 16.0)?)
     }
 
     /// The number of rows of the table.
@@ -79,7 +113,11 @@ impl RelativeBias2d {
 impl fmt::Display for RelativeBias2d {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, columns] = self.grid;
-        let token = if self.class_token { " and a class token" } else { "" };
+        let token = match self {
+            Self { computed: Some(_), .. } => ", computed",
+            Self { class_token: true, .. } => " and a class token",
+            _ => "",
+        };
         write!(f, "relative grid({rows} x {columns} patches{token})")
     }
 }
@@ -94,11 +132,28 @@ pub(super) fn check_grid(grid: [usize; 2]) -> Result<()> {
 
 impl PositionScheme for RelativeBias2d {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
+        if let Some(trained) = self.computed {
+            if self.class_token {
+                return Err(Error::config("class_token", true, "false: the table is computed of offsets"));
+            }
+            if trained.iter().any(|side| !(2..=MAX_SIDE).contains(side)) {
+                let allowed = format!("2 to {MAX_SIDE} rows and columns");
+                return Err(Error::config("computed", format!("{trained:?}"), allowed));
+            }
+        }
         check_grid(self.grid)
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let init = Init::Randn { mean: 0.0, stdev: 0.02 };
+        if self.computed.is_some() {
+            let [input, bias, output] = NETWORK;
+            return vec![
+                Parameter::new(input, [HIDDEN, 2], init),
+                Parameter::new(bias, [HIDDEN], Init::Const(0.0)),
+                Parameter::new(output, [sizes.num_attention_heads, HIDDEN], init).with_head_axis(0),
+            ];
+        }
         let table = Parameter::new(TABLE, [self.table_rows(), sizes.num_attention_heads], init);
         vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
@@ -112,8 +167,11 @@ impl PositionScheme for RelativeBias2d {
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
-        let table = call.state.weights().require(TABLE)?;
         let rows = self.row_indices(call.s_q, call.s_kv)?;
-        Ok(Some(AttentionMask::additive(&bias_from_table(table, rows, [1, call.s_q, call.s_kv])?)?))
+        let table = match self.computed {
+            Some(trained) => self.computed_table(trained, call)?,
+            None => call.state.weights().require(TABLE)?.clone(),
+        };
+        Ok(Some(AttentionMask::additive(&bias_from_table(&table, rows, [1, call.s_q, call.s_kv])?)?))
     }
 }

@@ -27,6 +27,8 @@ pub(crate) const NORM_PARTS: [[&str; 2]; 3] =
     [["q_norm.weight", "q_norm.bias"], ["k_norm.weight", "k_norm.bias"], ["v_norm.weight", "v_norm.bias"]];
 /// The learned factors of queries, keys and values, `(d)`.
 pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
+/// The learned factor of the queries of each head, as a logarithm, `(h, 1, 1)`.
+pub(crate) const LOGIT_SCALE: &str = "logit_scale";
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
 /// Its weight and its bias.
@@ -40,6 +42,7 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 /// - `q_norm`, `k_norm`, `v_norm`: norms of queries, keys and values, each a `.weight` and perhaps a `.bias`: `(d)`,
 ///   shared by all heads, `(heads, d)`, one per head, or `(heads · d)`, over all heads together.
 /// - `scaling`, `k_scaling`, `v_scaling` `(d)`: learned factors of queries, keys and values.
+/// - `logit_scale` `(h, 1, 1)`: the logarithm of a factor of the queries of each head.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.
 ///
 /// The documentation of each scheme in [`position`](crate::position) lists the names and shapes of its tensors, such as

@@ -50,6 +50,9 @@ LAYOUTS = [
     (["query", "key", "value"], "proj"),
     (["q", "k", "v"], "proj"),
     (["q", "k", "v"], "out"),
+    (["q", "k", "v"], "proj_out"),
+    (["w_qkv"], "out_proj"),
+    (["project_q", "project_k", "project_v"], "attention_out"),
     (["q_proj", "k_proj", "v_proj"], "output"),
     (["qkv"], "projection"),
     (["qkv"], "out_proj"),
@@ -179,6 +182,12 @@ def clean(x):
     return x.detach().clone().float()
 
 
+def tokens(module, x):
+    """A tensor of a projection as tokens: convolutions have channels before pixels or frames."""
+    pointwise = isinstance(module, (torch.nn.Conv1d, torch.nn.Conv2d))
+    return clean(x.flatten(2).transpose(1, 2) if pointwise else x)
+
+
 def watch_arguments(model, path, here):
     """Hooks on the modules around a projection, which keep the arguments of their calls."""
     modules = dict(model.named_modules())
@@ -249,10 +258,11 @@ def watch(model, layers, saved):
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i):
                 x = args[0] if args else next(iter(kwargs.values()))
-                here["in"][i].append(clean(x))
+                here["in"][i].append(tokens(_m, x))
             m.register_forward_pre_hook(before, with_kwargs=True)
 
-        def after(_m, _args, out, here=here):
-            here["out"].append(clean(out[0] if isinstance(out, tuple) else out))
+        def after(_m, _args, out, here=here, bias=getattr(parent, "dense_bias", None)):
+            out = tokens(_m, out[0] if isinstance(out, tuple) else out)
+            here["out"].append(out if bias is None else out + clean(bias))
         modules[-1].register_forward_hook(after)
     return caught, lost

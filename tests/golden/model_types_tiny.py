@@ -196,6 +196,10 @@ KINDS = {"full_attention": {"rope_type": "default", "rope_theta": 100.0},
 YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.8, "beta_fast": 32.0,
         "beta_slow": 1.0, "original_max_position_embeddings": 8}
 
+# Tokenizers of images, whose norms have 32 groups of channels.
+PIXELS = {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "resolution": 16, "attn_resolutions": [8],
+          "out_channels": 3}
+
 # Where the generic sizes do not fit: changes of the tiny configuration.
 CHANGES = {
     "audio-spectrogram-transformer": {"max_length": 16, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4},
@@ -240,11 +244,21 @@ CHANGES = {
     "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3]},
     **dict.fromkeys(["bridgetower", "bridgetower_vision_model"], {"vision_config.hidden_size": 128, "hidden_size": 128,
                                                                   "text_config.hidden_size": 128}),
-    "chameleon": {"vocabulary_map": {"<image>": 5}, "vq_config.base_channels": 32},
-    "chameleon_vqgan": {"base_channels": 32},
+    "chameleon": {"vocabulary_map": {"<image>": 5}, **{f"vq_config.{key}": value for key, value in PIXELS.items()}},
+    **dict.fromkeys(["chameleon_vqgan", "apertus1p5_vision_tokenizer"], PIXELS),
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}, "vq_config.base_channels": 32},
     "emu3_vqgan": {"base_channels": 32},
-    **dict.fromkeys(["janus", "janus_vqgan"], {"vq_config.base_channels": 32, "base_channels": 32}),
+    "janus_vqgan": {**PIXELS, "num_patches": 8},
+    "janus": {"vq_config.num_patches": 8, **{f"vq_config.{key}": value for key, value in PIXELS.items()}},
+    **dict.fromkeys(["wavtokenizer", "wavtokenizer_encoder"], {"decoder_attention_num_groups": 8}),
+    "apertus1p5": {**{f"vision_config.{key}": value for key, value in PIXELS.items()},
+                   "audio_config.decoder_attention_num_groups": 8},
+    "swin2sr": {"depths": [1, 1], "num_heads": [2, 2]},
+    "swinv2": {"image_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "pretrained_window_sizes": [3, 0, 0, 0],
+               "num_heads": [2] * 4},
+    "xclip": {"prompt_num_attention_heads": 2, "vision_config.mit_hidden_size": 16, "vision_config.mit_num_attention_heads": 2,
+              "vision_config.mit_intermediate_size": 16},
+    **{name: {f"{section}num_groups": [2] * 4 for section in ("", "vision_config.")} for name in ("florence2", "florence_vision")},
     **dict.fromkeys(["cohere_compass", "cohere_compass_text"], {"rope_parameters": KINDS, "text_config.rope_parameters": KINDS}),
     "dbrx": {"rope_parameters.rope_theta": 100.0, "attn_config.rope_theta": 100.0, "attn_config.clip_qkv": 0.5, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": 16},
     "dia": {"decoder_config.num_channels": 9, "decoder_config.cross_num_attention_heads": 2, "decoder_config.cross_head_dim": 8,
@@ -414,7 +428,7 @@ CHANGES |= {
               {"rope_parameters.mrope_section": [1, 1, 0], "indexer_types": ["full", "full"],
                "layer_types": ["indexed_attention"] * 2, "mlp_layer_types": ["dense", "dense"]}.items()}
        for name in ("hy_v4_vl_text", "hy_v4_vl")},
-    **{name: {f"{section}{key}": value for section in ("", "vision_config.", "vision_config.backbone_config.")
+    **{name: {f"{section}{key}": value for section in ("", "backbone_config.", "vision_config.", "vision_config.backbone_config.")
               for key, value in {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "blocks_per_stage": [1, 1, 2, 1],
                                  "embed_dim_per_stage": [16, 32, 64, 128], "num_attention_heads_per_stage": [1, 2, 4, 8],
                                  "backbone_channel_list": [128, 64, 32, 16], "global_attention_blocks": [3],
@@ -423,7 +437,6 @@ CHANGES |= {
        | {"prompt_encoder_config.image_size": 64, "prompt_encoder_config.patch_size": 16,
           "mask_decoder_config.num_attention_heads": 2, "mask_decoder_config.iou_head_hidden_dim": 16}
        for name in ("sam2", "sam2_video", "edgetam_video", "sam2_vision_model", "sam2_hiera_det_model")},
-    "apertus1p5_vision_tokenizer": {"base_channels": 32},
     "modernbert-decoder": {"sliding_window": DELETE},
     "timesfm": {"context_length": 64},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 16, "attention_window_size": 4},
@@ -497,12 +510,16 @@ CHANGES |= {
                "frames_per_clip": 4, "hidden_size": 32, "num_attention_heads": 2, "pred_mlp_ratio": 1.0,
                "mlp_ratio": 1.0},
 }
+MEMORY = {"memory_attention_hidden_size": 16, "memory_attention_num_layers": 1, "memory_attention_rope_feat_sizes": [4, 4],
+          "memory_attention_feed_forward_hidden_size": 16}
+for _name in ("sam2_video", "sam3_tracker_video"):
+    CHANGES[_name] = {**CHANGES[_name], **MEMORY}
 # Further models of a type, with layers that its usual one lacks.
 FURTHER = {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
 # The side of the images, where the configuration states none.
-IMAGES = {**dict.fromkeys(["sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_model", "edgetam_video"], 64),
+IMAGES = {**dict.fromkeys(["florence2", "florence_vision", "sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_model", "edgetam_video"], 64),
           **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
           **dict.fromkeys(["rt_detr", "rt_detr_v2", "d_fine", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4",
                            "mask2former", "oneformer"], 64),
@@ -510,15 +527,18 @@ IMAGES = {**dict.fromkeys(["sam2", "sam2_video", "sam2_vision_model", "sam2_hier
 # Rows and columns of the patches of a flat image.
 GRIDS = {"qwen2_5_vl_vision": (8, 8), "qwen2_5_omni_vision_encoder": (8, 8)}
 # Types whose attention takes images `(b, rows, columns, width)`.
-ROWS_AND_COLUMNS = {"sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
+ROWS_AND_COLUMNS = {"sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_model", "edgetam_video", "sam3_vit_model", "sam3_vision_model", "sam3", "sam3_lite_text", "sam3_tracker",
                     "sam3_tracker_video", "sam3_video"}
 # What a call of an attention layer gives beyond its tokens, and the arguments that hold it.
 GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
          "layoutlmv3": {"score_bias": ["position_bias"]},
+         "muse_glimmer_assistant": {"mask": ["attention_mask"]},
+         "cpmant": {"score_bias": ["position_bias"], "mask": ["attention_mask"]},
          "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
          **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model", "videoprism",
                           "paligemma", "colpali"], {"mask": ["attention_mask"]}),
-         **dict.fromkeys(["minimax_m3_vl_vision", "minimax_m3_vl", "kimi_k25_vision", "kimi_k25", "lightglue"],
+         **dict.fromkeys(["minimax_m3_vl_vision", "minimax_m3_vl", "kimi_k25_vision", "kimi_k25", "lightglue", "sam2_video",
+                          "sam3_tracker_video"],
                          {"cos_sin": ["position_embeddings"]}),
          **dict.fromkeys(["muse_glimmer_vision", "muse_glimmer", "muse_spark_vision", "muse_spark"],
                          {"cos_sin": ["position_embeddings"], "mask": ["cu_seqlens"]}),
@@ -528,19 +548,19 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos",
                           "moonshine_streaming_encoder", "moonshine_streaming", "deepseek_ocr2_encoder",
                           "deepseek_ocr2_vision", "deepseek_ocr2", "pi0"], {"mask": ["attention_mask"]}),
          # It adds its Boolean mask to the bias.
-         "phi4_multimodal_audio": {"score_bias": ["attention_mask"]},
+         **dict.fromkeys(["phi4_multimodal_audio", "phi4_multimodal"], {"score_bias": ["attention_mask"]}),
          "lilt": {"score_bias": ["layout_scores"]},
          **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder", "sam3", "sam3_lite_text"], {"score_bias": ["attention_mask"]}),
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
 # Types whose pairs of elements that a call's angles turn are neighbors.
-NEIGHBORS = {"lightglue"}
+NEIGHBORS = {"lightglue", "sam2_video", "sam3_tracker_video"}
 # Biases that the model has divided by the root of the size of a head: what they are multiplied by.
 DIVIDED = {"layoutlmv3": 8 ** 0.5}
 # The class to build, where the first one is not the one that is published.
 CLASSES = {"perceiver": "PerceiverForMaskedLM", "nougat": "VisionEncoderDecoderModel", "blip_text_model": "BlipTextModel", "seamless_m4t": "SeamlessM4TModel",
            "seamless_m4t_v2": "SeamlessM4Tv2ForSpeechToText", "layoutlmv2": "LayoutLMv2Model",
-           "layoutxlm": "LayoutLMv2Model"}
+           "layoutxlm": "LayoutLMv2Model", "sam2_video": "Sam2VideoModel", "edgetam_video": "EdgeTamVideoModel"}
 # Parts whose mask is that of the whole model: alone they have none.
 NOT_ALONE = {"blt_global_transformer", "blt_local_encoder", "blt_local_decoder"}
 # Models whose attention has the time as its first dimension.
@@ -657,7 +677,7 @@ def given(name, model, cfg):
         return torch.randn(1, 2, channels, 64, 64)
     if name == "past_values" and kind.startswith("timesfm"):
         return torch.randn(1, LENGTH * cfg.patch_length)
-    if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids"):
+    if name in ("input_ids", "decoder_input_ids", "labels_", "text_input_ids", "qformer_input_ids"):
         return ids(LENGTH if name != "decoder_input_ids" else LENGTH - 1)
     if name == "image" and cfg.model_type in ("layoutlmv2", "layoutxlm"):
         return torch.randn(1, *cfg.image_feature_pool_shape)  # as the stand-in of its backbone has it
@@ -666,7 +686,9 @@ def given(name, model, cfg):
     if name in ("pixel_values", "image", "images", "image_pixel_values", "img"):
         if model.__class__.__name__.lower().startswith("siglip2") or "naflex" in str(getattr(cfg, "model_type", "")):
             return torch.randn(1, 16, flat)
-        if getattr(cfg, "model_type", "") in ("xclip", "xclip_vision_model"):
+        if getattr(cfg, "model_type", "") == "xclip":  # the frames of a video
+            return torch.randn(1, first(cfg, "num_frames"), channels, height, across)
+        if getattr(cfg, "model_type", "") == "xclip_vision_model":
             return torch.randn(first(cfg, "num_frames"), channels, height, across)
         if getattr(cfg, "model_type", "") == "mllama_vision_model":  # tiles of an image of a text
             return torch.randn(1, 1, cfg.max_num_tiles, channels, height, across)
@@ -745,7 +767,7 @@ MAIN = ("feature_lens", "target_sizes", "grid_thw", "past_values", "past_time_fe
 
 def attempts(model, cfg):
     """Keyword arguments to try, one after another, until one runs through."""
-    signature = inspect.signature(model.forward).parameters
+    signature = inspect.signature(getattr(model, METHODS.get(cfg.model_type, "forward"))).parameters
     named = [n for n, p in signature.items() if p.kind == p.POSITIONAL_OR_KEYWORD]
     required = [n for n in named if signature[n].default is inspect.Parameter.empty]
     if "grid_thw" in required:
@@ -800,17 +822,54 @@ def timesfm():
 
 
 def muse_glimmer_assistant():
+    seen = torch.arange(9)[None] > torch.arange(4)[:, None]  # a window
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[None, None]
     return dict(noise_embeds=torch.randn(1, 4, WIDTH), context_hidden_states=torch.randn(1, 5, 5 * WIDTH),
-                position_ids=torch.arange(9)[None])
+                position_ids=torch.arange(9)[None], attention_mask={"full_attention": mask, "sliding_attention": mask})
+
+
+def florence_vision():
+    return dict(hidden_states=torch.randn(1, 3, 64, 64))
+
+
+def wavtokenizer():
+    return dict(input_values=torch.randn(1, 1, 2400))
+
+
+def instructblip_qformer():
+    return dict(input_ids=ids(), query_embeds=torch.randn(1, 4, WIDTH), encoder_hidden_states=torch.randn(1, 11, WIDTH))
 
 
 def phi4_multimodal_audio():
     return dict(hidden_states=torch.randn(1, 64, 80), mask=None)
 
 
+def mask_decoder(module):
+    wide = module.hidden_size
+    image = lambda channels, side: torch.randn(1, channels, side, side)
+    return dict(image_embeddings=image(wide, 4), image_positional_embeddings=image(wide, 4),
+                sparse_prompt_embeddings=torch.randn(1, 1, 2, wide), dense_prompt_embeddings=image(wide, 4),
+                multimask_output=True, high_resolution_features=[image(wide // 8, 16), image(wide // 4, 8)])
+
+
+def acoustic_decoder(module):
+    return dict(hidden_states=torch.randn(1, LENGTH, module.fc.in_features))
+
+
+def memory_attention(module):
+    return dict(current_vision_features=torch.randn(16, 1, WIDTH), memory=torch.randn(32, 1, 64),
+                memory_posision_embeddings=torch.randn(32, 1, 64))
+
+
+# Modules inside of models that run by themselves, and their arguments.
+INNER = {"mask_decoder": mask_decoder, "acoustic_decoder": acoustic_decoder, "memory_attention": memory_attention}
+# What models have in place of `forward`.
+METHODS = dict.fromkeys(["chameleon_vqgan", "apertus1p5_vision_tokenizer"], "encode")
+
 # Arguments of parts that take those of other parts.
-PARTS = {"phi4_multimodal_audio": phi4_multimodal_audio, "timesfm": timesfm,
-         "muse_glimmer_assistant": muse_glimmer_assistant} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
+PARTS = {**dict.fromkeys(["instructblip_qformer", "instructblipvideo_qformer"], instructblip_qformer),
+         "phi4_multimodal_audio": phi4_multimodal_audio, "timesfm": timesfm,
+         "muse_glimmer_assistant": muse_glimmer_assistant, "florence_vision": florence_vision, "wavtokenizer": wavtokenizer} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
          for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 
 

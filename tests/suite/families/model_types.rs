@@ -56,12 +56,15 @@ impl Walked {
         let value = self.get(case, "value").unwrap_or_else(|| key.clone());
         let mut mask = model.mask().clone();
         let given = self.get(case, "mask").filter(|_| gives(CallInput::Mask));
+        let scores = [true, false].map(|scaled| CallInput::ScoreBias { scaled });
         if let Some(given) = given {
-            mask = mask.and(AttentionMask::additive(&given)?);
+            // A mask of numbers could also be the bias.
+            let has_bias = scores.into_iter().any(|input| model.layer.config().requires.contains(&input));
+            let keep = || AttentionMask::keep(&given.ge(-1.0)?);
+            mask = mask.and(if has_bias { keep()? } else { AttentionMask::additive(&given)? });
         }
         let (bias, cos, sin) = (self.get(case, "score_bias"), self.get(case, "cos"), self.get(case, "sin"));
         let mut options = AttentionOptions::default();
-        let scores = [true, false].map(|scaled| CallInput::ScoreBias { scaled });
         if let Some(bias) = bias.as_ref().filter(|_| scores.into_iter().any(gives)) {
             options = options.with_score_bias(bias);
         }

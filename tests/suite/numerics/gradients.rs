@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use candle_attention::position::{Disentangled, Position, RelativeBias2d, Rotary2d};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, MultiHeadAttention, ProjectionBias, Scoring,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Factor, HeadNorm, MultiHeadAttention, NormKind,
+    NormOver, ProjectionBias, Scoring, Step, Steps,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
@@ -192,6 +193,54 @@ fn packed_self_attention_has_finite_difference_gradients() {
     let mut all = map.data().lock().unwrap().clone();
     all.insert("xs".to_string(), xs.clone());
     check("packed self-attention", &all, &grads, &loss);
+}
+
+/// Attention between channels, of pooled queries, and of cosines with a factor per head and a bias that a network makes.
+#[test]
+fn reshaped_and_cosine_attention_have_finite_difference_gradients() {
+    let mut random = Random::new(13);
+    let cosine = || HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-24).with_weighted(false);
+    let steps = Steps::default()
+        .with_queries(vec![Step::Norm(cosine()), Step::Factor(Factor::Exp { max: 4.6 })])
+        .with_keys(vec![Step::Norm(cosine())]);
+    let computed = RelativeBias2d::new([2, 2], false).with_computed([3, 3]);
+    let plain = AttentionConfig::new(6, 2);
+    let network: Vec<(&'static str, &'static [usize])> = vec![
+        ("logit_scale", &[2, 1, 1]),
+        ("cpb_mlp.0.weight", &[512, 2]),
+        ("cpb_mlp.0.bias", &[512]),
+        ("cpb_mlp.2.weight", &[2, 512]),
+    ];
+    let forms: [Form; 3] = [
+        ("channels", plain.clone().with_between_channels(true), vec![]),
+        ("pooled queries", plain.clone().with_query_pool(2), vec![]),
+        ("cosines", plain.with_scale(1.0 / 3.0).with_steps(steps).with_position(computed), network),
+    ];
+    for (what, config, own) in forms {
+        let queries = if config.query_pool.is_some() { 1 } else { 4 };
+        let parts =
+            ["q_proj", "k_proj", "v_proj", "o_proj"].map(|part| [format!("{part}.weight"), format!("{part}.bias")]);
+        let projections = parts
+            .iter()
+            .flat_map(|[weight, bias]| [(weight.as_str(), [6, 6].as_slice()), (bias.as_str(), [6].as_slice())]);
+        let map = variables(&mut random, &projections.chain(own.iter().copied()).collect::<Vec<_>>());
+        let layer = MultiHeadAttention::load(&config, VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu)).unwrap();
+        let xs = Var::from_tensor(&random.tensor(&[B, 4, 6], DType::F64)).unwrap();
+        let weighting = random.tensor(&[B, queries, 6], DType::F64);
+        let mask = AttentionMask::full();
+        let inputs = AttentionInputs::self_attention(&xs, &mask);
+        let loss = || loss(&layer, &inputs, &weighting);
+        let grads = loss().backward().unwrap();
+        let mut all = map.data().lock().unwrap().clone();
+        // Of the many numbers of the network, those that a step of theirs does not switch on or off.
+        all.retain(|name, variable| !name.starts_with("cpb_mlp.0") || grads.get(variable).is_none());
+        all.insert("xs".to_string(), xs.clone());
+        check(what, &all, &grads, &loss);
+        let causal = AttentionMask::causal();
+        let masked = AttentionInputs::self_attention(&xs, &causal);
+        let masked = layer.attend_with(&masked, &AttentionOptions::default());
+        assert_eq!(masked.is_err(), own.is_empty(), "{what}");
+    }
 }
 
 /// The weights of position schemes get gradients, and so do the projections; also if the rows of a fused weight are

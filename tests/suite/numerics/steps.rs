@@ -336,6 +336,7 @@ fn steps_that_make_no_sense_are_errors() {
     says(factor(Factor::Constant(f64::NAN)), &["steps of values: factor is NaN", "a finite number"]);
     says(factor(Factor::LogPosition { beta: 1.0, length: 0, offset: 0 }), &["steps of values: length is 0"]);
     says(factor(Factor::LogPosition { beta: f64::INFINITY, length: 1, offset: 0 }), &["steps of values: beta is inf"]);
+    says(factor(Factor::Exp { max: 1.0 }), &["steps of values: factors of heads is 1", "at most 1, of queries"]);
     let source = KeyValueSource::Shared { layer: None };
     says(gemma().with_key_value_source(source).validate(), &["without weights: another layer makes the keys"]);
 }
