@@ -141,7 +141,7 @@ fn layers_call_functions_of_scores() {
         let inputs = AttentionInputs::self_attention(&xs, &decay);
         layer.attend_with(&inputs, options).unwrap().attention_weights.unwrap()
     };
-    let want = weights(&options.clone().with_return_attention_weights(true));
+    let want = weights(&options.with_return_attention_weights(true));
     let what =
         ObserveOptions::default().with_attention_weights(true).with_heads(&[2, 1]).with_queries(&[5, 6, 7, 8, 9, 10]);
     let observed = layer.observe(&AttentionInputs::self_attention(&xs, &decay), &options, &what).unwrap();
