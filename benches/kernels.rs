@@ -10,7 +10,10 @@ use std::hint::black_box;
 use candle_attention::sdpa::{SdpaOptions, attend_bshd};
 use candle_attention::{AttentionConfig, AttentionMask, MultiHeadAttention, ProjectionBias};
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{Activation, AttentionProblem, Batch, HeadsView, Isa, Mask, Packer, Team, WeightFormat};
+use candle_attention_kernels::{
+    Activation, AttentionProblem, Batch, HeadsView, Int8Heads, Isa, Mask, Packer, SCALE_BYTES, Team, WeightFormat,
+    quantize_heads,
+};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -95,36 +98,40 @@ fn instruction_sets(criterion: &mut Criterion) {
                 bencher.iter(|| weights.multiply(Team::ALONE, black_box(&xs), rows, Activation::Identity, &mut ys));
             });
         }
-        for (b, s_q, s_kv) in [(8, 128, 128), (1, 1, 1024)] {
+        for (b, s_q, s_kv) in [(8, 128, 128), (1, 1, 1024), (1, 1, 4096)] {
             const H: usize = 12;
             const D: usize = 64;
+            const HEAD: usize = SCALE_BYTES + D;
             let [q, kv] = [s_q, s_kv].map(|s| values(b * s * H * D));
             let [q, k, v] = [(&q, s_q), (&kv, s_kv), (&kv, s_kv)]
                 .map(|(data, s)| HeadsView { data: &data[..], strides: [s * H * D, H * D, D] });
-            let problem = AttentionProblem {
-                q,
-                k,
-                v,
-                batch: Batch::Padded { b, s_q, s_kv },
-                appended: 0,
-                h: H,
-                h_kv: H,
-                d: D,
-                d_v: D,
-                scale: 0.125,
-                softcap: None,
-                sinks: None,
-                mask: Mask::default(),
-                bf16: false,
-            };
+            let mut int8 = vec![0; b * s_kv * H * HEAD];
+            quantize_heads(&kv, D, &mut int8).expect("finite values");
+            let heads = Int8Heads(HeadsView { data: &int8, strides: [s_kv * H * HEAD, H * HEAD, HEAD] });
+            let batch = Batch::Padded { b, s_q, s_kv };
+            let (wide, int8) = (problem::<_, H, D>(batch, q, [k, v]), problem::<_, H, D>(batch, q, [heads, heads]));
             let mut to = Vec::new();
             group.throughput(Throughput::Elements(4 * (b * H * D * s_q * s_kv) as u64));
             group.bench_function(BenchmarkId::new(format!("attention {b}x{s_q}x{s_kv}"), isa.name()), |bencher| {
-                bencher.iter(|| kernels::attend(isa, Team::ALONE, black_box(&problem), &mut to));
+                bencher.iter(|| kernels::attend(isa, Team::ALONE, black_box(&wide), &mut to));
+            });
+            group.bench_function(BenchmarkId::new(format!("attention int8 {b}x{s_q}x{s_kv}"), isa.name()), |bencher| {
+                bencher.iter(|| kernels::attend(isa, Team::ALONE, black_box(&int8), &mut to));
             });
         }
     }
     group.finish();
+}
+
+/// Attention of `H` heads of `D` values without a mask.
+fn problem<'a, K, const H: usize, const D: usize>(
+    batch: Batch<'a>,
+    q: HeadsView<'a, f32>,
+    [k, v]: [K; 2],
+) -> AttentionProblem<'a, f32, K> {
+    let (scale, mask) = ((D as f32).powf(-0.5), Mask::default());
+    let (appended, softcap, sinks, bf16) = (0, None, None, false);
+    AttentionProblem { q, k, v, batch, appended, h: H, h_kv: H, d: D, d_v: D, scale, softcap, sinks, mask, bf16 }
 }
 
 /// Independent multiply-adds on registers.

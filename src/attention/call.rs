@@ -15,7 +15,7 @@ use crate::position::{BiasCall, ExplicitPositions};
 use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Backend, Call, DeviceKind, Plan, SdpaOptions};
-use crate::tensor::{element_count, same_dtype_and_device};
+use crate::tensor::{element_count, same_dtype_and_device, wide};
 use crate::weights::{SCORE, SINKS};
 
 /// A call that is checked and ready: to [run](Self::run), to [plan](Self::plan), to [observe](Self::observe), or to
@@ -375,7 +375,8 @@ impl OpenCall<'_> {
             _ => Plan::choose(&self.sizes, &self.sdpa)?,
         };
         let mask = self.tokens.shared_mask(&self.counted);
-        let (output, [keys, values]) = self.or_undone(|call| call.run_tensors(backend))?;
+        let (output, key_values) = self.or_undone(|call| call.run_tensors(backend))?;
+        let [keys, values] = wide(key_values, self.sizes.dtype)?;
         let tokens = self.xs[1].dim(1)?;
         let Counted { explicit, new_tokens, .. } = self.counted;
         Ok((output, KeyValues { keys, values, tokens, explicit, lengths: self.lengths, new_tokens, mask }))

@@ -17,7 +17,7 @@ use crate::ops::accumulate_dtype;
 use crate::sdpa;
 use crate::sdpa::{Backend, Plan, SdpaOptions};
 use crate::setters;
-use crate::tensor::{compute_dtype, select};
+use crate::tensor::{compute_dtype, select, wide};
 use crate::weights::{SCORE, SINKS};
 
 /// Attention weights that are in memory at a time.
@@ -151,10 +151,10 @@ impl OpenCall<'_> {
         }
         // The dtype in which the eager backend computes; a cache has its own.
         let is_stored = self.counted.stored.is_some();
-        let wide = if is_stored { self.sizes.dtype } else { accumulate_dtype(layer.qkv.like()) };
-        let qkv = self.keys(wide)?;
+        let wide_dtype = if is_stored { self.sizes.dtype } else { accumulate_dtype(layer.qkv.like()) };
+        let qkv = self.keys(wide_dtype)?;
         let (call, sdpa) = (self.sizes, &self.sdpa);
-        let output = if call.dtype == wide {
+        let output = if call.dtype == wide_dtype {
             let attended = sdpa::attend_call(Plan::choose(&call, sdpa)?, qkv.each_ref(), None, &call, sdpa)?;
             self.finish(attended)?.output
         } else {
@@ -163,7 +163,7 @@ impl OpenCall<'_> {
             layer.open_given(&inputs, self.options, |call| call.run())?.output
         };
         let output = output.apply()?;
-        let [q, k, _] = qkv;
+        let [q, k, _] = wide(qkv, wide_dtype)?;
         let keys = k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {
             return Err(Error::config("top_k", k, format!("1 to {keys}, the keys")));

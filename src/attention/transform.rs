@@ -1,5 +1,6 @@
 //! From inputs to what attention compares: projection, clipping, steps and extra keys.
 
+use candle_attention_kernels::SCALE_BYTES;
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
@@ -8,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
 use crate::position::{EmbeddingCall, TokenPositions};
+use crate::tensor::{is_int8, wide};
 use crate::weights::BIAS_KV;
 
 /// The projections that a cache holds.
@@ -61,10 +63,13 @@ impl MultiHeadAttention {
         match (stored, self.qkv.latent()) {
             (Stored::KeyValues([k, v]), _) => Ok([q, k, v]),
             (Stored::Latents([latents]), Some(latent)) if projection.absorbed => {
-                let values = latents.narrow(3, 0, latent.sizes().rank)?;
+                // Of latents in int8 the scale comes first.
+                let scale = if is_int8(&latents) { SCALE_BYTES } else { 0 };
+                let values = latents.narrow(3, 0, scale + latent.sizes().rank)?;
                 Ok([latent.absorb(&q)?, latents, values])
             }
             (Stored::Latents([latents]), latent) => {
+                let [latents] = wide([latents], projection.dtype)?;
                 let [k, v] = latent.expect("the latents are those of this layer").expand(&latents, projection.dtype)?;
                 Ok([q, k, v])
             }

@@ -1,7 +1,7 @@
 //! Attention on the CPU by the crate's own fused kernel.
 
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{AttentionProblem, Element, Isa, Team};
+use candle_attention_kernels::{AttentionProblem, Element, Int8Heads, Isa, Team};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
@@ -9,7 +9,7 @@ use crate::sdpa::cpu_backward::FusedAttention;
 use crate::sdpa::cpu_call::CpuCall;
 use crate::sdpa::reasons::{first_reason, not_by_scores};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
-use crate::tensor::for_cpu_element;
+use crate::tensor::{for_cpu_element, is_int8};
 
 /// Why the kernel cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
@@ -66,6 +66,9 @@ pub(super) fn attend(
     if call.tracks_gradient || options.dropout > 0.0 {
         return FusedAttention::attend(prepared, qkv, options);
     }
+    if is_int8(qkv[1]) {
+        return run_int8(qkv, &prepared);
+    }
     for_cpu_element!(call.dtype, T => run::<T>(qkv, &prepared))
 }
 
@@ -74,6 +77,19 @@ fn run<T: Element + WithDType>(qkv: [&Tensor; 3], prepared: &CpuCall) -> Result<
     prepared.with_problem(qkv, [], |attention: &AttentionProblem<T>, []| {
         Team::with(attention.multiply_adds(), |team| kernels::attend(Isa::detect()?, team, attention, &mut output))
     })?;
-    let (b, tokens, h, _) = qkv[0].dims4()?;
+    output_tensor(output, qkv[0], prepared)
+}
+
+/// [`run`] over keys and values in int8.
+fn run_int8(qkv: [&Tensor; 3], prepared: &CpuCall) -> Result<Tensor> {
+    let mut output = Vec::<f32>::new();
+    prepared.with_int8_problem(qkv, |attention: &AttentionProblem<f32, Int8Heads>| {
+        Team::with(attention.multiply_adds(), |team| kernels::attend(Isa::detect()?, team, attention, &mut output))
+    })?;
+    output_tensor(output, qkv[0], prepared)
+}
+
+fn output_tensor<T: WithDType>(output: Vec<T>, q: &Tensor, prepared: &CpuCall) -> Result<Tensor> {
+    let (b, tokens, h, _) = q.dims4()?;
     Ok(Tensor::from_vec(output, (b, tokens, h, prepared.call.d_v), &Device::Cpu)?)
 }

@@ -1,7 +1,7 @@
 //! What the CPU kernel reads of a call, made before its tensors are locked.
 
 use candle_attention_kernels as kernels;
-use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView};
+use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView, Int8Heads, Mask};
 use candle_core::{DType, Device, Tensor, WithDType};
 
 use crate::error::Result;
@@ -41,17 +41,46 @@ impl CpuCall {
         others: [&Tensor; N],
         run: impl FnOnce(&AttentionProblem<T>, [&[T]; N]) -> kernels::Result<R>,
     ) -> Result<R> {
-        let AttnShape { b, h, s_q, s_kv } = self.call.shape;
         let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
         let others = others.iter().map(|other| other.contiguous()).collect::<candle_core::Result<Vec<_>>>()?;
         let ([q, k, v], mask) = ([&q, &k, &v].map(Memory::new), self.mask.memory());
         let others: Vec<_> = others.iter().map(|other| (Memory::new(other), other.elem_count())).collect();
         let (q, k, v, mask) = (q.lock::<T>()?, k.lock::<T>()?, v.lock::<T>()?, mask.lock()?);
         let others = others.iter().map(|(other, size)| Ok((other.lock::<T>()?, *size))).collect::<Result<Vec<_>>>()?;
-        let attention = AttentionProblem {
-            q: heads(&q),
-            k: heads(&k),
-            v: heads(&v),
+        let key_values = [heads(&k), heads(&v)];
+        let attention = self.problem(heads(&q), key_values, mask.kernel_mask(), T::DTYPE == DType::BF16);
+        let result = run(&attention, std::array::from_fn(|i| &others[i].0.data()[..others[i].1]))?;
+        self.mask.check_functions()?;
+        Ok(result)
+    }
+
+    /// Calls `run` with the problem of these queries, and of keys and values in int8.
+    pub(super) fn with_int8_problem<R>(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        run: impl FnOnce(&AttentionProblem<f32, Int8Heads>) -> kernels::Result<R>,
+    ) -> Result<R> {
+        let (q, k, v) = (last_dim_contiguous(q)?, last_dim_contiguous(k)?, last_dim_contiguous(v)?);
+        let ([q, k, v], mask) = ([&q, &k, &v].map(Memory::new), self.mask.memory());
+        let (q, k, v, mask) = (q.lock::<f32>()?, k.lock::<u8>()?, v.lock::<u8>()?, mask.lock()?);
+        let key_values = [&k, &v].map(|tensor| Int8Heads(heads(tensor)));
+        let result = run(&self.problem(heads(&q), key_values, mask.kernel_mask(), false))?;
+        self.mask.check_functions()?;
+        Ok(result)
+    }
+
+    fn problem<'a, T, K>(
+        &'a self,
+        q: HeadsView<'a, T>,
+        [k, v]: [K; 2],
+        mask: Mask<'a>,
+        bf16: bool,
+    ) -> AttentionProblem<'a, T, K> {
+        let AttnShape { b, h, s_q, s_kv } = self.call.shape;
+        AttentionProblem {
+            q,
+            k,
+            v,
             batch: match &self.offsets {
                 Some(offsets) => Batch::Ragged { offsets },
                 None => Batch::Padded { b, s_q, s_kv },
@@ -64,12 +93,9 @@ impl CpuCall {
             scale: self.scale,
             softcap: self.softcap,
             sinks: self.sinks.as_deref(),
-            mask: mask.kernel_mask(),
-            bf16: T::DTYPE == DType::BF16,
-        };
-        let result = run(&attention, std::array::from_fn(|i| &others[i].0.data()[..others[i].1]))?;
-        self.mask.check_functions()?;
-        Ok(result)
+            mask,
+            bf16,
+        }
     }
 }
 

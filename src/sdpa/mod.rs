@@ -34,7 +34,7 @@ pub use plan::{Plan, Rejected};
 
 use crate::error::{Error, Result};
 use crate::mask::AttnShape;
-use crate::tensor::{check_allocation, element_count};
+use crate::tensor::{check_allocation, element_count, is_int8, wide};
 
 /// Softmax attention of every query over the keys it may see: `softmax(q kᵀ · scale + mask) v` per head.
 ///
@@ -85,7 +85,8 @@ pub fn attend_bshd(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) ->
     attend_call(Plan::choose(&call, options)?, [q, k, v], None, &call, options)
 }
 
-/// [`attend_bshd`] for a call that is checked, on the backend that was chosen for it; `offsets` as for [`fused`].
+/// [`attend_bshd`] for a call that is checked, on the backend that was chosen for it; `offsets` as for [`fused`]. Keys
+/// and values may be heads in int8, which the CPU kernel reads as they are.
 pub(crate) fn attend_call(
     backend: Backend,
     [q, k, v]: [&Tensor; 3],
@@ -96,6 +97,11 @@ pub(crate) fn attend_call(
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     if [b, h, s_q, s_kv.saturating_add(options.appended_keys)].contains(&0) {
         return empty_output(q, call, options);
+    }
+    let trains = call.tracks_gradient || options.dropout > 0.0;
+    if is_int8(k) && (backend != Backend::Cpu || trains) {
+        let [k, v] = wide([k.clone(), v.clone()], call.dtype)?;
+        return attend_call(backend, [q, &k, &v], offsets, call, options);
     }
     match backend {
         Backend::Eager if offsets.is_none() => eager::attend(q, k, v, call, options),

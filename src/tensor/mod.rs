@@ -10,6 +10,7 @@ mod cpu_slice;
 mod cuda_tensor;
 mod dtype;
 mod freeze;
+mod int8_heads;
 mod metal_device;
 #[cfg(test)]
 pub mod random;
@@ -25,5 +26,6 @@ pub use dtype::compute_dtype;
 pub(crate) use dtype::for_cpu_element;
 pub(crate) use freeze::same_elements;
 pub use freeze::{Freeze, Frozen, MapTensors, ShareWeights};
+pub(crate) use int8_heads::{is_int8, quantize_heads, wide};
 pub use metal_device::metal_device;
 pub(crate) use select::{bias_from_table, broadcast_rows, select};

@@ -21,7 +21,7 @@ use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, TileProd
 use super::problem::{AttentionProblem, Batch, Problem};
 use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, ScoreTile, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
-use super::tile_kernel::{TileKernel, run_on_tiles};
+use super::tile_kernel::{TileKernel, TileNumbers, run_on_tiles};
 
 /// f32 values in a cache line.
 const LINE: usize = 16;
@@ -101,8 +101,8 @@ fn run_tasks(isa: Isa, team: Team, problem: &Problem, training: Option<Training>
     let pool = ScratchPool::default();
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
-        let bf16 = problem.bf16 && training.is_none();
-        run_on_tiles(isa, bf16, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
+        let numbers = if training.is_some() { TileNumbers::F32 } else { problem.tile_numbers() };
+        run_on_tiles(isa, numbers, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
     })
 }
 
@@ -157,18 +157,22 @@ struct Scratch<'a> {
 impl<'a> Scratch<'a> {
     /// The size of each part for `keys` keys and that many `products`, and of all together.
     fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize, products: usize) -> Result<([usize; 9], usize)> {
-        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let (query_width, width, width_v) = (C::query_width(d), C::key_width(d), C::value_width(d_v));
         let what = "the scratch memory of attention";
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
         element_count(
             what,
-            &[keys.saturating_add(2 * QUERY_BLOCK), width.saturating_add(width_v).saturating_add(LINE), 2],
+            &[
+                keys.saturating_add(2 * QUERY_BLOCK),
+                query_width.max(width).saturating_add(width_v).saturating_add(LINE),
+                2,
+            ],
         )?;
         let keys = keys.next_multiple_of(C::PANEL);
         let sizes = [
             keys * width,
             C::values_offset(keys, width_v),
-            query_block(C::ROWS) * width,
+            query_block(C::ROWS) * query_width,
             query_block(C::ROWS) * width_v,
             query_block(C::ROWS),
             query_block(C::ROWS),
@@ -197,7 +201,7 @@ impl TileKernel for TaskKernel<'_> {
         let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
         const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL)) };
         let query_block = const { query_block(C::ROWS) };
-        let (width, width_v) = (C::key_width(d), C::value_width(d_v));
+        let (query_width, width, width_v) = (C::query_width(d), C::key_width(d), C::value_width(d_v));
         let (s_q, s_kv, start) = (problem.batch.s_q(b), problem.batch.s_kv(b), problem.batch.start(b));
 
         // Keys after the last one that any query of the task sees are not even packed.
@@ -236,9 +240,9 @@ impl TileKernel for TaskKernel<'_> {
                 let used = rows.next_multiple_of(C::ROWS);
                 let queries = Tokens { heads: problem.q, start, h, from: first, count: rows, d };
                 let packing = Packing::Queries { factor: query_factor };
-                pack(tile, packing, queries, scratch.tokens, &mut scratch.queries[..used * width]);
+                pack(tile, packing, queries, scratch.tokens, &mut scratch.queries[..used * query_width]);
                 if let Some(products) = &mut products {
-                    let queries = &scratch.queries[..used * width];
+                    let queries = &scratch.queries[..used * query_width];
                     products.start_block(tile, d, first..first + rows, queries, scratch.scores);
                 }
                 // A sink is a score that was seen before the first key, with a value of 0.
@@ -254,7 +258,7 @@ impl TileKernel for TaskKernel<'_> {
                             continue;
                         }
                         let range = |size: usize| row * size..(row + C::ROWS) * size;
-                        let queries = &scratch.queries[range(width)];
+                        let queries = &scratch.queries[range(query_width)];
                         tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
                         let state = SoftmaxState {
                             row_max: &mut scratch.row_max[range(1)],

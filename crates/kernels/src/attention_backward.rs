@@ -23,7 +23,7 @@ use super::isa::simd::{MAX_LANES, Simd};
 use super::mask::DistanceTable;
 use super::memory::{ScratchPool, element_count, zeros};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap, score_derivatives};
-use super::problem::{AttentionProblem, Batch};
+use super::problem::{AttentionProblem, Batch, KeyValueView};
 use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
 use super::tile_f32::TileF32;
@@ -290,8 +290,8 @@ impl TaskKernel<'_> {
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
 
         let tile = TileF32::<S, MR, NR>(s);
-        let key_tokens = Tokens { heads: problem.k.erase(), start, h: h_kv, from: 0, count: keys, d };
-        let value_tokens = Tokens { heads: problem.v.erase(), d: d_v, ..key_tokens };
+        let key_tokens = Tokens { heads: problem.k.heads(), start, h: h_kv, from: 0, count: keys, d };
+        let value_tokens = Tokens { heads: problem.v.heads(), d: d_v, ..key_tokens };
         pack(tile, Packing::Keys, key_tokens, scratch.tokens, scratch.key_panels);
         pack(tile, Packing::Keys, value_tokens, scratch.tokens, scratch.value_panels);
         pack(tile, Packing::Values { width_v: width }, key_tokens, scratch.tokens, scratch.keys);
@@ -357,7 +357,7 @@ impl TaskKernel<'_> {
         let AttentionProblem { d, d_v, batch, scale, .. } = *problem;
         scratch.query_gradients.fill(0.0);
         for r in 0..rows {
-            let at = problem.q.erase().offset(batch.start(self.b), first + r, h);
+            let at = problem.q.heads().offset(batch.start(self.b), first + r, h);
             let query = &problem.q.data[at..][..d];
             let (to, padding) = scratch.queries[r * width..][..width].split_at_mut(d);
             to.iter_mut().zip(query).for_each(|(to, x)| *to = x * scale);

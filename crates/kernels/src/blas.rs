@@ -10,8 +10,8 @@
 //! between the cores of a cluster, so it does as it likes.
 //!
 //! No library promises that a row has the same bits in any batch. MKL keeps them if a product has [`MIN_ROWS`] rows and
-//! [`MIN_OUTPUTS`] outputs: below, it takes other loops. So tasks are of like size, the few rows of a smaller product are
-//! filled up with zeros, and the kernels multiply for fewer outputs.
+//! [`MIN_OUTPUTS`] outputs: below, it takes other loops. So tasks are of like size, the few rows of a smaller product
+//! are filled up with zeros, and the kernels multiply for fewer outputs.
 
 use std::ops::Range;
 

@@ -94,6 +94,26 @@ impl Convert for f32 {
     }
 }
 
+/// Integers without their scale.
+impl Convert for i8 {
+    const HALVES: Option<PairFormat> = None;
+    const IS_F32: bool = false;
+
+    #[inline(always)]
+    fn upcast(from: &[Self], to: &mut [f32]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = f32::from(*from));
+    }
+    #[inline(always)]
+    fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from as i8));
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller promises the memory.
+        unsafe { s.load_i8(from) }
+    }
+}
+
 /// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
 /// does not need, so NEON is used directly.
 impl Convert for f16 {

@@ -15,7 +15,7 @@ use super::elements::{Elements, ElementsOut};
 use super::error::Result;
 use super::isa::Isa;
 use super::packing::{PackedWeights, Packer};
-use super::problem::AttentionProblem;
+use super::problem::{AttentionProblem, KeyValueView, Problem};
 use super::team::{Output, SharedOut, Team};
 
 /// A dtype that kernels read and write: f32, f16 or bf16. They compute in f32.
@@ -74,9 +74,14 @@ elements! {
 ///
 /// # Errors
 /// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
-pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut Vec<T>) -> Result<()> {
+pub fn attend<T: Element, K: KeyValueView>(
+    isa: Isa,
+    team: Team,
+    problem: &AttentionProblem<T, K>,
+    to: &mut Vec<T>,
+) -> Result<()> {
     to.clear();
-    attend_to(isa, team, problem, Output::Vec(to))
+    attend_to(isa, team, problem.erase(), Output::Vec(to))
 }
 
 /// [`attend`] into an existing slice, `to` `(queries, h, d_v)`.
@@ -84,11 +89,10 @@ pub fn attend<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, t
 /// # Errors
 /// The errors of [`attend`], and if `to` has another size.
 pub fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
-    attend_to(isa, team, problem, Output::Slice(to))
+    attend_to(isa, team, problem.erase(), Output::Slice(to))
 }
 
-fn attend_to<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: Output<T>) -> Result<()> {
-    let problem = problem.erase();
+fn attend_to<T: Element>(isa: Isa, team: Team, problem: Problem, to: Output<T>) -> Result<()> {
     let size = problem.checked_output_size()?;
     let run = |out| if size == 0 { Ok(()) } else { attention::attend(isa, team, &problem, T::output(out)) };
     // SAFETY: `attend` writes all of the output.

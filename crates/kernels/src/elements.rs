@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::convert::Convert;
+use super::int8::heads;
 use super::isa::pair_dot::{Pair, PairDot, PairFormat};
 use super::isa::simd::Simd;
 use super::team::SharedOut;
@@ -19,15 +20,18 @@ pub enum Elements<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),
+    /// Heads as in [`Int8Heads`](crate::Int8Heads). A part of them that is read is one head.
+    Int8(&'a [i8]),
 }
 
 /// Runs an expression with the slice of any [`Elements`], or the memory of any [`ElementsOut`].
 macro_rules! with_elements {
-    ($kind:ident($elements:expr), $values:ident => $body:expr) => {
+    ($kind:ident($elements:expr), $values:ident => $body:expr $(, Int8($head:ident) => $of_head:expr)?) => {
         match $elements {
             $kind::F32($values) => $body,
             $kind::F16($values) => $body,
             $kind::Bf16($values) => $body,
+            $($kind::Int8($head) => $of_head,)?
         }
     };
 }
@@ -37,20 +41,34 @@ impl<'a> Elements<'a> {
         matches!(self, Self::F32(_))
     }
 
-    pub(crate) fn len(self) -> usize {
-        with_elements!(Self(self), values => values.len())
+    pub(crate) fn is_int8(self) -> bool {
+        matches!(self, Self::Int8(_))
     }
 
-    /// Bytes of one value.
+    pub(crate) fn len(self) -> usize {
+        with_elements!(Self(self), values => values.len(), Int8(bytes) => bytes.len())
+    }
+
+    /// Bytes of one value, or of an integer.
     #[inline(always)]
     pub(crate) fn size(self) -> usize {
-        if self.is_f32() { size_of::<f32>() } else { size_of::<f16>() }
+        match self {
+            Self::F32(_) => size_of::<f32>(),
+            Self::F16(_) | Self::Bf16(_) => size_of::<f16>(),
+            Self::Int8(_) => size_of::<i8>(),
+        }
+    }
+
+    /// The size of a head of `d` values.
+    #[inline(always)]
+    pub(crate) fn head_size(self, d: usize) -> usize {
+        if self.is_int8() { d.saturating_add(heads::SCALE_BYTES) } else { d }
     }
 
     /// The first value.
     #[inline(always)]
     pub(crate) fn start(self) -> *const u8 {
-        with_elements!(Self(self), values => values.as_ptr().cast())
+        with_elements!(Self(self), values => values.as_ptr().cast(), Int8(bytes) => bytes.as_ptr().cast())
     }
 
     #[inline(always)]
@@ -59,6 +77,7 @@ impl<'a> Elements<'a> {
             Self::F32(values) => Self::F32(&values[range]),
             Self::F16(values) => Self::F16(&values[range]),
             Self::Bf16(values) => Self::Bf16(&values[range]),
+            Self::Int8(bytes) => Self::Int8(&bytes[range]),
         }
     }
 
@@ -68,26 +87,30 @@ impl<'a> Elements<'a> {
     where
         'a: 'b,
     {
-        with_elements!(Self(self), values => Convert::as_f32(values, buffer))
+        with_elements!(Self(self), values => Convert::as_f32(values, buffer), Int8(head) => heads::widen(head, buffer))
     }
 
     /// Converts to f32, which is exact. Both have the same length.
     #[inline(always)]
     pub(crate) fn upcast(self, to: &mut [f32]) {
-        with_elements!(Self(self), values => Convert::upcast(values, to));
+        with_elements!(Self(self), values => Convert::upcast(values, to), Int8(head) => _ = heads::widen(head, to));
     }
 
     /// The values as pairs of a format, where they are such pairs in memory.
     #[inline(always)]
     pub(crate) fn as_pairs(self, format: PairFormat) -> Option<&'a [Pair]> {
-        with_elements!(Self(self), values => Convert::as_pairs(format, values))
+        with_elements!(Self(self), values => Convert::as_pairs(format, values), Int8(_head) => None)
     }
 
     /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as the values.
     #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn to_pairs<D: PairDot>(self, dot: D, buffer: &mut [f32], to: &mut [Pair]) {
-        with_elements!(Self(self), values => Convert::to_pairs(dot, values, buffer, to));
+        with_elements!(
+            Self(self),
+            values => Convert::to_pairs(dot, values, buffer, to),
+            Int8(head) => dot.round_to_pairs(heads::widen(head, buffer), to)
+        );
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn run_tasks(isa: Isa, team: Team, problem: &Problem, out: ElementsOu
             kv_heads: first..h_kv.min(first + heads),
             group: of_group * queries..group.min((of_group + 1) * queries),
         };
-        run_on_tiles(isa, problem.bf16, TaskKernel { problem, task, pool: &pool, out })
+        run_on_tiles(isa, problem.tile_numbers(), TaskKernel { problem, task, pool: &pool, out })
     })
 }
 
@@ -107,6 +107,7 @@ struct Sizes {
     /// Rows of a key-value head, and as many as whole tiles have.
     rows: usize,
     padded_rows: usize,
+    query_width: usize,
     width: usize,
     width_v: usize,
     /// Whether keys and values are multiplied where they are: the rows of a key-value head fit into a tile.
@@ -126,11 +127,12 @@ impl TileKernel for TaskKernel<'_> {
             s_kv,
             rows,
             padded_rows: rows.next_multiple_of(C::ROWS),
+            query_width: C::query_width(d),
             width: C::key_width(d),
             width_v: C::value_width(d_v),
             one_tile: <C::S as Simd>::TRANSPOSES && rows <= C::ROWS,
         };
-        let Sizes { padded_rows, width, width_v, .. } = sizes;
+        let Sizes { padded_rows, query_width, width, width_v, .. } = sizes;
         if rows == 0 {
             return Ok(());
         }
@@ -146,7 +148,7 @@ impl TileKernel for TaskKernel<'_> {
             [KEY_BLOCK * width, C::values_offset(KEY_BLOCK, width_v)]
         };
         let of_scratch = [
-            heads * padded_rows * width,
+            heads * padded_rows * query_width,
             heads * padded_rows * width_v,
             heads * padded_rows,
             heads * padded_rows,
@@ -161,13 +163,13 @@ impl TileKernel for TaskKernel<'_> {
         let mut scratch = Scratch::divide(&mut memory, of_scratch);
 
         let (query_factor, score_factor) = C::split_scale(problem.scale, problem.q.data.is_f32());
-        for (h_kv, of_head) in kv_heads.clone().zip(scratch.queries.chunks_exact_mut(padded_rows * width)) {
+        for (h_kv, of_head) in kv_heads.clone().zip(scratch.queries.chunks_exact_mut(padded_rows * query_width)) {
             let first = h_kv * problem.h / problem.h_kv;
-            for (h, to) in group.clone().zip(of_head.chunks_exact_mut(s_q * width)) {
+            for (h, to) in group.clone().zip(of_head.chunks_exact_mut(s_q * query_width)) {
                 let queries = Tokens { heads: problem.q, start, h: first + h, from: 0, count: s_q, d };
                 pack(tile, Packing::Queries { factor: query_factor }, queries, scratch.tokens, to);
             }
-            of_head[rows * width..].fill(0.0);
+            of_head[rows * query_width..].fill(0.0);
         }
         let keys = Tokens { heads: problem.k, start, h: 0, from: 0, count, d };
         let values = Tokens { heads: problem.v, d: d_v, ..keys };
@@ -247,7 +249,7 @@ impl TaskKernel<'_> {
         scratch: &mut Scratch,
     ) {
         let Self { problem, task, .. } = self;
-        let Sizes { s_q, s_kv, rows, padded_rows, width, width_v, one_tile } = sizes;
+        let Sizes { s_q, s_kv, rows, padded_rows, query_width, width, width_v, one_tile } = sizes;
         let part_of =
             |h_kv: usize, size: usize| (h_kv - task.kv_heads.start) * size..(h_kv - task.kv_heads.start + 1) * size;
         for h_kv in kv_heads.clone() {
@@ -279,7 +281,7 @@ impl TaskKernel<'_> {
                     };
                     for (i, h) in kv_heads.clone().enumerate() {
                         let keys = Tokens { h, ..keys.step::<C>(from, end) };
-                        let queries = &scratch.queries[part_of(h, padded_rows * width)];
+                        let queries = &scratch.queries[part_of(h, padded_rows * query_width)];
                         let ahead =
                             PrefetchRows::new(Tokens { h: first, ..next }, heads, i * C::STEP..(i + 1) * C::STEP);
                         let memory = StepMemory { buffer: scratch.tokens, packed: scratch.keys, sums: &mut [], ahead };
@@ -320,8 +322,8 @@ impl TaskKernel<'_> {
                 pack(tile, Packing::Values { width_v }, of_head, scratch.tokens, packed_values);
                 for first in (0..rows).step_by(C::ROWS) {
                     let in_tile = C::ROWS.min(rows - first);
-                    let queries =
-                        &scratch.queries[part_of(h_kv, padded_rows * width)][first * width..][..C::ROWS * width];
+                    let queries = &scratch.queries[part_of(h_kv, padded_rows * query_width)];
+                    let queries = &queries[first * query_width..][..C::ROWS * query_width];
                     let scores = &mut scratch.scores[part_of(h_kv, C::SCORES)];
                     tile.scores(in_tile, queries, keys.d, &scratch.keys[..panels * width], count, scores);
                     self.update(tile, sizes, (h_kv, first), pos, score_factor, scratch);

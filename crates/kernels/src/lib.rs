@@ -98,6 +98,7 @@ mod team;
 )]
 mod tile_bf16;
 mod tile_f32;
+mod tile_int8;
 mod tile_kernel;
 
 #[cfg(test)]
@@ -116,6 +117,7 @@ pub use element::{Element, attend, attend_into};
 pub use error::{Error, Result};
 pub use gate::{GateFunction, RowGate};
 pub use int8::encode::WeightFormat;
+pub use int8::heads::{SCALE_BYTES, quantize_heads, widen_heads};
 pub use int8::rows::QuantizedRows;
 pub use isa::Isa;
 pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
@@ -125,6 +127,6 @@ pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;
 pub use packing::{PackedWeights, Packer};
-pub use problem::{AttentionProblem, Batch, HeadsView};
+pub use problem::{AttentionProblem, Batch, HeadsView, Int8Heads};
 pub use score_tile::KEY_BLOCK;
 pub use team::Team;

@@ -21,9 +21,12 @@ pub(super) struct FiniteValues {
 }
 
 impl FiniteValues {
-    /// `None` if all values are finite as `C` packs them. `buffer` has room for a token.
+    /// `None` if all values are finite as `C` packs them, as integers are. `buffer` has room for a token.
     #[cold]
     pub fn new<C: ScoreTile>(values: Tokens, buffer: &mut [f32]) -> Result<Option<Self>> {
+        if values.heads.data.is_int8() {
+            return Ok(None);
+        }
         let mut tokens = Vec::new();
         for i in 0..values.count {
             if !all_below(C::INFINITE, values.as_f32(i, buffer)) {

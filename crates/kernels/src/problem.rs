@@ -7,19 +7,20 @@ use super::elements::Elements;
 use super::error::{Error, Result};
 use super::mask::{Mask, check_view};
 use super::memory::element_count;
+use super::tile_kernel::TileNumbers;
 
 /// One call of the attention kernel.
 ///
 /// Shapes: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)` with `keys = s_kv + appended`. In
 /// a ragged batch `b` is 1, and the tokens of all sequences follow each other.
 #[derive(Debug)]
-pub struct AttentionProblem<'a, T> {
+pub struct AttentionProblem<'a, T, K = HeadsView<'a, T>> {
     /// The queries.
     pub q: HeadsView<'a, T>,
     /// The keys.
-    pub k: HeadsView<'a, T>,
+    pub k: K,
     /// The values.
-    pub v: HeadsView<'a, T>,
+    pub v: K,
     /// The sequences and their lengths.
     pub batch: Batch<'a>,
     /// Keys after the `s_kv` keys that the mask covers. Every query sees them.
@@ -44,7 +45,7 @@ pub struct AttentionProblem<'a, T> {
     pub bf16: bool,
 }
 
-impl<T: Element> AttentionProblem<'_, T> {
+impl<T: Element, K: KeyValueView> AttentionProblem<'_, T, K> {
     /// Multiply-adds of the whole call without a mask. Few queries count as many as are multiplied in the time in which
     /// keys and values are read.
     pub fn multiply_adds(&self) -> usize {
@@ -64,10 +65,13 @@ impl<T: Element> AttentionProblem<'_, T> {
     /// The problem as kernels take it.
     pub(super) fn erase(&self) -> Problem<'_> {
         let Self { batch, appended, h, h_kv, d, d_v, scale, softcap, sinks, ref mask, bf16, .. } = *self;
-        let [q, k, v] = [&self.q, &self.k, &self.v].map(HeadsView::erase);
+        let (q, [k, v]) = (self.q.heads(), [&self.k, &self.v].map(K::heads));
         Problem { q, k, v, batch, appended, h, h_kv, d, d_v, scale, softcap, sinks, mask, bf16 }
     }
 }
+
+/// The most values per head in int8: sums of so many products fit into 32 bits.
+const MAX_INT8_TERMS: usize = 1 << 17;
 
 /// An [`AttentionProblem`] of any dtype, with the same fields.
 #[derive(Clone, Copy)]
@@ -89,6 +93,15 @@ pub(super) struct Problem<'a> {
 }
 
 impl Problem<'_> {
+    /// The numbers that score tiles multiply, without training.
+    pub(super) fn tile_numbers(&self) -> TileNumbers {
+        match self.k.data {
+            Elements::Int8(_) => TileNumbers::Int8,
+            _ if self.bf16 => TileNumbers::Bf16,
+            _ => TileNumbers::F32,
+        }
+    }
+
     /// The size of the output, if the problem is consistent: everything that the kernel, which writes to memory that is
     /// not initialized, relies on.
     pub(super) fn checked_output_size(&self) -> Result<usize> {
@@ -102,6 +115,14 @@ impl Problem<'_> {
         }
         if d == 0 {
             return Err(Error::value("the head dimension", d, "at least 1"));
+        }
+        if self.k.data.is_int8() && d > MAX_INT8_TERMS {
+            return Err(Error::value("the head dimension", d, format!("at most {MAX_INT8_TERMS} in int8")));
+        }
+        if self.k.data.is_int8() && self.mask.embeddings.is_some() {
+            // They are compared with queries as keys are.
+            let found = "one with embeddings of distances";
+            return Err(Error::value("the mask of a call with keys in int8", found, "one without"));
         }
         batch.check(appended)?;
         let sequences = batch.masked_sequences();
@@ -142,16 +163,34 @@ pub struct HeadsView<'a, T> {
     pub strides: [usize; 3],
 }
 
-impl<'a, T: Element> HeadsView<'a, T> {
+/// Keys or values in int8: a head of `d` values is the four bytes of an f32 scale (in the order of the processor), and
+/// `d` integers that are multiplied with it. [`quantize_heads`](crate::quantize_heads) makes such heads, with scales
+/// that are finite; with others the output is not.
+#[derive(Debug, Clone, Copy)]
+pub struct Int8Heads<'a>(pub HeadsView<'a, u8>);
+
+/// How keys and values are held: in the dtype of queries ([`HeadsView`]) or in int8 ([`Int8Heads`]). The trait is
+/// public for [`AttentionProblem`] alone.
+pub trait KeyValueView {
     /// The view as kernels take it.
-    pub(super) fn erase(&self) -> Heads<'a> {
+    fn heads(&self) -> Heads<'_>;
+}
+
+impl<T: Element> KeyValueView for HeadsView<'_, T> {
+    fn heads(&self) -> Heads<'_> {
         Heads { data: T::elements(self.data), strides: self.strides }
     }
 }
 
-/// A [`HeadsView`] of any dtype.
+impl KeyValueView for Int8Heads<'_> {
+    fn heads(&self) -> Heads<'_> {
+        Heads { data: Elements::Int8(bytemuck::cast_slice(self.0.data)), strides: self.0.strides }
+    }
+}
+
+/// Keys or values of any dtype.
 #[derive(Clone, Copy)]
-pub(super) struct Heads<'a> {
+pub struct Heads<'a> {
     pub data: Elements<'a>,
     pub strides: [usize; 3],
 }
@@ -159,20 +198,20 @@ pub(super) struct Heads<'a> {
 impl<'a> Heads<'a> {
     /// Where head `h` of token `start + s` in batch row `b` starts.
     #[inline(always)]
-    pub fn offset(&self, (b, start): (usize, usize), s: usize, h: usize) -> usize {
+    pub(super) fn offset(&self, (b, start): (usize, usize), s: usize, h: usize) -> usize {
         b * self.strides[0] + (start + s) * self.strides[1] + h * self.strides[2]
     }
 
     /// The `d` values of a head.
     #[inline(always)]
-    pub fn head(&self, start: (usize, usize), s: usize, h: usize, d: usize) -> Elements<'a> {
+    pub(super) fn head(&self, start: (usize, usize), s: usize, h: usize, d: usize) -> Elements<'a> {
         let at = self.offset(start, s, h);
-        self.data.part(at..at + d)
+        self.data.part(at..at + self.data.head_size(d))
     }
 
     /// Checks that all heads of `dims` `[b, s, h]` are in memory. Then no index of one wraps around.
     fn check(&self, name: &str, dims: [usize; 3], d: usize) -> Result<()> {
-        check_view(name, &dims, &self.strides, d, self.data.len())
+        check_view(name, &dims, &self.strides, self.data.head_size(d), self.data.len())
     }
 }
 

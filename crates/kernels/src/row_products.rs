@@ -105,13 +105,12 @@ pub(super) struct Values<T = f32> {
 }
 
 /// Adds the products of `R` rows of attention weights, `KEY_BLOCK` apart, with `values` of `width` to `sums`
-/// `(R, width)`, which start at 0 with the first of `ends` and are added to `output` with the last. A tile has `MR` by
-/// `NR` registers.
+/// `(R, width)`, which start at 0 with the first of `ends` and are added to `output` with the last.
 ///
 /// # Safety
 /// `width` values can be read at each of the rows.
 #[inline(always)]
-pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize, const MR: usize, const NR: usize>(
+pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize>(
     s: S,
     weights: &[f32],
     mut values: Values<T>,
@@ -121,7 +120,7 @@ pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize, con
     width: usize,
 ) {
     assert!(width.is_multiple_of(S::LANES) && sums.len() >= R * width && output.len() >= R * width);
-    assert!(values.count <= S::LANES && weights.len() >= (R - 1) * KEY_BLOCK + values.count);
+    assert!(values.count <= KEY_BLOCK && weights.len() >= (R - 1) * KEY_BLOCK + values.count);
     let mut column = 0;
     while column < width {
         let left = (width - column) / S::LANES;
@@ -132,27 +131,21 @@ pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize, con
         column += S::LANES
             * unsafe {
                 match left {
-                    8.. if Fits::<T, R, 8, MR, NR>::TILE => {
-                        add_columns::<S, T, R, 8>(s, weights, values, ends, sums, width)
-                    }
-                    4.. if Fits::<T, R, 4, MR, NR>::TILE => {
-                        add_columns::<S, T, R, 4>(s, weights, values, ends, sums, width)
-                    }
-                    2.. if Fits::<T, R, 2, MR, NR>::TILE => {
-                        add_columns::<S, T, R, 2>(s, weights, values, ends, sums, width)
-                    }
+                    8.. if Fits::<S, T, R, 8>::TILE => add_columns::<S, T, R, 8>(s, weights, values, ends, sums, width),
+                    4.. if Fits::<S, T, R, 4>::TILE => add_columns::<S, T, R, 4>(s, weights, values, ends, sums, width),
+                    2.. if Fits::<S, T, R, 2>::TILE => add_columns::<S, T, R, 2>(s, weights, values, ends, sums, width),
                     _ => add_columns::<S, T, R, 1>(s, weights, values, ends, sums, width),
                 }
             };
     }
 }
 
-/// Whether the sums of `R` rows by `NV` vectors, with what a conversion of values takes, are at most those of a tile of
-/// `MR` by `NR`. A constant of a type, so that what does not fit is not compiled.
-struct Fits<T, const R: usize, const NV: usize, const MR: usize, const NR: usize>(PhantomData<T>);
+/// Whether the sums of `R` rows by `NV` vectors, with what a conversion of values takes, stay in registers. A constant
+/// of a type, so that what does not fit is not compiled.
+struct Fits<S, T, const R: usize, const NV: usize>(PhantomData<(S, T)>);
 
-impl<T: Convert, const R: usize, const NV: usize, const MR: usize, const NR: usize> Fits<T, R, NV, MR, NR> {
-    const TILE: bool = R * NV + if T::IS_F32 { 0 } else { 4 } <= MR * NR;
+impl<S: Simd, T: Convert, const R: usize, const NV: usize> Fits<S, T, R, NV> {
+    const TILE: bool = R * NV + if T::IS_F32 { 0 } else { 4 } <= S::SUMS;
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.

@@ -1,5 +1,5 @@
 //! Score tiles: the two products of attention, and the memory layouts of their operands. They are all that differs
-//! between attention in f32 and in bf16.
+//! between attention in f32, bf16 and int8.
 
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl<'a> Tokens<'a> {
             match first {
                 Elements::F16(values) => return Rows::F16(StridedRows { at: values.as_ptr(), stride }),
                 Elements::Bf16(values) => return Rows::Bf16(StridedRows { at: values.as_ptr(), stride }),
-                Elements::F32(_) => {}
+                Elements::F32(_) | Elements::Int8(_) => {}
             }
         }
         Rows::F32(self.f32_rows(s, width, to))
@@ -222,8 +222,12 @@ pub(super) trait ScoreTile: Copy {
     /// # Safety
     /// The scores of these keys, as many as a vector has lanes, can be written in `row`.
     unsafe fn store_weights(self, row: *mut f32, key: usize, weights: <Self::S as Simd>::V);
-    /// Size of a packed query or key of `d` values.
+    /// Size of a packed key of `d` values.
     fn key_width(d: usize) -> usize;
+    /// Size of a packed query of `d` values.
+    fn query_width(d: usize) -> usize {
+        Self::key_width(d)
+    }
     /// Size of an output row of `d_v` values.
     fn value_width(d_v: usize) -> usize;
     /// Where the packed values of key `key` start.
@@ -353,6 +357,9 @@ pub(super) struct PrefetchRows {
 }
 
 impl PrefetchRows {
+    /// No rows.
+    pub const NONE: Self = Self { at: std::ptr::null(), head: 0, left: 0, heads: 0, row: 0, of_head: 0, of_token: 0 };
+
     /// Rows `range` of all rows of `tokens` and so many heads from theirs on.
     #[inline(always)]
     pub fn new(tokens: Tokens, heads: usize, range: Range<usize>) -> Self {
@@ -365,7 +372,7 @@ impl PrefetchRows {
             head,
             left: range.end.min(count * heads).saturating_sub(range.start),
             heads,
-            row: d * size,
+            row: view.data.head_size(d) * size,
             of_head: of_head * size,
             of_token: of_token.wrapping_sub((heads - 1) * of_head).wrapping_mul(size),
         }

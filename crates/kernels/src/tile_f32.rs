@@ -111,25 +111,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         output: &mut [f32],
         width_v: usize,
     ) {
-        let s = self.0;
-        assert!(attention_weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
-        assert!(values.len() >= count * width_v && output.len() >= MR * width_v);
-        let mut column = 0;
-        while column < width_v {
-            let step = vectors_per_step((width_v - column) / S::LANES, NR);
-            // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
-            // `LANES`.
-            unsafe {
-                match step {
-                    1 => accumulate_columns::<S, MR, 1>(s, attention_weights, values, count, output, width_v, column),
-                    3 if NR >= 3 => {
-                        accumulate_columns::<S, MR, 3>(s, attention_weights, values, count, output, width_v, column)
-                    }
-                    _ => accumulate_columns::<S, MR, 2>(s, attention_weights, values, count, output, width_v, column),
-                }
-            }
-            column += step * S::LANES;
-        }
+        add_value_tile::<S, f32, MR, NR>(self.0, attention_weights, (values, width_v), count, output, width_v);
     }
 
     #[inline(always)]
@@ -184,7 +166,7 @@ impl<S: Simd, const MR: usize, const NR: usize> TileF32<S, MR, NR> {
     /// # Safety
     /// `width` values can be read at each of the rows of values.
     #[inline(always)]
-    unsafe fn add_values<T: Convert>(
+    pub unsafe fn add_values<T: Convert>(
         s: S,
         rows: usize,
         weights: &[f32],
@@ -196,12 +178,41 @@ impl<S: Simd, const MR: usize, const NR: usize> TileF32<S, MR, NR> {
         // SAFETY: the caller promises it.
         unsafe {
             match rows {
-                1 => add_value_products::<S, T, 1, MR, NR>(s, weights, values, ends, sums, output, width),
-                2 => add_value_products::<S, T, 2, MR, NR>(s, weights, values, ends, sums, output, width),
-                5.. if MR > 4 => add_value_products::<S, T, MR, MR, NR>(s, weights, values, ends, sums, output, width),
-                _ => add_value_products::<S, T, 4, MR, NR>(s, weights, values, ends, sums, output, width),
+                1 => add_value_products::<S, T, 1>(s, weights, values, ends, sums, output, width),
+                2 => add_value_products::<S, T, 2>(s, weights, values, ends, sums, output, width),
+                5.. if MR > 4 => add_value_products::<S, T, MR>(s, weights, values, ends, sums, output, width),
+                _ => add_value_products::<S, T, 4>(s, weights, values, ends, sums, output, width),
             }
         }
+    }
+}
+
+/// [`ScoreTile::accumulate_values`] with values of any type, so many of them from one token to the next.
+#[inline(always)]
+pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usize>(
+    s: S,
+    weights: &[f32],
+    (values, stride): (&[T], usize),
+    count: usize,
+    output: &mut [f32],
+    width_v: usize,
+) {
+    assert!(weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
+    assert!(width_v <= stride && values.len() >= count * stride && output.len() >= MR * width_v);
+    let mut column = 0;
+    while column < width_v {
+        let step = vectors_per_step((width_v - column) / S::LANES, NR);
+        let values = (values[column..].as_ptr(), stride);
+        // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
+        // `LANES`.
+        unsafe {
+            match step {
+                1 => accumulate_columns::<S, T, MR, 1>(s, weights, values, count, output, width_v, column),
+                3 if NR >= 3 => accumulate_columns::<S, T, MR, 3>(s, weights, values, count, output, width_v, column),
+                _ => accumulate_columns::<S, T, MR, 2>(s, weights, values, count, output, width_v, column),
+            }
+        }
+        column += step * S::LANES;
     }
 }
 
@@ -220,12 +231,13 @@ pub(super) fn vectors_per_step(left: usize, of_tile: usize) -> usize {
 /// Adds the products with `NV` vectors of columns from `column`.
 ///
 /// # Safety
-/// The slices have the lengths that `accumulate_values` checks, and `column + NV · LANES <= width_v`.
+/// The slices have the lengths that [`add_value_tile`] checks, the values start at `column`, and
+/// `column + NV · LANES <= width_v`.
 #[inline(always)]
-unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
+unsafe fn accumulate_columns<S: Simd, T: Convert, const MR: usize, const NV: usize>(
     s: S,
     attention_weights: &[f32],
-    values: &[f32],
+    (values, stride): (*const T, usize),
     count: usize,
     output: &mut [f32],
     width_v: usize,
@@ -234,7 +246,7 @@ unsafe fn accumulate_columns<S: Simd, const MR: usize, const NV: usize>(
     let a = Lhs::rows(attention_weights.as_ptr(), KEY_BLOCK);
     // SAFETY: the caller promises it.
     unsafe {
-        let b = Rhs::new(values.as_ptr().add(column), width_v);
+        let b = Rhs::new(values, stride);
         let added = microkernel::<S, _, MR, NV>(s, count, a, b, Prefetch::NONE);
         for (r, added) in added.into_iter().enumerate() {
             for (n, added) in added.into_iter().enumerate() {

@@ -21,7 +21,7 @@ pub(super) fn check<T: Element>(problem: &AttentionProblem<T>, tolerance: f64, w
     }
 }
 
-fn sizes() -> Vec<Sizes> {
+pub(super) fn sizes() -> Vec<Sizes> {
     let mut all = Vec::new();
     for (d, d_v) in [(1, 1), (7, 5), (8, 8), (16, 48), (32, 32), (40, 64), (64, 64), (80, 80), (128, 96), (130, 129)] {
         for (s_q, s_kv) in [(1, 1), (1, 70), (5, 7), (9, 192), (64, 64), (65, 193), (70, 400)] {

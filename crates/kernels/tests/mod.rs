@@ -14,6 +14,7 @@ mod functions;
 mod gate;
 mod gemm;
 mod int8;
+mod int8_heads;
 #[path = "../../../tests/common/loops.rs"]
 mod loops;
 mod memory;

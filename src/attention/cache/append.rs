@@ -1,5 +1,6 @@
 //! Adding a chunk to a key-value cache.
 
+use candle_attention_kernels::SCALE_BYTES;
 use candle_core::{DType, Device, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
@@ -7,7 +8,7 @@ use super::layer_id::LayerId;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
-use crate::tensor::check_tensor_memory;
+use crate::tensor::{check_tensor_memory, is_int8};
 
 /// The new tokens of a call with a cache.
 #[derive(Debug, Clone)]
@@ -42,18 +43,24 @@ impl TokenShape {
     /// Of keys and values, or of latents alone.
     pub(super) fn from_tokens(tokens: &[Tensor]) -> Result<Self> {
         let (b, _, h_kv, d) = tokens[0].dims4()?;
-        let d_v = tokens.get(1).map_or(Ok(0), |values| values.dim(3))?;
-        Ok(Self { b, h_kv, d, d_v, dtype: tokens[0].dtype() })
+        let d_v = tokens.get(1).map(|values| values.dim(3)).transpose()?;
+        let scale = if is_int8(&tokens[0]) { SCALE_BYTES } else { 0 };
+        Ok(Self { b, h_kv, d: d - scale, d_v: d_v.map_or(0, |d_v| d_v - scale), dtype: tokens[0].dtype() })
     }
 
     fn describe(&self) -> String {
         let Self { b, h_kv, d, d_v, dtype } = self;
-        let dtype = dtype.as_str();
+        let dtype = cached_dtype(*dtype);
         if *d_v == 0 {
             return format!("a batch of {b} with latents of {d} elements, in {dtype}");
         }
         format!("a batch of {b} with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
     }
+}
+
+/// The name of the dtype that a cache holds.
+fn cached_dtype(dtype: DType) -> &'static str {
+    if dtype == DType::U8 { "int8" } else { dtype.as_str() }
 }
 
 /// Tokens of the first allocation.
@@ -72,7 +79,9 @@ fn slack(window: usize) -> usize {
 /// Checks that there is memory for `columns` tokens.
 pub(super) fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
     let what = format!("the capacity of a cache for {}", of.describe());
-    check_tensor_memory(&what, columns, &[of.b, of.h_kv, of.d.saturating_add(of.d_v), columns], of.dtype, device)
+    let scales = if of.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
+    let of_head = of.d.saturating_add(of.d_v).saturating_add(scales);
+    check_tensor_memory(&what, columns, &[of.b, of.h_kv, of_head, columns], of.dtype, device)
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
@@ -193,6 +202,7 @@ impl KvCache {
         if let Some(length) = new.iter().find(|length| **length > s) {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
+        self.check_device(device)?;
         self.check_alike("a call with a cache", of, device)?;
         let tokens = self.mask_columns(&new);
         match self.kind {
@@ -215,10 +225,10 @@ impl KvCache {
     pub(in crate::attention) fn add<const N: usize>(
         &mut self,
         chunk: [Tensor; N],
-        new: &NewTokens,
+        all_new: &NewTokens,
         tracked: bool,
     ) -> Result<[Tensor; N]> {
-        let NewTokens { layer, counts: new, rotated_for, explicit, .. } = new;
+        let NewTokens { layer, counts: new, rotated_for, explicit, .. } = all_new;
         let mut sequences = self.sequences_of(new.len());
         let retained: Vec<usize> = sequences.iter().map(|sequence| sequence.retained).collect();
         let totals: Vec<usize> = retained.iter().zip(new).map(|(retained, new)| retained + new).collect();
@@ -228,8 +238,9 @@ impl KvCache {
         let cached = self.buffers.as_ref().filter(|_| longest > 0);
         // For a gradient tokens are concatenated instead of written in place, which a graph does not notice.
         let tracked = tracked || chunk.iter().chain(cached.into_iter().flatten()).any(Tensor::track_op);
+        self.check_untracked(tracked)?;
         self.in_graph |= tracked;
-        let s = chunk[0].dim(1)?;
+        let (s, chunk) = (chunk[0].dim(1)?, self.stored(chunk, all_new)?);
         // In place all sequences of a rotating cache drop as many tokens, or none.
         let alike = aligned(&retained, new, s) || totals == kept;
         let fits = window.is_none_or(|window| alike && s <= slack(window));

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use super::append::{NewTokens, TokenShape, check_memory};
 use super::layer_id::LayerId;
 use crate::error::{Error, Result};
-use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
+use crate::tensor::{check_tensor_memory, same_dtype_and_device, select, wide};
 
 /// Cached keys and values of a layer's earlier tokens, for sequences that run in chunks of any size.
 ///
@@ -36,7 +36,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// token beyond the original maximum, so that every such call runs all tokens.
 ///
 /// # Memory
-/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype; with
+/// `2 · b · tokens · num_key_value_heads · head_dim` elements of the layer's dtype, or of a byte
+/// [in int8](Self::with_int8); with
 /// [latent attention](crate::LatentAttention) `b · tokens · (kv_lora_rank + qk_rope_head_dim)`, because the cache holds
 /// the latents and not the keys and values that are made of them. A growing cache allocates up to twice as much, a
 /// rotating one up to twice its window. Calls that track a gradient concatenate tokens instead of writing them in
@@ -66,6 +67,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select};
 /// ```
 pub struct KvCache {
     pub(super) kind: CacheKind,
+    /// Whether tokens are held as heads in int8.
+    pub(super) int8: bool,
     /// Keys and values, or the latents that both are made of alone, `(b, columns, h_kv, d)` each. Sequence `i` has its
     /// kept tokens in the columns `first .. first + sequences[i].retained`.
     pub(super) buffers: Option<Vec<Tensor>>,
@@ -182,7 +185,7 @@ impl KvCache {
     }
 
     fn new(kind: CacheKind) -> Self {
-        Self { kind, buffers: None, first: 0, sequences: Vec::new(), in_graph: false, layer: None }
+        Self { kind, int8: false, buffers: None, first: 0, sequences: Vec::new(), in_graph: false, layer: None }
     }
 
     /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
@@ -368,9 +371,10 @@ impl KvCache {
     /// another dtype or device. The cache is unchanged then.
     pub fn append_sequences(&mut self, other: &Self) -> Result<()> {
         let what = "a cache to append";
-        if self.kind != other.kind {
-            let expected = format!("{:?}, as the cache that it is appended to", self.kind);
-            return Err(Error::value(what, format!("{:?}", other.kind), expected));
+        let [own, added] =
+            [self, other].map(|cache| format!("{:?}{}", cache.kind, if cache.int8 { " in int8" } else { "" }));
+        if own != added {
+            return Err(Error::value(what, added, format!("{own}, as the cache that it is appended to")));
         }
         let (Some(added), false) = (&other.buffers, other.sequences.is_empty()) else { return Ok(()) };
         let Some(own) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else {
@@ -436,7 +440,7 @@ impl KvCache {
         }
         same_dtype_and_device("values", values, keys)?;
         let chunk = [keys.clone(), values.clone()];
-        let counts = self.check_chunk(TokenShape::from_tokens(&chunk)?, keys.device(), s, None)?;
+        let counts = self.check_chunk(self.stored_shape(TokenShape::from_tokens(&chunk)?), keys.device(), s, None)?;
         self.check_layer(None)?;
         let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
         if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {
@@ -449,7 +453,7 @@ impl KvCache {
         }
         let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
-        let [keys, values] = self.or_unchanged(|cache| cache.add(chunk, &new, false))?;
+        let [keys, values] = self.or_unchanged(|cache| wide(cache.add(chunk, &new, false)?, keys.dtype()))?;
         Ok((keys, values))
     }
 
@@ -529,6 +533,7 @@ impl fmt::Debug for KvCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvCache")
             .field("kind", &self.kind)
+            .field("int8", &self.int8)
             .field("sequences", &self.sequences.len())
             .field("len", &self.len())
             .field("retained_len", &self.retained_len())

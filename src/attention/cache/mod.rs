@@ -6,11 +6,15 @@
 //! step would cost as much as the attention itself; where the rotation changes with the length of the sequence, a call
 //! that would need other keys fails before it changes the cache. So does a call of another layer, or of the same one
 //! after its weights have changed.
+//!
+//! A cache in int8 holds bytes, with the scale of each head among them, so that all that moves tokens is the same; they
+//! are rounded when they are added.
 
 mod append;
 mod cross;
 #[cfg(all(test, not(feature = "cuda")))]
 mod faults;
+mod int8;
 mod key_values;
 mod kv_cache;
 mod layer_id;

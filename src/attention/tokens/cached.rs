@@ -13,6 +13,7 @@ use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::attention::transform::Stored;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::ops::accumulate_dtype;
 
 pub(super) struct Cached<'a, 'b> {
     cache: MutexGuard<'a, &'b mut KvCache>,
@@ -33,7 +34,7 @@ impl<'a, 'b> Cached<'a, 'b> {
     fn new_tokens(
         &self,
         layer: &MultiHeadAttention,
-        [query, key, _]: &[Tensor; 3],
+        [query, key, value]: &[Tensor; 3],
         options: &AttentionOptions,
         mask: &AttentionMask,
     ) -> Result<(NewTokens, usize)> {
@@ -58,7 +59,8 @@ impl<'a, 'b> Cached<'a, 'b> {
                 (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim())
             }
         };
-        let of = TokenShape { b, h_kv, d, d_v, dtype: layer.dtype() };
+        let of = cache.stored_shape(TokenShape { b, h_kv, d, d_v, dtype: layer.dtype() });
+        cache.check_untracked(layer.tracks_gradient() || [query, key, value].into_iter().any(Tensor::track_op))?;
         let counts = cache.check_chunk(of, layer.device(), s, self.lengths)?;
         cache.check_window(mask)?;
         let id = Some(layer.present_id()?);
@@ -111,7 +113,8 @@ impl CallTokens for Cached<'_, '_> {
         let (b, s, _) = xs[0].dims3()?;
         self.places = self.lengths.and_then(|lengths| NewPlaces::new([b, s], lengths));
         let mask = self.cache.mask(&mask, b, new.unequal.as_ref());
-        let stored = Some((layer.dtype(), self.cache.tracks_gradient()));
+        let dtype = self.cache.call_dtype(layer.dtype(), accumulate_dtype(layer.qkv.like()));
+        let stored = Some((dtype, self.cache.tracks_gradient()));
         Ok((Counted { new_tokens: Some(new), stored, ..Counted::new([b, s, s_kv]) }, Cow::Owned(mask)))
     }
 

@@ -5,5 +5,7 @@ mod cached_rotation;
 mod chunks;
 mod cross_cache;
 mod edits;
+mod int8;
+mod int8_decoder;
 mod layers;
 mod programs;

@@ -42,23 +42,26 @@ fn positions() -> [Position; 5] {
     ]
 }
 
-/// The output of the last tokens of a sequence in one run.
-fn in_one_run(layer: &MultiHeadAttention, of: &Sequence, new: usize, mask: &AttentionMask) -> Tensor {
+/// The output of the last tokens of a sequence in one run, with an `int8` cache or without any.
+fn in_one_run(layer: &MultiHeadAttention, of: &Sequence, new: usize, mask: &AttentionMask, int8: bool) -> Tensor {
     let xs = Tensor::cat(&of.tokens, 0).unwrap().unsqueeze(0).unwrap();
     let positions = Tensor::new(of.positions.as_slice(), &CPU).unwrap();
     let mut options = AttentionOptions::default();
     if matches!(layer.config().position, Position::Rotary(_)) {
         options = options.with_positions(&positions);
     }
-    let inputs = AttentionInputs::self_attention(&xs, mask);
+    let (mut inputs, mut cache) = (AttentionInputs::self_attention(&xs, mask), KvCache::growing().with_int8());
+    if int8 {
+        inputs = inputs.with_cache(&mut cache);
+    }
     let output = layer.attend_with(&inputs, &options).unwrap().output;
     output.narrow(1, of.tokens.len() - new, new).unwrap()
 }
 
-fn program(position: Position, seed: u64) {
+fn program(position: Position, seed: u64, int8: bool) {
     let mut random = Random::new(seed);
     let config = AttentionConfig::new(HIDDEN, 4).with_num_key_value_heads(2).with_position(position.clone());
-    let layer = if below(&mut random, 3) == 0 {
+    let layer = if !int8 && below(&mut random, 3) == 0 {
         MultiHeadAttention::new(&config, VarBuilder::from_varmap(&VarMap::new(), DType::F32, &CPU)).unwrap()
     } else {
         random_layer(&config, 0.4, &mut random)
@@ -66,7 +69,10 @@ fn program(position: Position, seed: u64) {
     let window = 3 + below(&mut random, 4);
     let windowed = AttentionMask::window(Some(window - 1), Some(0));
     let kind = below(&mut random, 3);
-    let empty = || [KvCache::growing(), KvCache::fixed(48), KvCache::rotating(window)].into_iter().nth(kind).unwrap();
+    let empty = || {
+        let cache = [KvCache::growing(), KvCache::fixed(48), KvCache::rotating(window)].into_iter().nth(kind).unwrap();
+        if int8 { cache.with_int8() } else { cache }
+    };
     let (mut cache, mask) = (empty(), if kind == 0 { AttentionMask::causal() } else { windowed });
     let rotary = matches!(position, Position::Rotary(_));
     let none = Sequence { tokens: Vec::new(), positions: Vec::new() };
@@ -158,7 +164,7 @@ fn program(position: Position, seed: u64) {
         assert_eq!(cache.lengths(), rows.iter().map(|row| row.tokens.len()).collect::<Vec<_>>(), "{what}");
         for (i, row) in rows.iter().enumerate().filter(|(i, _)| lengths[*i] > 0) {
             let got = output.narrow(0, i, 1).unwrap().narrow(1, 0, lengths[i]).unwrap();
-            assert_close(&format!("{what}, row {i}"), &got, &in_one_run(&layer, row, lengths[i], &mask), 3e-6);
+            assert_close(&format!("{what}, row {i}"), &got, &in_one_run(&layer, row, lengths[i], &mask, int8), 3e-6);
         }
     }
 }
@@ -166,6 +172,13 @@ fn program(position: Position, seed: u64) {
 #[test]
 fn random_programs_give_what_one_run_gives() {
     for (i, position) in positions().into_iter().enumerate() {
-        (0..40).for_each(|seed| program(position.clone(), 1000 * i as u64 + seed));
+        (0..40).for_each(|seed| program(position.clone(), 1000 * i as u64 + seed, false));
+    }
+}
+
+#[test]
+fn random_programs_in_int8_give_what_one_run_in_int8_gives() {
+    for (i, position) in positions().into_iter().enumerate() {
+        (0..40).for_each(|seed| program(position.clone(), 1000 * i as u64 + seed, true));
     }
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use super::dot::Int8Vectors;
 use crate::isa::avx512::Avx512;
 use crate::isa::kernel::Int8Kernel;
+use crate::isa::simd::VectorKernel;
 
 /// AVX512-VNNI and AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +35,12 @@ fn run<K: Int8Kernel>(dot: Avx512Vnni, kernel: K) {
     kernel.run::<_, MR, NR, BLOCK_MR>(dot);
 }
 
+#[target_feature(enable = "avx512f,avx512vnni")]
+#[inline(never)]
+fn call<K: VectorKernel>(dot: Avx512Vnni, kernel: K) {
+    kernel.run(dot.0);
+}
+
 // SAFETY: both loads read 64 bytes.
 unsafe impl Int8Vectors for Avx512Vnni {
     type S = Avx512;
@@ -46,6 +53,11 @@ unsafe impl Int8Vectors for Avx512Vnni {
     #[inline(always)]
     fn simd(self) -> Avx512 {
         self.0
+    }
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        // SAFETY: `self` proves that the processor has AVX-512F and AVX512-VNNI.
+        unsafe { call(self, kernel) }
     }
     #[inline(always)]
     fn splat(self, start: i32) -> __m512i {

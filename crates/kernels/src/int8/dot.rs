@@ -1,12 +1,13 @@
 //! Products of 8-bit integers: what an instruction set implements.
 
-use crate::isa::simd::{MAX_LANES, Simd};
+use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use crate::microkernel::{Prefetch, hide_addresses};
 
 /// An integer that holds a rounded input.
 pub(crate) trait InputInteger: bytemuck::Pod {
     /// From the lowest bits.
     fn from_bits(bits: u32) -> Self;
+    fn to_f32(self) -> f32;
 }
 
 impl InputInteger for i8 {
@@ -14,12 +15,20 @@ impl InputInteger for i8 {
     fn from_bits(bits: u32) -> Self {
         bits as i8
     }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(self)
+    }
 }
 
 impl InputInteger for i16 {
     #[inline(always)]
     fn from_bits(bits: u32) -> Self {
         bits as i16
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(self)
     }
 }
 
@@ -55,6 +64,12 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     const NIBBLE_OFFSET: u8;
 
     fn simd(self) -> Self::S;
+
+    /// [`Simd::call`] with these instructions.
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        self.simd().call(kernel);
+    }
 
     /// The sums of `ROWS` rows by `VECTORS` vectors of outputs over `steps` steps, an even number if the weights are
     /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. Meanwhile memory is fetched: a step
@@ -113,6 +128,11 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     type Weights: Copy;
 
     fn simd(self) -> Self::S;
+    /// [`Int8Dot::call`].
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        self.simd().call(kernel);
+    }
     fn splat(self, start: i32) -> Self::Sums;
     fn to_f32(self, sums: Self::Sums) -> <Self::S as Simd>::V;
     /// Adds the products of the inputs in `x` with the weights. Sums wrap around.
@@ -153,6 +173,11 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     #[inline(always)]
     fn simd(self) -> D::S {
         Int8Vectors::simd(self)
+    }
+
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        Int8Vectors::call(self, kernel);
     }
 
     #[inline(always)]

@@ -117,7 +117,7 @@ impl Int8Kernel for RoundInputs<'_> {
 
 /// Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, which is then in the low bits: for magnitudes below
 /// 2^22.
-const MAGIC: f32 = 12_582_912.0;
+pub(crate) const MAGIC: f32 = 12_582_912.0;
 
 /// Rounds inputs that share a scale to integers from -127 to 127, and fills the rest of `to` with zeros. Returns the
 /// scale and the sum of the integers.
@@ -125,7 +125,7 @@ const MAGIC: f32 = 12_582_912.0;
 /// The scale is NaN if an input is not finite, so that everything that depends on it becomes NaN. It is at least the
 /// smallest normal number, so inputs far below that are 0; and 0 if all inputs are.
 #[inline(always)]
-fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [D::Input]) -> (f32, i32) {
+pub(crate) fn quantize<D: Int8Dot>(dot: D, from: &[f32], to: &mut [D::Input]) -> (f32, i32) {
     let s = dot.simd();
     let (to, padding) = to.split_at_mut(from.len());
     padding.fill(D::Input::from_bits(0));

@@ -8,7 +8,8 @@
 //!
 //! From the bottom up: `encode` finds the integers and scales of weights, `inputs` those of inputs, `panels` has the
 //! order of packed bytes, and `gemm` the product, generic over the instructions, which have one file for each set:
-//! vectors that `dot` describes, and the `tiles` of AMX. `rows` is beside them: tables whose rows are looked up.
+//! vectors that `dot` describes, and the `tiles` of AMX. Beside them are `rows`, tables whose rows are looked
+//! up, and `heads`, keys and values of a cache.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
@@ -19,6 +20,7 @@ pub(crate) mod avx512_vnni;
 pub(crate) mod dot;
 pub(crate) mod encode;
 pub(crate) mod gemm;
+pub(crate) mod heads;
 pub(crate) mod inputs;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
@@ -37,3 +39,4 @@ pub(crate) mod simd128;
 pub(crate) mod tiles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod vnni;
+pub(crate) mod wide;

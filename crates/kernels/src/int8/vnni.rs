@@ -6,6 +6,7 @@ use super::avx2;
 use super::dot::Int8Vectors;
 use crate::isa::avx2::Avx2;
 use crate::isa::kernel::Int8Kernel;
+use crate::isa::simd::VectorKernel;
 
 /// AVX2 with `vpdpbusd`: AVX-VNNI if `VEX`. Otherwise the same instruction in the encoding of AVX-512, with which tests
 /// run this file where there is no AVX-VNNI.
@@ -44,6 +45,18 @@ fn run_evex<K: Int8Kernel, const VEX: bool>(dot: Vnni<VEX>, kernel: K) {
     kernel.run::<_, MR, NR, BLOCK_MR>(dot);
 }
 
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[inline(never)]
+fn call_vex<K: VectorKernel>(s: Avx2, kernel: K) {
+    kernel.run(s);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512vnni,avx512vl")]
+#[inline(never)]
+fn call_evex<K: VectorKernel>(s: Avx2, kernel: K) {
+    kernel.run(s);
+}
+
 // SAFETY: both loads read 32 bytes.
 unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
     type S = Avx2;
@@ -56,6 +69,11 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
     #[inline(always)]
     fn simd(self) -> Avx2 {
         self.0
+    }
+    #[inline(always)]
+    fn call<K: VectorKernel>(self, kernel: K) {
+        // SAFETY: `self` proves that the processor has AVX2 with FMA and F16C, and the instructions of its encoding.
+        unsafe { if VEX { call_vex(self.0, kernel) } else { call_evex(self.0, kernel) } }
     }
     #[inline(always)]
     fn splat(self, start: i32) -> __m256i {

@@ -66,6 +66,7 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 unsafe impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
+    const SUMS: usize = MR * NR;
 
     #[inline(always)]
     fn call<K: VectorKernel>(self, kernel: K) {

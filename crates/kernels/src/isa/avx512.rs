@@ -100,6 +100,7 @@ const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     type V = __m512;
     const LANES: usize = 16;
+    const SUMS: usize = MR * NR;
 
     #[inline(always)]
     fn call<K: VectorKernel>(self, kernel: K) {

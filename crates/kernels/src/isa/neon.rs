@@ -47,6 +47,7 @@ impl InstructionSet for Neon {
 unsafe impl Simd for Neon {
     type V = float32x4_t;
     const LANES: usize = 4;
+    const SUMS: usize = MR * NR;
 
     register_ops! {
         (f32) -> float32x4_t:

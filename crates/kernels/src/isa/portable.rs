@@ -44,6 +44,7 @@ fn lanes(f: impl Fn(usize) -> f32) -> Lanes {
 unsafe impl Simd for Portable {
     type V = Lanes;
     const LANES: usize = LANES;
+    const SUMS: usize = MR * NR;
     const TRANSPOSES: bool = false;
     const MULTIPLIES_HALVES: bool = false;
 

@@ -26,6 +26,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// A vector of `LANES` values.
     type V: Copy;
     const LANES: usize;
+    /// Vectors of sums that kernels keep in registers beside what they multiply.
+    const SUMS: usize;
 
     /// Runs a kernel as a function of its own, which is compiled once for each instruction set. Work that is called
     /// from many places, and is long beside the call, is not compiled again for each of them.
@@ -81,6 +83,19 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `LANES` values can be read at `from`.
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V;
+    /// Integers, as values.
+    ///
+    /// # Safety
+    /// `LANES` integers can be read at `from`.
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Self::V {
+        let mut lanes = [0.0; MAX_LANES];
+        for (i, lane) in lanes.iter_mut().take(Self::LANES).enumerate() {
+            // SAFETY: the caller promises it.
+            *lane = f32::from(unsafe { *from.add(i) });
+        }
+        self.load_slice(&lanes)
+    }
     /// Rounds to bf16, to nearest, ties to even.
     ///
     /// # Safety

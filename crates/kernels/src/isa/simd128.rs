@@ -76,6 +76,7 @@ fn ldexp(a: v128, n: v128) -> v128 {
 unsafe impl Simd for Simd128 {
     type V = Pair;
     const LANES: usize = 8;
+    const SUMS: usize = MR * NR;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {
