@@ -201,7 +201,7 @@ pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usi
     assert!(width_v <= stride && values.len() >= count * stride && output.len() >= MR * width_v);
     let mut column = 0;
     while column < width_v {
-        let step = vectors_per_step((width_v - column) / S::LANES, NR);
+        let step = vectors_per_step((width_v - column) / S::LANES, const { most_vectors(MR, NR, S::SUMS) });
         let values = (values[column..].as_ptr(), stride);
         // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
         // `LANES`.
@@ -214,6 +214,12 @@ pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usi
         }
         column += step * S::LANES;
     }
+}
+
+/// The vectors of columns of a register tile of `rows` rows, at most `vectors`, whose sums are at most `sums`.
+const fn most_vectors(rows: usize, vectors: usize, sums: usize) -> usize {
+    let fitting = if sums / rows > 1 { sums / rows } else { 1 };
+    if fitting < vectors { fitting } else { vectors }
 }
 
 /// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are

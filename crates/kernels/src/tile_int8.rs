@@ -14,7 +14,7 @@ use super::int8::dot::{InputInteger, InputRows, Int8Dot};
 use super::int8::heads;
 use super::int8::inputs::quantize;
 use super::int8::wide::Wide;
-use super::isa::simd::Simd;
+use super::isa::simd::{Simd, VectorKernel};
 use super::microkernel::{Prefetch, StridedRows};
 use super::row_products::Values;
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
@@ -148,7 +148,7 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
         scales.iter_mut().zip(values.chunks_exact(width)).for_each(|(to, value)| *to = value[width - 1]);
         multiply_weights(rows, attention_weights, &scales[..count]);
         let values = (bytemuck::cast_slice(values), QUAD * width);
-        add_value_tile::<D::S, i8, MR, NR>(self.0.simd(), attention_weights, values, count, output, width_v);
+        self.0.call(AddValues { tile: self, attention_weights, values, count, output, width_v });
     }
 
     #[inline(always)]
@@ -176,10 +176,7 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
         let of_values = values.int8_rows(values.count, width_v, 1, packed);
         let of_values = Values { rows: of_values, count: values.count, ahead };
         let ends = [before == 0, before + values.count == block];
-        // SAFETY: the rows have `width_v` values.
-        unsafe {
-            TileF32::<D::S, MR, NR>::add_values(self.0.simd(), rows, weights, of_values, ends, [sums, output], width_v);
-        }
+        self.0.call(AddStep { tile: self, rows, weights, values: of_values, ends, to: [sums, output], width_v });
     }
 }
 
@@ -206,11 +203,29 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> TileInt8<D, MR, NR> {
     /// The scores of `R` queries with a panel of keys.
     #[inline(always)]
     fn panel_scores<const R: usize>(self, queries: &[f32], d: usize, keys: &[f32], scores: &mut [f32]) {
-        let (s, width, query_width) = (self.0.simd(), Self::row_width(d), Self::query_width(d));
-        let (integers, scales) = keys.split_at(keys.len() - Self::PANEL);
-        let steps = Self::integers(d) / D::STEP;
-        assert!(queries.len() >= R * query_width && scores.len() >= (R - 1) * KEY_BLOCK + Self::PANEL);
-        assert!(integers.len() >= Self::PANEL * steps * D::STEP / QUAD);
+        self.0.call(PanelScores::<D, MR, NR, R> { tile: self, queries, d, keys, scores });
+    }
+}
+
+/// [`TileInt8::panel_scores`] as a function of its own, in which the sums have all registers.
+struct PanelScores<'a, D, const MR: usize, const NR: usize, const R: usize> {
+    tile: TileInt8<D, MR, NR>,
+    queries: &'a [f32],
+    d: usize,
+    keys: &'a [f32],
+    scores: &'a mut [f32],
+}
+
+impl<D: Int8Dot, const MR: usize, const NR: usize, const R: usize> VectorKernel for PanelScores<'_, D, MR, NR, R> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, queries, d, keys, scores } = self;
+        let s = tile.0.simd();
+        let (width, query_width) = (TileInt8::<D, MR, NR>::row_width(d), TileInt8::<D, MR, NR>::query_width(d));
+        let (integers, scales) = keys.split_at(keys.len() - NR * D::S::LANES);
+        let steps = TileInt8::<D, MR, NR>::integers(d) / D::STEP;
+        assert!(queries.len() >= R * query_width && scores.len() >= (R - 1) * KEY_BLOCK + NR * D::S::LANES);
+        assert!(integers.len() >= NR * D::S::LANES * steps * D::STEP / QUAD);
         let starts: &[i32] = bytemuck::cast_slice(queries);
         let rows = |row: usize| InputRows {
             values: queries[row * width..].as_ptr().cast(),
@@ -225,25 +240,63 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> TileInt8<D, MR, NR> {
             if R == 1 {
                 // More sums side by side: one row would wait for each sum before the next.
                 let rows = InputRows { stride: width * size_of::<f32>(), starts_stride: 1, ..rows(0) };
-                let [first, second] = self.0.sums::<2, NR, false>(steps, rows, panel, &mut no_prefetch);
+                let [first, second] = tile.0.sums::<2, NR, false>(steps, rows, panel, &mut no_prefetch);
                 [[first; R], [second; R]]
             } else {
                 [
-                    self.0.sums::<R, NR, false>(steps, rows(0), panel, &mut no_prefetch),
-                    self.0.sums::<R, NR, false>(steps, rows(1), panel, &mut no_prefetch),
+                    tile.0.sums::<R, NR, false>(steps, rows(0), panel, &mut no_prefetch),
+                    tile.0.sums::<R, NR, false>(steps, rows(1), panel, &mut no_prefetch),
                 ]
             }
         };
         for (r, (first, second)) in first.into_iter().zip(second).enumerate() {
             let of_query = &queries[r * query_width + 2 * width..];
             let factors = [s.splat(of_query[0]), s.splat(of_query[1])];
-            let scores = &mut scores[r * KEY_BLOCK..][..Self::PANEL];
+            let scores = &mut scores[r * KEY_BLOCK..][..NR * D::S::LANES];
             for (v, (first, second)) in first.into_iter().zip(second).enumerate() {
                 let sum = s.add(s.mul(first, factors[0]), s.mul(second, factors[1]));
                 let at = v * D::S::LANES;
                 s.store_slice(&mut scores[at..], s.mul(sum, s.load_slice(&scales[at..])));
             }
         }
+    }
+}
+
+/// [`add_value_tile`] as a function of its own.
+struct AddValues<'a, D, const MR: usize, const NR: usize> {
+    tile: TileInt8<D, MR, NR>,
+    attention_weights: &'a [f32],
+    values: (&'a [i8], usize),
+    count: usize,
+    output: &'a mut [f32],
+    width_v: usize,
+}
+
+impl<D: Int8Dot, const MR: usize, const NR: usize> VectorKernel for AddValues<'_, D, MR, NR> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, attention_weights, values, count, output, width_v } = self;
+        add_value_tile::<D::S, i8, MR, NR>(tile.0.simd(), attention_weights, values, count, output, width_v);
+    }
+}
+
+/// [`TileF32::add_values`] of values in int8 as a function of its own. The values are rows of `width_v` integers.
+struct AddStep<'a, D, const MR: usize, const NR: usize> {
+    tile: TileInt8<D, MR, NR>,
+    rows: usize,
+    weights: &'a [f32],
+    values: Values<i8>,
+    ends: [bool; 2],
+    to: [&'a mut [f32]; 2],
+    width_v: usize,
+}
+
+impl<D: Int8Dot, const MR: usize, const NR: usize> VectorKernel for AddStep<'_, D, MR, NR> {
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { tile, rows, weights, values, ends, to, width_v } = self;
+        // SAFETY: the values are made of rows with `width_v` integers.
+        unsafe { TileF32::<D::S, MR, NR>::add_values(tile.0.simd(), rows, weights, values, ends, to, width_v) };
     }
 }
 

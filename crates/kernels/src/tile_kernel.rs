@@ -53,7 +53,12 @@ impl<K: TileKernel> Kernel for OnTiles<'_, K> {
 impl<K: TileKernel> Int8Kernel for OnTiles<'_, K> {
     #[inline(always)]
     fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
-        *self.result = self.kernel.run(TileInt8::<D, MR, NR>(dot));
+        // AVX2 without VNNI, and NEON, have no registers left for the sums of more rows.
+        *self.result = if const { MR == 5 || D::S::LANES == 4 } {
+            self.kernel.run(TileInt8::<D, 4, NR>(dot))
+        } else {
+            self.kernel.run(TileInt8::<D, MR, NR>(dot))
+        };
     }
 }
 

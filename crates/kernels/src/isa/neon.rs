@@ -112,6 +112,14 @@ unsafe impl Simd for Neon {
         unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) }
     }
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> float32x4_t {
+        // SAFETY: the caller promises 4 integers; `self` proves that the processor has NEON.
+        unsafe {
+            let bytes = vcreate_s8(u64::from(from.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+        }
+    }
+    #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> float32x4_t {
         // SAFETY: the caller promises 4 indices and the values at their places.
         let gathered: [f32; 4] = std::array::from_fn(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) });

@@ -53,6 +53,11 @@ unsafe impl Simd for Portable {
         [x; LANES]
     }
     #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Lanes {
+        // SAFETY: the caller promises `LANES` integers.
+        lanes(|i| f32::from(unsafe { *from.add(i) }))
+    }
+    #[inline(always)]
     fn add(self, a: Lanes, b: Lanes) -> Lanes {
         lanes(|i| a[i] + b[i])
     }
