@@ -506,8 +506,8 @@ impl AttentionConfig {
 
     /// Checks that a layer with attention between channels or of pooled queries has nothing that belongs to its tokens.
     fn check_reshaped(&self) -> Result<()> {
-        if self.query_pool.is_some_and(|side| side < 2) {
-            return Err(Error::config("query_pool", 1, "at least 2"));
+        if let Some(side) = self.query_pool.filter(|side| *side < 2) {
+            return Err(Error::config("query_pool", side, "at least 2"));
         }
         let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
         let found = match self {

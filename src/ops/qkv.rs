@@ -136,11 +136,9 @@ impl Qkv {
     }
 
     /// All projections of the layer's inputs and of its latents.
-    fn linears(&self) -> Vec<&Linear> {
-        match &self.weights {
-            Weights::Layers(layers) => layers.parts.iter().collect(),
-            Weights::Latent(latent) => latent.linears().collect(),
-        }
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let parts = self.layers().map_or(&[][..], |layers| &layers.parts);
+        parts.iter().chain(self.latent().into_iter().flat_map(Latent::linears))
     }
 
     fn linears_mut(&mut self) -> Vec<&mut Linear> {
@@ -182,7 +180,7 @@ impl Qkv {
             Weights::Layers(layers) => layers.unordered.is_some(),
             Weights::Latent(latent) => latent.norms_track_gradient(),
         };
-        others || self.linears().into_iter().any(Linear::tracks_gradient)
+        others || self.linears().any(Linear::tracks_gradient)
     }
 
     /// Whether queries, keys and values of one input can come from one product with packed weights.
@@ -266,12 +264,12 @@ impl Qkv {
 
     /// The format of the weights, if it has few bits: of any part, if they are packed one by one.
     pub(crate) fn quantization(&self) -> Option<Quantization> {
-        self.linears().into_iter().find_map(Linear::quantization)
+        self.linears().find_map(Linear::quantization)
     }
 
     /// Whether the weights have been packed, all in one or one by one.
     pub(crate) fn is_packed(&self) -> bool {
-        self.packed.get().is_some() || self.linears().into_iter().any(Linear::is_packed)
+        self.packed.get().is_some() || self.linears().any(Linear::is_packed)
     }
 
     /// The packed weights of all parts, the gate last; call only if [`can_pack`](Self::can_pack).

@@ -40,14 +40,14 @@ impl Qkv {
             return Ok(Self { weights, ..self.clone() });
         }
         let part = |i| if replaced.contains(&i) { Ok(projection.clone()) } else { self.part(i) };
-        let parts = (0..self.linears().len()).map(part).collect::<Result<_>>()?;
+        let parts = (0..self.linears().count()).map(part).collect::<Result<_>>()?;
         self.with_linears(parts, None)
     }
 
     /// The same projections with `projection`, whose sizes fit, in the place of those of queries, keys and values.
     pub(crate) fn with_all_parts(&self, projection: Linear) -> Result<Self> {
         let part = |i| if i < GATE { projection.outputs(self.outputs(i)) } else { self.part(i) };
-        let parts = (0..self.linears().len()).map(part).collect::<Result<_>>()?;
+        let parts = (0..self.linears().count()).map(part).collect::<Result<_>>()?;
         self.with_linears(parts, Some(projection))
     }
 
@@ -70,7 +70,7 @@ impl Qkv {
         }
         let stored = self.layers().map_or(Ok(None), |layers| layers.stored.map_tensors(f))?;
         let mut parts = Vec::new();
-        for i in 0..self.linears().len() {
+        for i in 0..self.linears().count() {
             parts.push(match stored.as_ref().filter(|_| i < GATE) {
                 Some(stored) => stored.outputs(self.outputs(i))?,
                 None => self.part(i)?.map_tensors(f)?,
