@@ -263,7 +263,7 @@ impl AttentionConfig {
     pub(crate) fn steps_taken(&self) -> Steps {
         let mut steps = self.steps.clone();
         // Latent attention checks for one.
-        if !self.position.scheme().rotates() && self.latent.is_none() {
+        if !self.position.scheme().traits().rotates && self.latent.is_none() {
             [&mut steps.queries, &mut steps.keys]
                 .into_iter()
                 .for_each(|side| side.retain(|step| *step != Step::Rotate));
@@ -498,7 +498,7 @@ impl AttentionConfig {
                 return Err(Error::config(field, d, allowed));
             }
         }
-        self.steps.validate(self.position.scheme().rotates())?;
+        self.steps.validate(self.position.scheme().traits().rotates)?;
         self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         self.check_reshaped()?;
         self.check_key_value_source()

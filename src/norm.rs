@@ -39,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::map_fields;
 use crate::ops;
 use crate::ops::{NormParameters, PendingBias};
-use crate::tensor::{MapTensors, same_device};
+use crate::tensor::{MapTensors, check_float, check_shape, same_device};
 
 /// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros),
 /// both `(size)`. Takes what [`candle_nn::layer_norm()`] takes: a number is `eps`; without `affine` there is no bias,
@@ -111,13 +111,10 @@ impl Norm {
         }
         for (parameter, tensor) in [("weight", Some(&weight)), ("bias", bias.as_ref())] {
             let Some(tensor) = tensor else { continue };
-            if !tensor.dtype().is_float() {
-                return Err(Error::dtype(format!("{name} {parameter}"), tensor.dtype(), "a floating dtype"));
-            }
-            if tensor.dims() != weight.dims() {
-                return Err(Error::shape(format!("{name} {parameter}"), tensor.dims(), format!("{:?}", weight.dims())));
-            }
-            same_device(&format!("{name} {parameter}"), tensor, &weight)?;
+            let parameter = format!("{name} {parameter}");
+            check_float(&parameter, tensor)?;
+            check_shape(&parameter, tensor, weight.dims())?;
+            same_device(&parameter, tensor, &weight)?;
         }
         if !((eps as f32).is_finite() && eps >= 0.0) {
             return Err(Error::value(format!("{name} eps"), eps, "a finite number from 0"));
@@ -199,9 +196,7 @@ impl Norm {
         if xs.dims().last() != self.weight.dims().first() {
             return Err(Error::shape(name(), xs.dims(), format!("(…, {})", self.weight.dims()[0])));
         }
-        if !xs.dtype().is_float() {
-            return Err(Error::dtype(name(), xs.dtype(), "a floating dtype"));
-        }
+        check_float(&name(), xs)?;
         same_device(&name(), xs, &self.weight)?;
         let NormParameters { weight, bias, eps, rms, offset } = self.parameters();
         let norm = ops::Norm {

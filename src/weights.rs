@@ -42,6 +42,11 @@ impl LinearWeights {
         self.weight.track_op() || self.bias.as_ref().is_some_and(Tensor::track_op)
     }
 
+    /// The weight, and the bias if there is one.
+    pub(crate) fn to_tensors(&self) -> Vec<Tensor> {
+        [Some(&self.weight), self.bias.as_ref()].into_iter().flatten().cloned().collect()
+    }
+
     /// Outputs `start .. start + len`: views, which follow the weights if they change.
     pub fn narrow(&self, start: usize, len: usize) -> Result<Self> {
         let bias = self.bias.as_ref().map(|bias| bias.narrow(0, start, len)).transpose()?;

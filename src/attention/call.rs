@@ -15,7 +15,7 @@ use crate::position::{BiasCall, ExplicitPositions};
 use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Backend, Call, DeviceKind, Plan, SdpaOptions};
-use crate::tensor::{element_count, same_dtype_and_device, wide};
+use crate::tensor::{check_float, element_count, same_dtype_and_device, wide};
 use crate::weights::{SCORE, SINKS};
 
 /// A call that is checked and ready: to [run](Self::run), to [plan](Self::plan), to [observe](Self::observe), or to
@@ -223,7 +223,7 @@ impl MultiHeadAttention {
     /// Checks what a call over `b` sequences asks for.
     fn check_options(&self, query: &Tensor, b: usize, options: &AttentionOptions) -> Result<()> {
         if let Some([rows, columns]) = options.grid
-            && !self.config.position.scheme().uses_grid()
+            && !self.config.position.scheme().traits().uses_grid
         {
             let allowed = format!("none: the layer's positions are {}", self.config.position);
             return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
@@ -233,9 +233,7 @@ impl MultiHeadAttention {
             if mask.dims() != [h] && mask.dims() != [b, h] {
                 return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
             }
-            if !mask.dtype().is_float() {
-                return Err(Error::dtype("head_mask", mask.dtype(), "a floating dtype"));
-            }
+            check_float("head_mask", mask)?;
             same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
         }
         Ok(())

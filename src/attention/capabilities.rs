@@ -23,7 +23,7 @@ pub(super) struct Capabilities {
 
 impl Capabilities {
     pub(super) fn new(config: &AttentionConfig, parameters: &Parameters, norms: &Norms) -> Self {
-        let ragged = config.position.scheme().ragged_support();
+        let ragged = config.position.scheme().traits().ragged;
         // A token without any key, whose context is zeros, has to give the same whatever its input is.
         let is_shifted = norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
         let reshapes = config.between_channels || config.query_pool.is_some();

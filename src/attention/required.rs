@@ -9,7 +9,7 @@ use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::CallInput;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::tensor::same_dtype_and_device;
+use crate::tensor::{check_float, same_dtype_and_device};
 
 impl MultiHeadAttention {
     /// Checks that a call gives all that the layer requires.
@@ -62,7 +62,7 @@ impl MultiHeadAttention {
         }
         let (b, s, d) = (inputs.query.dims()[0], inputs.key.dim(1)?, self.config.resolved_head_dim());
         for (name, values) in ["cos", "sin"].into_iter().zip(options.cos_sin.into_iter().flatten()) {
-            if !self.config.position.scheme().accepts_cos_sin() {
+            if !self.config.position.scheme().traits().accepts_cos_sin {
                 let allowed = format!("none: the layer's positions are {}", self.config.position);
                 return Err(Error::config("cos_sin", "given by the call", allowed));
             }
@@ -73,9 +73,7 @@ impl MultiHeadAttention {
                 let expected = format!("({b} or 1, {s}, pairs), up to {} pairs, the same for both", d / 2);
                 return Err(Error::shape(name, values.dims(), expected));
             }
-            if !values.dtype().is_float() {
-                return Err(Error::dtype(name, values.dtype(), "a floating dtype"));
-            }
+            check_float(name, values)?;
         }
         Ok(())
     }
@@ -88,9 +86,7 @@ impl MultiHeadAttention {
         options: &AttentionOptions,
     ) -> Result<Cow<'a, AttentionMask>> {
         let Some(bias) = options.score_bias else { return Ok(mask) };
-        if !bias.dtype().is_float() {
-            return Err(Error::dtype("score_bias", bias.dtype(), "a floating dtype"));
-        }
+        check_float("score_bias", bias)?;
         let wants = shape.dims();
         let fits = |dims: &[usize]| dims.len() == 4 && dims.iter().zip(wants).all(|(n, want)| *n == want || *n == 1);
         if !fits(bias.dims()) {

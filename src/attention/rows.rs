@@ -174,7 +174,7 @@ impl MultiHeadAttention {
         let scheme = config.position.scheme();
         let query_bias = scheme.query_bias(&self.position)?;
         let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
-        if scheme.rotates() || has_steps || self.has_output_stage() {
+        if scheme.traits().rotates || has_steps || self.has_output_stage() {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
                 self.step_in_place(team, qkv, group)?;

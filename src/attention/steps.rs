@@ -97,7 +97,7 @@ impl MultiHeadAttention {
         let places = Places { tokens, s_kv: key.dim(1)? };
         let [mut q, mut key] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, key, places)?];
         let scheme = self.config.position.scheme();
-        if scheme.rotates() {
+        if scheme.traits().rotates {
             let (d, rope) = (q.dim(3)?, key.dim(3)?);
             let [rotated, of_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
             (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, of_key);
@@ -109,7 +109,7 @@ impl MultiHeadAttention {
     pub(super) fn stepped_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
         let (scheme, places) = (self.config.position.scheme(), Places { tokens, s_kv });
         let q = self.run(0, Part::Before, q, places)?;
-        let q = if scheme.rotates() { scheme.rotate_queries(q, s_kv, tokens)? } else { q };
+        let q = if scheme.traits().rotates { scheme.rotate_queries(q, s_kv, tokens)? } else { q };
         self.run(0, Part::After, q, places)
     }
 

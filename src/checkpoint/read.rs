@@ -339,7 +339,7 @@ fn part_of(linear: &LinearWeights, start: usize, len: usize) -> Result<LinearWei
 }
 
 fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<()> {
-    if source.contains(ROTARY_FREQUENCIES) && !config.position.scheme().has_frequency_buffer() {
+    if source.contains(ROTARY_FREQUENCIES) && !config.position.scheme().traits().has_frequency_buffer {
         let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(ROTARY_FREQUENCIES));
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
     }

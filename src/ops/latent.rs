@@ -9,10 +9,11 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::{Error, Result};
-use crate::ops::linear::{Linear, accumulate_dtype};
+use crate::ops::dense::accumulate_dtype;
+use crate::ops::linear::Linear;
 use crate::ops::problem::Norm;
 use crate::ops::quantization::Quantization;
-use crate::tensor::{MapTensors, ShareWeights, same_dtype_and_device};
+use crate::tensor::{MapTensors, ShareWeights, check_shape, same_dtype_and_device};
 use crate::weights::{LatentWeights, NormWeights};
 
 /// The sizes and constants of a layer's projections; [`LatentAttention`](crate::LatentAttention) documents them.
@@ -52,11 +53,9 @@ impl Latent {
         let LatentWeights { q_a, q, kv_a, kv_a_norm, kv_b } = weights;
         let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
         let kv_a = Linear::new("kv_a_proj_with_mqa", kv_a, rank + rope, kv_in)?;
-        let norm = |name: &str, norm: NormWeights, size: usize| {
+        let norm = |name: &str, norm: NormWeights, size: usize| -> Result<NormWeights> {
             for tensor in [Some(&norm.weight), norm.bias.as_ref()].into_iter().flatten() {
-                if tensor.dims() != [size] {
-                    return Err(Error::shape(name, tensor.dims(), format!("[{size}]")));
-                }
+                check_shape(name, tensor, &[size])?;
                 same_dtype_and_device(name, tensor, kv_a.like())?;
             }
             Ok(norm)
@@ -139,8 +138,8 @@ impl Latent {
 
     /// The weights that latents are made with.
     pub(crate) fn latent_weights(&self) -> Result<Vec<Tensor>> {
-        let (linear, norm) = (self.kv_a.weights()?, self.kv_a_norm.clone());
-        Ok([Some(linear.weight), linear.bias, Some(norm.weight), norm.bias].into_iter().flatten().collect())
+        let norm = self.kv_a_norm.clone();
+        Ok(self.kv_a.weights()?.to_tensors().into_iter().chain([norm.weight]).chain(norm.bias).collect())
     }
 
     /// The queries of `xs` `(b, s, in)`, not rotated: `(b, s, h, nope + rope)` in `dtype`.

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::linear::{Linear, accumulate_dtype};
+use crate::ops::dense::accumulate_dtype;
+use crate::ops::linear::Linear;
 use crate::ops::projection::Projection;
 use crate::ops::quantization::Quantization;
-use crate::tensor::{MapTensors, ShareWeights, same_device};
+use crate::tensor::{MapTensors, ShareWeights, check_float, same_device};
 use crate::weights::LinearWeights;
 
 /// `base(xs) + scale · b(a(xs))`.
+#[derive(Clone)]
 pub(super) struct LowRank {
     base: Linear,
     /// `(r, in)`.
@@ -38,9 +40,7 @@ impl LowRank {
         };
         let outputs = if rows.is_some() { b.dim(0)? } else { base.out_features() };
         let side = |name: &str, tensor: &Tensor, out: usize, input: usize| {
-            if !tensor.dtype().is_float() {
-                return Err(Error::dtype(name, tensor.dtype(), "a floating dtype"));
-            }
+            check_float(name, tensor)?;
             same_device(name, tensor, base.like())?;
             let dtype = if base.like().dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let linear = Linear::new(name, LinearWeights::new(tensor.to_dtype(dtype)?, None), out, input)?;
@@ -105,41 +105,40 @@ impl Projection for LowRank {
             Some(rows) => (Some(rows.narrow(0, outputs.start, outputs.len())?), self.b.clone()),
             None => (None, self.b.outputs(outputs.clone())?),
         };
-        Ok(Arc::new(Self { base: self.base.outputs(outputs)?, a: self.a.clone(), b, rows, scale: self.scale }))
+        Ok(Arc::new(Self { base: self.base.outputs(outputs)?, b, rows, ..self.clone() }))
     }
 
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Arc<dyn Projection>> {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Option<Arc<dyn Projection>>> {
         let base = self.base.map_tensors(f)?;
         let (a, b) = (self.a.map_tensors(f)?, self.b.map_tensors(f)?);
-        Ok(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale }))
+        Ok(Some(Arc::new(Self { base, a, b, ..self.clone() })))
     }
 
     fn share_weights(&self, other: &Linear) -> Result<Option<Arc<dyn Projection>>> {
-        let mut base = self.base.clone();
-        base.share_weights(other)?;
-        let (a, b, rows) = (self.a.clone(), self.b.clone(), self.rows.clone());
-        Ok(Some(Arc::new(Self { base, a, b, rows, scale: self.scale })))
+        let mut shared = self.clone();
+        shared.base.share_weights(other)?;
+        Ok(Some(Arc::new(shared)))
     }
 
-    fn packed(&self) -> Result<Option<Arc<dyn Projection>>> {
-        let [mut base, mut a, mut b] = [&self.base, &self.a, &self.b].map(Linear::clone);
-        [&mut base, &mut a, &mut b].into_iter().try_for_each(Linear::pack)?;
-        Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    fn to_packed(&self) -> Result<Option<Arc<dyn Projection>>> {
+        let mut packed = self.clone();
+        [&mut packed.base, &mut packed.a, &mut packed.b].into_iter().try_for_each(Linear::pack)?;
+        Ok(Some(Arc::new(packed)))
     }
 
-    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
-        let (mut base, a, b) = (self.base.clone(), self.a.clone(), self.b.clone());
-        base.quantize(format)?;
-        Ok(Some(Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })))
+    fn to_quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+        let mut quantized = self.clone();
+        quantized.base.quantize(format)?;
+        Ok(Some(Arc::new(quantized)))
+    }
+
+    fn to_exact(&self) -> Option<Arc<dyn Projection>> {
+        let mut exact = self.clone();
+        exact.base.set_exact();
+        Some(Arc::new(exact))
     }
 
     fn quantization(&self) -> Option<Quantization> {
         self.base.quantization()
-    }
-
-    fn exact(&self) -> Arc<dyn Projection> {
-        let (mut base, a, b) = (self.base.clone(), self.a.clone(), self.b.clone());
-        base.set_exact();
-        Arc::new(Self { base, a, b, rows: self.rows.clone(), scale: self.scale })
     }
 }

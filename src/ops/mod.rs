@@ -6,12 +6,15 @@
 //! per kernel, was rejected: it cannot take the number of inputs that a fused step needs, and a backward pass would
 //! have to be written and kept equal for each.
 
+mod caller_module;
 pub(crate) mod cuda;
+mod dense;
 mod latent;
 mod linear;
 mod low_rank;
 mod norm;
 mod pack;
+mod packed;
 mod packed_product;
 mod pending_bias;
 mod problem;
@@ -22,9 +25,9 @@ mod rotation;
 mod score_factor;
 mod trained_product;
 
+pub(crate) use dense::accumulate_dtype;
 pub(crate) use latent::{Latent, LatentSizes, concat_last};
 pub use linear::Linear;
-pub(crate) use linear::accumulate_dtype;
 pub(crate) use norm::NormParameters;
 #[doc(hidden)]
 pub use pack::with_blas;

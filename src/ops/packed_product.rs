@@ -2,13 +2,13 @@
 //! that are unpacked for the backward pass of this projection alone.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use candle_attention_kernels::PackedWeights;
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor};
 
-use crate::error::{Error, Result};
-use crate::ops::linear::differentiable_product;
+use crate::error::Result;
+use crate::ops::dense::differentiable_product;
 use crate::ops::pack::unpack;
 use crate::ops::trained_product::input_gradient;
 use crate::tensor::{check_allocation, element_count};
@@ -19,7 +19,7 @@ use crate::weights::LinearWeights;
 /// follows.
 pub(super) fn packed_product(
     xs: &Tensor,
-    packed: &Arc<OnceLock<PackedWeights>>,
+    packed: &Arc<PackedWeights>,
     outputs: Range<usize>,
     dtype: DType,
 ) -> Result<Tensor> {
@@ -33,17 +33,13 @@ pub(super) fn packed_product(
 
 /// `(rows, in)` → `(rows, out)` in f32.
 struct PackedProduct {
-    packed: Arc<OnceLock<PackedWeights>>,
+    packed: Arc<PackedWeights>,
     outputs: Range<usize>,
 }
 
 impl PackedProduct {
-    fn packed(&self) -> Result<&PackedWeights> {
-        self.packed.get().ok_or_else(|| Error::value("the weights of a product", "not packed", "packed ones"))
-    }
-
     fn weights(&self, has_bias: bool) -> Result<LinearWeights> {
-        unpack(self.packed()?, self.outputs.clone(), has_bias, DType::F32)
+        unpack(&self.packed, self.outputs.clone(), has_bias, DType::F32)
     }
 }
 

@@ -1,19 +1,18 @@
-//! Projections that are computed otherwise than by one product with weights: a module of the caller, or the weights of
-//! a layer and a low-rank change beside them.
+//! What a projection is, and what computes it.
 //!
-//! A [`Linear`] holds one behind an `Arc`, so that neither it nor attention has a type parameter.
+//! A [`Linear`] holds one implementation behind an `Arc`, so that neither it nor attention has a type parameter:
+//! `Dense`, of tensors; `Packed`, of packed weights; `CallerModule`; and `LowRank`, a layer and a change beside it.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_attention_kernels::PackedWeights;
 use candle_core::{DType, Tensor};
-use candle_nn::Module;
 
 use crate::error::{Error, Result};
 use crate::ops::linear::Linear;
 use crate::ops::quantization::Quantization;
-use crate::tensor::same_dtype_and_device;
 use crate::weights::LinearWeights;
 
 /// A projection of an attention layer.
@@ -54,7 +53,7 @@ impl fmt::Display for ProjectionKind {
     }
 }
 
-/// What computes a projection.
+/// What computes a projection. The defaults are those of a projection without weights.
 pub(super) trait Projection: Send + Sync {
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
     fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor>;
@@ -70,156 +69,80 @@ pub(super) trait Projection: Send + Sync {
     /// The weights of one product that computes the same.
     fn weights(&self) -> Result<LinearWeights>;
 
-    /// The tensors among them that may change, as far as they are known.
-    fn changing(&self) -> Result<Vec<Tensor>>;
-
-    /// The projection to a range of the outputs alone.
-    fn outputs(&self, outputs: Range<usize>) -> Result<Arc<dyn Projection>>;
-
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Arc<dyn Projection>>;
-
-    /// The same with the weights of `other` in the place of equal ones; `None` without weights.
-    fn share_weights(&self, other: &Linear) -> Result<Option<Arc<dyn Projection>>>;
-
-    /// The same with its weights packed, as [`Linear::pack`] does; `None` without weights.
-    fn packed(&self) -> Result<Option<Arc<dyn Projection>>>;
-
-    /// The same with its weights in few bits; `None` without weights.
-    fn quantized(&self, format: Quantization) -> Result<Option<Arc<dyn Projection>>>;
-
-    /// The format of its weights, if it has few bits.
-    fn quantization(&self) -> Option<Quantization>;
-
-    /// The same with products of the dequantized weights, as [`Linear::set_exact`] makes it.
-    fn exact(&self) -> Arc<dyn Projection>;
-}
-
-/// A module of the caller.
-#[derive(Clone)]
-pub(super) struct OfModule {
-    name: String,
-    module: Arc<dyn Module + Send + Sync>,
-    /// Those of the module that are the outputs of the projection.
-    outputs: Range<usize>,
-    /// `[out, in]` of the module.
-    dims: [usize; 2],
-    like: Tensor,
-    tracks_gradient: bool,
-}
-
-impl OfModule {
-    /// Runs the module on one token of zeros. What it returns shows its shape and dtype, and whether it has variables.
-    pub(super) fn new(
-        name: &str,
-        module: Arc<dyn Module + Send + Sync>,
-        dims: [usize; 2],
-        like: Tensor,
-    ) -> Result<Self> {
-        let name = name.to_string();
-        let mut new = Self { name, module, outputs: 0..dims[0], dims, like, tracks_gradient: false };
-        let token = Tensor::zeros((1, 1, dims[1]), new.like.dtype(), new.like.device())?;
-        new.tracks_gradient = new.run(&token)?.track_op();
-        Ok(new)
+    /// The bias of these weights.
+    fn bias(&self) -> Result<Option<Tensor>> {
+        Ok(self.weights()?.bias)
     }
 
-    /// The output of the module for `xs` `(b, s, in)`, checked.
-    fn run(&self, xs: &Tensor) -> Result<Tensor> {
-        let (b, s, input) = xs.dims3()?;
-        let [out, _] = self.dims;
-        if b * s * input == 0 {
-            return Ok(Tensor::zeros((b, s, out), xs.dtype(), xs.device())?);
-        }
-        let failed = |error: candle_core::Error| {
-            let message = error.to_string();
-            let first = message.lines().next().unwrap_or_default();
-            error.context(format!("{}, a module of the caller: {first}", self.name))
-        };
-        let ys = self.module.forward(xs).map_err(failed)?;
-        let what = format!("the output of {}, a module of the caller,", self.name);
-        if ys.dims() != [b, s, out] {
-            let expected = format!("[{b}, {s}, {out}] for an input {:?}", xs.dims());
-            return Err(Error::shape(what, ys.dims(), expected));
-        }
-        same_dtype_and_device(&what, &ys, &self.like)?;
-        if xs.track_op() && !ys.track_op() {
-            let expected = "one that tracks the gradient which its input tracks, or a detached input";
-            return Err(Error::value(what.trim_end_matches(','), "a tensor without a gradient", expected));
-        }
-        Ok(ys)
-    }
-
-    fn without_weights(&self) -> Error {
-        let expected = "a projection of weights, which can be read, written, merged, pruned and copied";
-        Error::value(&self.name, "a module of the caller", expected)
-    }
-}
-
-impl Projection for OfModule {
-    fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
-        let ys = self.run(&xs.to_dtype(self.like.dtype())?.contiguous()?)?;
-        if ys.track_op() && !xs.track_op() && !self.tracks_gradient {
-            let expected = "none, as when it was put into the layer: put it in again";
-            return Err(Error::value(
-                format!("{}, a module of the caller,", self.name),
-                "one with variables",
-                expected,
-            ));
-        }
-        let ys = if self.outputs.len() == self.dims[0] {
-            ys
-        } else {
-            ys.narrow(2, self.outputs.start, self.outputs.len())?.contiguous()?
-        };
-        Ok(ys.to_dtype(dtype)?)
-    }
-
-    fn like(&self) -> &Tensor {
-        &self.like
-    }
-
-    fn tracks_gradient(&self) -> bool {
-        self.tracks_gradient
-    }
-
-    fn has_bias(&self) -> bool {
-        false
-    }
-
-    fn weights(&self) -> Result<LinearWeights> {
-        Err(self.without_weights())
-    }
-
+    /// The weights as far as they may change and are known, or the same of a projection with copies of them.
     fn changing(&self) -> Result<Vec<Tensor>> {
         Ok(Vec::new())
     }
 
-    fn outputs(&self, outputs: Range<usize>) -> Result<Arc<dyn Projection>> {
-        let start = self.outputs.start;
-        Ok(Arc::new(Self { outputs: start + outputs.start..start + outputs.end, ..self.clone() }))
-    }
+    /// The projection to a range of the outputs alone.
+    fn outputs(&self, outputs: Range<usize>) -> Result<Arc<dyn Projection>>;
 
-    fn map_tensors(&self, _: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Arc<dyn Projection>> {
-        // Without variables it is as fixed as packed weights are.
-        if self.tracks_gradient { Err(self.without_weights()) } else { Ok(Arc::new(self.clone())) }
-    }
+    /// The same with `f` of its tensors; `None` for what cannot change, which all copies share.
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Option<Arc<dyn Projection>>>;
 
-    fn share_weights(&self, _: &Linear) -> Result<Option<Arc<dyn Projection>>> {
+    /// The same with a part of it replaced by an equal one of `other`; `None` if it has no parts.
+    fn share_weights(&self, _other: &Linear) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
-    fn packed(&self) -> Result<Option<Arc<dyn Projection>>> {
+    /// The same with its weights packed, as [`Linear::pack`] does; `None` if it stays as it is.
+    fn to_packed(&self) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
-    fn quantized(&self, _: Quantization) -> Result<Option<Arc<dyn Projection>>> {
+    /// The same with its weights in few bits, packed where the format cannot take them; `None` if it stays as it is.
+    fn to_quantized(&self, _format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
+    /// The same with products of the dequantized weights, as [`Linear::set_exact`] makes it; `None` if it stays as it
+    /// is.
+    fn to_exact(&self) -> Option<Arc<dyn Projection>> {
+        None
+    }
+
+    /// The format of its weights, if it has few bits.
     fn quantization(&self) -> Option<Quantization> {
         None
     }
 
-    fn exact(&self) -> Arc<dyn Projection> {
-        Arc::new(self.clone())
+    /// The tensors, if the projection is one product with them.
+    fn tensors(&self) -> Option<&LinearWeights> {
+        None
     }
+
+    /// The packed weights and which of their outputs are those of the projection, if it holds nothing else.
+    fn packed_outputs(&self) -> Option<(&PackedWeights, Range<usize>)> {
+        None
+    }
+
+    /// Whether the weights have been packed.
+    fn is_packed(&self) -> bool {
+        self.packed_outputs().is_some()
+    }
+
+    /// Whether products of weights in few bits are those of the dequantized weights.
+    fn is_exact(&self) -> bool {
+        false
+    }
+
+    /// Whether the projection is one product with all outputs of weights of its own, and nothing beside them.
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    /// The weights as the CPU kernels read them, packed on first use; only where [`Linear::can_pack`].
+    fn packed(&self) -> Result<&PackedWeights> {
+        Err(Error::value("the weights of a projection", "none that can be packed", "those of one product on the CPU"))
+    }
+}
+
+/// Whether the CPU kernels multiply with weights of this dtype on this device.
+pub(super) fn has_kernels(like: &Tensor) -> bool {
+    like.device().is_cpu() && like.dtype() != DType::F64
 }

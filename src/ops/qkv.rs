@@ -10,8 +10,9 @@ use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::{Error, Result};
 use crate::ops::latent::{Latent, LatentSizes};
-use crate::ops::linear::{Linear, empty, to_packable};
+use crate::ops::linear::Linear;
 use crate::ops::pack::{blas, format_of, multiply, multiply_outputs, pack};
+use crate::ops::packed::to_packable;
 use crate::ops::quantization::Quantization;
 use crate::tensor::ShareWeights;
 use crate::tensor::same_dtype_and_device;
@@ -26,7 +27,7 @@ use crate::weights::{LinearWeights, QkvWeights};
 pub(crate) struct Qkv {
     weights: Weights,
     /// All parts packed in one, on first use.
-    packed: Arc<OnceLock<PackedWeights>>,
+    packed: Arc<OnceLock<Arc<PackedWeights>>>,
     /// That of the weight of the queries that the layer was made of.
     id: TensorId,
     /// The numbers of outputs of q, k, v and the gate.
@@ -198,18 +199,17 @@ impl Qkv {
                 Weights::Latent(latent) => latent.linears_mut().try_for_each(Linear::pack),
             };
         }
-        self.packed()?;
-        let like = empty(self.like().dtype())?;
-        self.pack_in_one(&like)
+        let packed = self.packed()?.clone();
+        self.pack_in_one(packed, self.like().dtype())
     }
 
-    /// Leaves of the parts what is packed in one. `like` has the dtype of the weights.
-    fn pack_in_one(&mut self, like: &Tensor) -> Result<()> {
-        let part = |i: usize, part: &Linear| {
-            Linear::from_packed(self.packed.clone(), self.outputs(i), part.has_bias(), like, false)
-        };
+    /// Leaves of the parts what is packed in one and stands for tensors of `dtype`.
+    fn pack_in_one(&mut self, packed: Arc<PackedWeights>, dtype: DType) -> Result<()> {
+        let part =
+            |i: usize, part: &Linear| Linear::from_packed(packed.clone(), self.outputs(i), part.has_bias(), dtype);
         let parts = self.layers().map_or(&[][..], |layers| &layers.parts);
         let parts = parts.iter().enumerate().map(|(i, of)| part(i, of)).collect::<Result<_>>()?;
+        self.packed = Arc::new(OnceLock::from(packed));
         self.weights = Weights::Layers(Box::new(Layers { parts, in_one: true, stored: None, unordered: None }));
         Ok(())
     }
@@ -253,8 +253,7 @@ impl Qkv {
             let mut named = parts.iter().zip(NAMES).filter_map(|(part, name)| Some(alone(part)?.with_weight(name)));
             named.next().unwrap_or(error)
         })?;
-        self.packed = Arc::new(OnceLock::from(packed));
-        self.pack_in_one(&empty(DType::F32)?)
+        self.pack_in_one(Arc::new(packed), DType::F32)
     }
 
     /// Makes products of weights in few bits exact, as [`Linear::set_exact`] does.
@@ -273,13 +272,13 @@ impl Qkv {
     }
 
     /// The packed weights of all parts, the gate last; call only if [`can_pack`](Self::can_pack).
-    pub(crate) fn packed(&self) -> Result<&PackedWeights> {
+    pub(crate) fn packed(&self) -> Result<&Arc<PackedWeights>> {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
         let layers = self.layers().ok_or_else(no_projections)?;
         let parts = layers.parts.iter().map(Linear::weights).collect::<Result<Vec<_>>>()?;
-        let packed = pack(&parts.iter().collect::<Vec<_>>(), format_of(self.like().dtype()))?;
+        let packed = Arc::new(pack(&parts.iter().collect::<Vec<_>>(), format_of(self.like().dtype()))?);
         Ok(self.packed.get_or_init(|| packed))
     }
 
@@ -336,8 +335,7 @@ impl Qkv {
         }
         let parts = [self.own_part(1)?, self.own_part(2)?];
         if self.layers().is_some_and(|layers| layers.in_one) {
-            let weights = [parts[0].weights()?, parts[1].weights()?].into_iter();
-            return Ok(weights.flat_map(|LinearWeights { weight, bias }| [Some(weight), bias]).flatten().collect());
+            return Ok([parts[0].weights()?.to_tensors(), parts[1].weights()?.to_tensors()].concat());
         }
         Ok([parts[0].changing()?, parts[1].changing()?].concat())
     }

@@ -10,7 +10,7 @@ use candle_attention_kernels::{Isa, Matrix, Team, column_sums, matmul};
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::linear::accumulate_dtype;
+use crate::ops::dense::accumulate_dtype;
 use crate::tensor::{check_allocation, element_count, with_slices};
 use crate::weights::LinearWeights;
 

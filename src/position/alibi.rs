@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::Tensor;
 use half::bf16;
 
-use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -110,10 +110,13 @@ impl PositionScheme for Alibi {
         self.slopes = AlibiSlopes::Given(kept.iter().map(|&head| slopes[head]).collect());
     }
 
-    fn ragged_support(&self) -> RaggedSupport {
-        match self.formula {
-            AlibiFormula::Distance => RaggedSupport::CpuBuffers,
-            AlibiFormula::Falcon => RaggedSupport::Tensors,
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits {
+            ragged: match self.formula {
+                AlibiFormula::Distance => RaggedSupport::CpuBuffers,
+                AlibiFormula::Falcon => RaggedSupport::Tensors,
+            },
+            ..SchemeTraits::default()
         }
     }
 

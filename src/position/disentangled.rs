@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, Norm, accumulate_dtype};
@@ -216,12 +216,8 @@ impl PositionScheme for Disentangled {
         Some(self.scale(head_dim))
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffersOnly
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {

@@ -6,7 +6,7 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
+use super::scheme::{LayerSizes, SchemeTraits};
 use super::scheme::{PositionScheme, QueryCall};
 use super::t5_relative_bias::MAX_BUCKETS;
 use crate::error::{Error, Result};
@@ -133,8 +133,8 @@ impl PositionScheme for GatedRelativeBias {
         });
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, ..SchemeTraits::default() }
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {

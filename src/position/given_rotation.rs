@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 
 use super::rotation::{RotaryStyle, rotate};
-use super::scheme::{PositionScheme, TokenPositions};
+use super::scheme::{PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 
 /// Rotation by cosines and sines that each call gives ([`AttentionOptions::cos_sin`](crate::AttentionOptions)), because
@@ -33,12 +33,8 @@ impl fmt::Display for GivenRotation {
 }
 
 impl PositionScheme for GivenRotation {
-    fn accepts_cos_sin(&self) -> bool {
-        true
-    }
-
-    fn rotates(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { accepts_cos_sin: true, rotates: true, ..SchemeTraits::default() }
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {

@@ -43,7 +43,9 @@ pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, TokenPositions};
+pub(crate) use scheme::{
+    BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, SchemeTraits, TokenPositions,
+};
 pub(crate) use scheme::{LayerSizes, PositionState};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
@@ -156,7 +158,7 @@ impl PositionScheme for NoPosition {
         true
     }
 
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffers
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::{bias_from_table, compute_dtype};
@@ -158,12 +158,8 @@ impl PositionScheme for RelativeBias2d {
         vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn counts_tokens(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, counts_tokens: true, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {

@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -100,12 +100,8 @@ impl PositionScheme for RelativeKey {
         vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init)]
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffersOnly
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use super::relative_bias_2d::check_grid;
-use super::scheme::LayerSizes;
+use super::scheme::{LayerSizes, SchemeTraits};
 use super::scheme::{PositionScheme, QueryCall};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, GridBias};
@@ -107,16 +107,8 @@ impl PositionScheme for RelativeKey2d {
         vec![parameter(ROWS, self.grid[0]), parameter(COLUMNS, self.grid[1])]
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn counts_tokens(&self) -> bool {
-        true
-    }
-
-    fn uses_grid(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, counts_tokens: true, uses_grid: true, ..SchemeTraits::default() }
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {

@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, PositionState};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -82,8 +82,8 @@ impl PositionScheme for RelativeKeyValue {
         vec![parameter(KEYS, sizes.head_dim), parameter(VALUES, sizes.value_head_dim)]
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {

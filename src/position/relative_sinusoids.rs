@@ -6,8 +6,8 @@ use std::fmt;
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{EmbeddingCall, PositionScheme, PositionState, RaggedSupport};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, accumulate_dtype};
@@ -83,12 +83,8 @@ impl PositionScheme for RelativeSinusoids {
         ]
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffersOnly
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use super::explicit::ExplicitPositions;
 use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
-use super::scheme::LayerSizes;
+use super::scheme::{LayerSizes, SchemeTraits};
 use super::scheme::{PositionScheme, RaggedSupport, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
@@ -233,16 +233,13 @@ impl PositionScheme for Rotary {
         self.check_head_dim(sizes.head_dim)
     }
 
-    fn has_frequency_buffer(&self) -> bool {
-        true
-    }
-
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffers
-    }
-
-    fn rotates(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits {
+            has_frequency_buffer: true,
+            ragged: RaggedSupport::CpuBuffers,
+            rotates: true,
+            ..SchemeTraits::default()
+        }
     }
 
     fn accepts_positions(&self, axes: usize) -> bool {

@@ -6,8 +6,8 @@ use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
-use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, TokenPositions};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -284,20 +284,14 @@ impl PositionScheme for Rotary2d {
         Ok(())
     }
 
-    fn needs_full_sequence(&self) -> bool {
-        true
-    }
-
-    fn counts_tokens(&self) -> bool {
-        true
-    }
-
-    fn uses_grid(&self) -> bool {
-        true
-    }
-
-    fn rotates(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits {
+            needs_full_sequence: true,
+            counts_tokens: true,
+            uses_grid: true,
+            rotates: true,
+            ..SchemeTraits::default()
+        }
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use candle_core::{D, DType, Device, Tensor};
 
-use super::scheme::{LayerSizes, PositionScheme, TokenPositions};
+use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 
 /// Rotary position embedding of V-JEPA 2 ([Assran 2025](https://arxiv.org/abs/2506.09985)): a third of each head is
@@ -96,8 +96,8 @@ impl PositionScheme for Rotary3d {
         axes == 1
     }
 
-    fn rotates(&self) -> bool {
-        true
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { rotates: true, ..SchemeTraits::default() }
     }
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {

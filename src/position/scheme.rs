@@ -102,9 +102,10 @@ pub(crate) struct QueryCall<'a> {
 }
 
 /// The ways to run a ragged batch that give right results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum RaggedSupport {
     /// The batch is padded first: right for every scheme, and included in the others.
+    #[default]
     Padded,
     /// Tensor operations: [`rotate`](PositionScheme::rotate) and [`bias`](PositionScheme::bias) handle
     /// [`TokenPositions::ragged`] and [`BiasCall::cache`].
@@ -129,10 +130,29 @@ impl RaggedSupport {
     }
 }
 
+/// What a scheme needs of a call, and what can run it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SchemeTraits {
+    /// Whether queries and keys have to be all tokens of a sequence, which excludes a cache.
+    pub needs_full_sequence: bool,
+    /// Whether the number of tokens of a sequence decides where they stand.
+    pub counts_tokens: bool,
+    /// Whether a call may give the cosines and sines of each token.
+    pub accepts_cos_sin: bool,
+    /// Whether a call may give the rows and columns of patches.
+    pub uses_grid: bool,
+    /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
+    pub has_frequency_buffer: bool,
+    /// How ragged batches run.
+    pub ragged: RaggedSupport,
+    /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.
+    pub rotates: bool,
+}
+
 /// The behavior of a position scheme towards attention, pruning and checkpoints.
 ///
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
-/// [`rotate`](Self::rotate) with [`rotates`](Self::rotates), [`bias`](Self::bias),
+/// [`rotate`](Self::rotate) with [`rotates`](SchemeTraits::rotates), [`bias`](Self::bias),
 /// [`distance_embeddings`](Self::distance_embeddings) or [`query_term`](Self::query_term).
 pub(crate) trait PositionScheme: fmt::Display {
     /// Checks the fields of the scheme for a layer of these sizes.
@@ -145,6 +165,11 @@ pub(crate) trait PositionScheme: fmt::Display {
         Vec::new()
     }
 
+    /// What the scheme needs, and what can run it.
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits::default()
+    }
+
     /// Adapts the scheme to a layer that keeps only the heads `kept` of `heads`.
     fn prune(&mut self, _kept: &[usize], _heads: usize) {}
 
@@ -153,23 +178,8 @@ pub(crate) trait PositionScheme: fmt::Display {
         None
     }
 
-    /// Whether queries and keys have to be all tokens of a sequence, which excludes a cache.
-    fn needs_full_sequence(&self) -> bool {
-        false
-    }
-
-    /// Whether the number of tokens of a sequence decides where they stand.
-    fn counts_tokens(&self) -> bool {
-        false
-    }
-
     /// Whether a call may give each token its position, as `axes` numbers.
     fn accepts_positions(&self, _axes: usize) -> bool {
-        false
-    }
-
-    /// Whether a call may give the cosines and sines of each token.
-    fn accepts_cos_sin(&self) -> bool {
         false
     }
 
@@ -181,26 +191,6 @@ pub(crate) trait PositionScheme: fmt::Display {
     /// Whether keys are rotated for the length of their sequence, so that a mask has to tell what is padding.
     fn rotates_for_length(&self) -> bool {
         self.rotation_class(0) != self.rotation_class(usize::MAX)
-    }
-
-    /// Whether a call may give the rows and columns of patches.
-    fn uses_grid(&self) -> bool {
-        false
-    }
-
-    /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
-    fn has_frequency_buffer(&self) -> bool {
-        false
-    }
-
-    /// How ragged batches run.
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::Padded
-    }
-
-    /// Whether [`rotate`](Self::rotate) changes queries and keys.
-    fn rotates(&self) -> bool {
-        false
     }
 
     /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at

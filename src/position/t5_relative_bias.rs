@@ -5,8 +5,8 @@ use std::fmt;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
-use super::scheme::LayerSizes;
 use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
+use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::weights::{Parameter, Presence};
@@ -106,8 +106,8 @@ impl PositionScheme for T5RelativeBias {
         vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 
-    fn ragged_support(&self) -> RaggedSupport {
-        RaggedSupport::CpuBuffers
+    fn traits(&self) -> SchemeTraits {
+        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
 use crate::sdpa::options::SdpaOptions;
-use crate::tensor::{element_count, same_dtype_and_device};
+use crate::tensor::{check_shape, element_count, same_dtype_and_device};
 
 /// The kind of device that tensors are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +58,8 @@ impl Call {
         let (b, s_q, h, d) = dims4("q", q, "(b, s_q, h, d)")?;
         let (_, keys, h_kv, _) = dims4("k", k, "(b, s_kv, h_kv, d)")?;
         let (.., d_v) = dims4("v", v, "(b, s_kv, h_kv, d_v)")?;
-        check_dims("k", k, [b, keys, h_kv, d])?;
-        check_dims("v", v, [b, keys, h_kv, d_v])?;
+        check_shape("k", k, &[b, keys, h_kv, d])?;
+        check_shape("v", v, &[b, keys, h_kv, d_v])?;
         // Views have any size without memory; a copy of one, the output or the scores must be possible at all.
         for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
             element_count(name, tensor.dims())?;
@@ -81,8 +81,8 @@ impl Call {
         }
         same_dtype_and_device("k", k, q)?;
         same_dtype_and_device("v", v, q)?;
-        if let Some(w) = options.additive.filter(|w| w.dims() != [h, d]) {
-            return Err(Error::shape("the additive scoring vector", w.dims(), format!("[{h}, {d}]")));
+        if let Some(w) = options.additive {
+            check_shape("the additive scoring vector", w, &[h, d])?;
         }
         if let Some(sinks) = options.sinks {
             if sinks.dims() != [h] {
@@ -111,8 +111,4 @@ impl Call {
 
 fn dims4(name: &str, tensor: &Tensor, expected: &str) -> Result<(usize, usize, usize, usize)> {
     tensor.dims4().map_err(|_| Error::shape(name, tensor.dims(), expected))
-}
-
-fn check_dims(name: &str, tensor: &Tensor, expected: [usize; 4]) -> Result<()> {
-    if tensor.dims() == expected { Ok(()) } else { Err(Error::shape(name, tensor.dims(), format!("{expected:?}"))) }
 }

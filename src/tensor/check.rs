@@ -5,6 +5,16 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
 
+/// Checks that `tensor` has the shape `expected`; `name` is its name in the error.
+pub fn check_shape(name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
+    if tensor.dims() == expected { Ok(()) } else { Err(Error::shape(name, tensor.dims(), format!("{expected:?}"))) }
+}
+
+/// Checks that `tensor` is of a floating dtype; `name` is its name in the error.
+pub fn check_float(name: &str, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype().is_float() { Ok(()) } else { Err(Error::dtype(name, tensor.dtype(), "a floating dtype")) }
+}
+
 /// Checks that `tensor` has the dtype and the device of `like`; `name` is the name of `tensor` in the error.
 pub fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
     if tensor.dtype() != like.dtype() {

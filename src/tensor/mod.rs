@@ -17,7 +17,9 @@ pub mod random;
 mod select;
 
 pub(crate) use candle_attention_kernels::{check_allocation, element_count, try_reserve, zeros};
-pub(crate) use check::{check_tensor_memory, last_dim_contiguous, same_device, same_dtype_and_device};
+pub(crate) use check::{
+    check_float, check_shape, check_tensor_memory, last_dim_contiguous, same_device, same_dtype_and_device,
+};
 pub use cpu_slice::with_slices;
 pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice};
 #[cfg(feature = "cuda")]

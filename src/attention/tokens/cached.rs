@@ -44,7 +44,7 @@ impl<'a, 'b> Cached<'a, 'b> {
         if config.add_bias_kv || config.add_zero_attn {
             return Err(Error::config("add_bias_kv or add_zero_attn", true, "false with a cache"));
         }
-        if scheme.needs_full_sequence() {
+        if scheme.traits().needs_full_sequence {
             let allowed = "a scheme that works with a cache; this one needs the whole sequence";
             return Err(Error::config("position", &config.position, allowed));
         }

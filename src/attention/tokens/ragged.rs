@@ -47,7 +47,7 @@ impl CallTokens for Ragged<'_> {
         if !inputs.mask.is_windowed() {
             return Err(Error::value("the mask of a ragged batch", &inputs.mask, "full, causal or a window"));
         }
-        if layer.config.position.scheme().counts_tokens() && lengths.iter().any(|length| *length != lengths[0]) {
+        if layer.config.position.scheme().traits().counts_tokens && lengths.iter().any(|length| *length != lengths[0]) {
             let expected = format!("equal ones for {}", layer.config.position);
             return Err(Error::value("the list of lengths", format!("{lengths:?}"), expected));
         }

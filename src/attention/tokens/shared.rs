@@ -11,6 +11,7 @@ use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::tensor::check_shape;
 
 pub(super) struct Shared<'a>(pub &'a KeyValues);
 
@@ -28,10 +29,7 @@ impl CallTokens for Shared<'_> {
             ("values", &shared.values, config.resolved_value_head_dim()),
         ];
         for (name, tensor, d) in sizes {
-            let want = [b, shared.len(), h_kv, d];
-            if tensor.dims() != want {
-                return Err(Error::shape(format!("the {name} of another layer"), tensor.dims(), format!("{want:?}")));
-            }
+            check_shape(&format!("the {name} of another layer"), tensor, &[b, shared.len(), h_kv, d])?;
         }
         if !shared.keys.device().same_device(queries.device()) {
             let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));

@@ -12,7 +12,7 @@ use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::{bias_from_table, element_count, select, with_f32_slice};
+use crate::tensor::{bias_from_table, check_shape, element_count, select, with_f32_slice};
 
 /// A bias per head and distance is added to the scores. The distance of a key after the query is positive. As in an
 /// additive tensor, `-inf` and the lowest finite value hide the key.
@@ -59,9 +59,8 @@ impl RelativeBias {
 impl MaskTerm for RelativeBias {
     fn check(&self, shape: AttnShape) -> Result<()> {
         let AttnShape { b, h, s_q, .. } = shape;
-        if let Some(factors) = self.factors.as_ref().filter(|factors| factors.dims() != [b, h, s_q, 1]) {
-            let expected = format!("({b}, {h}, {s_q}, 1)");
-            return Err(Error::shape("the factors on biases by distance", factors.dims(), expected));
+        if let Some(factors) = &self.factors {
+            check_shape("the factors on biases by distance", factors, &[b, h, s_q, 1])?;
         }
         match self.table.dims() {
             [_, h] if *h == shape.h => Ok(()),

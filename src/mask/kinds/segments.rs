@@ -11,7 +11,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::{AttnShape, check_integers, comparable};
 use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::{check_allocation, element_count};
+use crate::tensor::{check_allocation, check_shape, element_count};
 
 /// The keys with a query's own segment id are visible: ids of queries `(b, s_q)` and of keys `(b, s_kv)`.
 #[derive(Debug, Clone)]
@@ -37,9 +37,7 @@ impl MaskTerm for Segments {
         for (name, ids, want) in
             [("segments of queries", &self.queries, [b, s_q]), ("segments of keys", &self.keys, [b, s_kv])]
         {
-            if ids.dims() != want {
-                return Err(Error::shape(name, ids.dims(), format!("{want:?}")));
-            }
+            check_shape(name, ids, &want)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 
 use crate::error::{Error, Result};
 use crate::ops::problem::{Activated, Norm};
+use crate::tensor::check_shape;
 
 /// Checks a normalization: rows `(b, s, h, size)`, parameters of each row or of each head.
 pub(super) fn norm(norm: &Norm) -> Result<()> {
@@ -29,7 +30,7 @@ pub(super) fn activated(activated: &Activated) -> Result<()> {
     contiguous("the gate's bias", activated.gate_bias, &[size])?;
     let Some(gate) = activated.gate else { return Ok(()) };
     rows("the gate", gate)?;
-    shape("the gate", gate, activated.xs.dims())
+    check_shape("the gate", gate, activated.xs.dims())
 }
 
 /// Checks a rotation of `(b, s, h, d)` by angles `(b or 1, s, 1, pairs)`.
@@ -57,7 +58,7 @@ fn rows(name: &str, xs: &Tensor) -> Result<()> {
 
 fn contiguous(name: &str, tensor: Option<&Tensor>, expected: &[usize]) -> Result<()> {
     let Some(tensor) = tensor else { return Ok(()) };
-    shape(name, tensor, expected)?;
+    check_shape(name, tensor, expected)?;
     if tensor.is_contiguous() {
         return Ok(());
     }
@@ -66,13 +67,6 @@ fn contiguous(name: &str, tensor: Option<&Tensor>, expected: &[usize]) -> Result
         format!("{:?}", tensor.stride()),
         "those of a contiguous tensor",
     ))
-}
-
-fn shape(name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
-    if tensor.dims() == expected {
-        return Ok(());
-    }
-    Err(Error::shape(name, tensor.dims(), format!("{expected:?}")))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use candle_core::Tensor;
 
 use super::{GATE, Layers, NAMES, Qkv, Weights};
 use crate::error::{Error, Result};
-use crate::ops::linear::{Linear, empty};
+use crate::ops::linear::Linear;
+use crate::ops::packed::empty;
 use crate::tensor::MapTensors;
 
 impl Qkv {
@@ -30,7 +31,11 @@ impl Qkv {
             return Ok(None);
         }
         let all = 0..self.outputs(GATE).start;
-        Linear::from_packed(self.packed.clone(), all, has_bias, self.like(), parts[0].is_exact()).map(Some)
+        let mut linear = Linear::from_packed(self.packed()?.clone(), all, has_bias, self.like().dtype())?;
+        if parts[0].is_exact() {
+            linear.set_exact();
+        }
+        Ok(Some(linear))
     }
 
     /// The same projections with `projection`, whose sizes fit, in the place of some.

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda::{AttentionParams, to_i32};
 use crate::mask::{AttnShape, MergedMask};
 use crate::sdpa::{Call, SdpaOptions};
+use crate::tensor::check_shape;
 
 /// Arguments of one launch. All tensors are on one CUDA device.
 pub(super) struct Arguments<'a> {
@@ -75,9 +76,9 @@ impl Arguments<'_> {
             Some(_) => (1, self.q.dim(1)?, self.q.dim(1)?),
             None => (b, s_q, s_kv.saturating_add(self.options.appended_keys)),
         };
-        dims("q", self.q, &[b, s_q, h, d])?;
-        dims("k", self.k, &[b, keys, h_kv, d])?;
-        dims("v", self.v, &[b, keys, h_kv, d_v])?;
+        check_shape("q", self.q, &[b, s_q, h, d])?;
+        check_shape("k", self.k, &[b, keys, h_kv, d])?;
+        check_shape("v", self.v, &[b, keys, h_kv, d_v])?;
         for (name, tensor) in [("q", self.q), ("k", self.k), ("v", self.v)] {
             if tensor.dims()[3] > 1 && tensor.stride()[3] != 1 {
                 let expected = "elements of a head that are adjacent in memory";
@@ -88,7 +89,7 @@ impl Arguments<'_> {
             let expected = format!("a divisor of {h}, the number of heads");
             return Err(Error::value("the number of key-value heads", h_kv, expected));
         }
-        self.sinks.map_or(Ok(()), |sinks| dims("sinks", sinks, &[h]))
+        self.sinks.map_or(Ok(()), |sinks| check_shape("sinks", sinks, &[h]))
     }
 
     /// Checks that the sequences of a ragged batch follow each other without a gap, and that none is longer than the
@@ -120,8 +121,8 @@ impl Arguments<'_> {
             }
         }
         if let Some([queries, keys]) = &mask.segments {
-            dims("the segments of queries", queries, &[b, s_q])?;
-            dims("the segments of keys", keys, &[b, s_kv])?;
+            check_shape("the segments of queries", queries, &[b, s_q])?;
+            check_shape("the segments of keys", keys, &[b, s_kv])?;
         }
         let lists = [
             ("slopes", mask.slopes.as_ref().map(Vec::len), h),
@@ -137,13 +138,6 @@ impl Arguments<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn dims(name: &str, tensor: &Tensor, expected: &[usize]) -> Result<()> {
-    if tensor.dims() == expected {
-        return Ok(());
-    }
-    Err(Error::shape(name, tensor.dims(), format!("{expected:?}")))
 }
 
 #[cfg(test)]

@@ -421,7 +421,8 @@ fn embeddings_are_saved_in_the_users_cache_folder() {
 #[test]
 #[cfg(unix)]
 fn an_interrupted_search_goes_on() {
-    let folder = Folder::new(&[("lines.txt", &lines(15_000).join("\n"))]);
+    const LINES: usize = 30_000;
+    let folder = Folder::new(&[("lines.txt", &lines(LINES).join("\n"))]);
     let query = ["the cat", "lines.txt", "--json"];
     let (mut before, mut wait) = (0, Duration::from_millis(250));
     while before < 1000 {
@@ -433,7 +434,7 @@ fn an_interrupted_search_goes_on() {
         assert!(kill.success() && !output.status.success(), "{said}");
         if said.is_empty() || said == "error: interrupted\n" {
             // Nothing was embedded yet.
-            wait *= 2;
+            wait = wait * 3 / 2;
             continue;
         }
         let (start, end) = ("error: interrupted after ", " passages; the same command goes on from there\n");
@@ -441,7 +442,7 @@ fn an_interrupted_search_goes_on() {
         assert_eq!(output.status.code(), Some(130));
         let numbers: Vec<usize> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
         let (done, missing) = (numbers[0], numbers[1]);
-        assert!(done > 0 && missing + before == 15_000, "{said}, {before} before");
+        assert!(done > 0 && missing + before == LINES, "{said}, {before} before");
         before += done;
     }
     assert_eq!(succeeds(&mut folder.tiny(&query)), succeeds(folder.tiny(&query).arg("--no-cache")));
