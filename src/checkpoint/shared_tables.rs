@@ -112,7 +112,9 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
 fn shared_table(prefix: &str) -> String {
     let parts: Vec<&str> = prefix.split('.').collect();
     match numbered_component(prefix) {
-        Some(_) if ["SelfAttention", "self_attention"].iter().any(|part| parts.contains(part)) => {
+        Some(_)
+            if ["SelfAttention", "LocalSelfAttention", "self_attention"].iter().any(|part| parts.contains(part)) =>
+        {
             in_first_layer(prefix, RELATIVE_BIAS)
         }
         _ => join(&stack_prefix(prefix), RELATIVE_BIAS),

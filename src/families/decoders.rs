@@ -2,10 +2,11 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required,
+    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MERGED, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required,
     RotaryLayers, RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 use crate::families::gated::DELTA;
+use crate::position::RotaryStyle;
 
 /// A decoder whose attention knows nothing of positions.
 pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
@@ -130,6 +131,17 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["t5gemma2_text"],
         causal: Causal::Never,
         window: Window { sides: Sides::Around, ..GEMMA3.window },
+        ..GEMMA3
+    },
+    // Its decoder has one softmax over the encoder's tokens, which are not rotated, and its own, which come after them.
+    Family {
+        model_types: &["t5gemma2_decoder"],
+        causal: Causal::Never,
+        window: BASE.window,
+        ignores: &["sliding_window"],
+        positions: LayerPositions::Given(RotaryStyle::HalfSplit),
+        requires: &[Required::new(CallInput::CosSin), Required::new(CallInput::Mask)],
+        note: Some(MERGED),
         ..GEMMA3
     },
     // A Llama that sees both ways.

@@ -1,7 +1,9 @@
 //! Families of an encoder and a decoder: causal in the decoder's self-attention, no mask of their own elsewhere.
 
 use crate::families::decoders::{EVERYWHERE, LLAMA};
-use crate::families::family::{BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale};
+use crate::families::family::{
+    BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale, Window, WindowLayers,
+};
 
 const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
 /// Causal in the decoder.
@@ -27,12 +29,19 @@ const SPARSE: &str = "attention to a part of the tokens";
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
     // Each layer of UMT5 has a table of its own.
-    Family { model_types: &["t5", "mt5", "umt5", "switch_transformers"], ..T5 },
+    Family { model_types: &["t5", "mt5", "umt5", "switch_transformers", "pop2piano"], ..T5 },
     Family {
-        model_types: &["longt5", "pop2piano", "udop"],
-        unsupported_parts: &[("encoder", "local attention, or biases of several relative positions")],
+        model_types: &["longt5"],
+        window: Window {
+            layers: WindowLayers::Below("LocalSelfAttention"),
+            key: "local_radius",
+            ..BASE.window
+        },
+        defaults: &[("local_radius", 127.0)],
+        unsupported_parts: &[("TransientGlobalSelfAttention", "a window, and averages of blocks of the sequence")],
         ..T5
     },
+    Family { model_types: &["udop"], unsupported_parts: &[("encoder", "biases of several relative positions")], ..T5 },
     Family {
         model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "mvp",
             "nllb-moe", "plbart", "trocr", "whisper", "florence2_language", "speech_to_text", "time_series_transformer"],

@@ -129,6 +129,9 @@ pub(crate) const PREDICTED: &str = "the mask is that of a trained model: while i
 /// The note of latents that see a context and themselves.
 pub(crate) const LATENTS: &str =
     "keys and values are made of the context followed by the latents, which are the queries";
+/// The note of a decoder whose tokens and the encoder's are the keys of one softmax.
+pub(crate) const MERGED: &str = "keys and values are made of the tokens of the encoder, which are rotated by angles of \
+    0, followed by those of the decoder, which are the queries";
 /// The note of a layer whose module normalizes its inputs.
 pub(crate) const NORMALIZED: &str =
     "the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them";
@@ -264,6 +267,8 @@ pub(crate) enum WindowLayers {
     /// All, if the key for the width has a value. `switch`: the key `use_sliding_window` must be set too (Qwen 3 MoE).
     /// `layer_types` does not count.
     All { switch: bool },
+    /// Those below this component of the prefix (LongT5).
+    Below(&'static str),
     /// Those that `layer_types` lists as sliding.
     Listed,
     /// Those that `attention_layers` lists as local (GPT-Neo).

@@ -41,7 +41,7 @@ pub(super) const OF_ROTATION: [&str; 2] = ["rope_scaling", "partial_rotary_facto
 /// it, or not where the whole model masks its text.
 const UNREAD: &[(&str, &[&str])] = &[
     ("attention_k_eq_v", &["diffusion_gemma_text"]),
-    ("attn_logit_softcapping", &["gemma3_text", "t5gemma2_text"]),
+    ("attn_logit_softcapping", &["gemma3_text", "t5gemma2_decoder", "t5gemma2_text"]),
     ("clip_qkv", &["iquestcoder", "olmoe"]),
     ("gating", &["esm"]),
     ("index_topk", &["glm5_next_vision"]),
@@ -58,6 +58,7 @@ const UNREAD: &[(&str, &[&str])] = &[
             "nemotron_h",
             "olmoe",
             "paligemma",
+            "t5gemma2_decoder",
             "qwen3_omni_moe_talker_code_predictor",
             "qwen3_omni_moe_talker_text",
             "qwen3_omni_moe_text",

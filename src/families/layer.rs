@@ -188,7 +188,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Whether the prefix has this component.
-    fn is_below(&self, part: &str) -> bool {
+    pub(super) fn is_below(&self, part: &str) -> bool {
         self.prefix.split('.').any(|component| component == part)
     }
 

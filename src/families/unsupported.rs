@@ -44,7 +44,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "a model of timm: layers are read from timm's own files, as of the family `timm`",
     ),
     unsupported(&["gemma3n_audio", "gemma4_audio"], "relative positions inside the cap on the scores"),
-    unsupported(&["t5gemma2_decoder"], "self-attention and cross-attention in one softmax"),
     unsupported(
         &["longformer", "mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",

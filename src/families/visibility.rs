@@ -106,6 +106,7 @@ impl<'a> Layer<'a> {
         };
         Ok(match self.family.window.layers {
             WindowLayers::None | WindowLayers::Listed => false,
+            WindowLayers::Below(part) => self.is_below(part),
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
             WindowLayers::All { switch } => (!switch || switched()?) && self.number(self.family.window.key)?.is_some(),
             WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),

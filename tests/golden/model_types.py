@@ -222,10 +222,23 @@ def given_tensors(name, given, arguments, tensors, factor=1.0, neighbors=False):
             tensors[f"golden.{name}.mask"] = mask.clamp(min=low) if mask.is_floating_point() else torch.where(mask, 0.0, low)
 
 
+def after_encoder(here):
+    """Puts the encoder's tokens, which came to a second call of the projections of keys and values, before the others."""
+    for calls in here["in"][1:]:
+        calls[:] = [torch.cat([calls[1], calls[0]], 1)]
+    (cos, sin), mask = here["arguments"]["position_embeddings"], here["arguments"]["merged_attention_mask"]
+    s, others = cos.shape[1], mask.shape[-1] - cos.shape[1]
+    still = torch.zeros_like(cos[:, :1]).expand(-1, others, -1)
+    here["arguments"]["position_embeddings"] = [torch.cat([still + 1, cos], 1), torch.cat([still, sin], 1)]
+    here["arguments"]["merged_attention_mask"] = torch.cat([mask[..., s:], mask[..., :s]], -1)
+
+
 def case_tensors(prefix, here, tensors, model_type):
     if model_type in tiny.ROWS_AND_COLUMNS:
         for calls in (*here["in"], here["out"]):
             calls[0] = calls[0].flatten(1, 2) if calls[0].dim() == 4 else calls[0]
+    if "merged_attention_mask" in here["arguments"]:
+        after_encoder(here)
     xs = [batched(i[0]) for i in here["in"]]
     out = batched(here["out"][0])
     if out.shape[:2] != xs[0].shape[:2] and out.shape[:2] == xs[0].shape[:2][::-1]:

@@ -282,6 +282,7 @@ CHANGES = {
     "moonshine_streaming_encoder": {"sliding_windows": [[4, 2], [3, 0]]},
     "aria": {"projector_patch_to_query_dict": {16: 8}},
     **dict.fromkeys(["t5gemma2", "t5gemma2_text", "t5gemma2_encoder"], {"dropout_rate": 0.0}),
+    "longt5": {"local_radius": 2},
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
     "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
@@ -550,6 +551,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos",
          # It adds its Boolean mask to the bias.
          **dict.fromkeys(["phi4_multimodal_audio", "phi4_multimodal"], {"score_bias": ["attention_mask"]}),
          "lilt": {"score_bias": ["layout_scores"]},
+         "t5gemma2": {"cos_sin": ["position_embeddings"], "mask": ["merged_attention_mask"]},
          **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder", "sam3", "sam3_lite_text"], {"score_bias": ["attention_mask"]}),
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["mask2former", "oneformer"], {"mask": ["attn_mask"]})}
