@@ -182,6 +182,10 @@ pub struct AttentionConfig {
     /// as many queries as blocks (Hiera as SAM 2 has it); default none. Patches come row by row, in a square, such as a
     /// window of the image; such a layer has neither positions nor masks nor a cache.
     pub query_pool: Option<usize>,
+    /// Whether tokens may be global ([Longformer](https://arxiv.org/abs/2004.05150)), as each call says
+    /// ([`global_tokens`](crate::AttentionOptions::global_tokens)): every query sees them beside its window, and their
+    /// own queries see every token, with projections of queries, keys and values of their own; default no.
+    pub global_tokens: bool,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -224,6 +228,7 @@ impl PartialEq for AttentionConfig {
             max_keys,
             between_channels,
             query_pool,
+            global_tokens,
             latent,
             dropout,
             add_bias_kv,
@@ -252,7 +257,7 @@ impl PartialEq for AttentionConfig {
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && *max_keys == other.max_keys
             && (between_channels, latent) == (&other.between_channels, &other.latent)
-            && *query_pool == other.query_pool
+            && (query_pool, global_tokens) == (&other.query_pool, &other.global_tokens)
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -309,6 +314,7 @@ impl AttentionConfig {
             max_keys: None,
             between_channels: false,
             query_pool: None,
+            global_tokens: false,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -362,6 +368,8 @@ impl AttentionConfig {
         with_between_channels, between_channels: bool = between_channels;
         /// Sets the side of the blocks of patches that make one query.
         with_query_pool, query_pool: usize = Some(query_pool);
+        /// Sets whether tokens may be global.
+        with_global_tokens, global_tokens: bool = global_tokens;
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
@@ -501,6 +509,7 @@ impl AttentionConfig {
         self.steps.validate(self.position.scheme().traits().rotates)?;
         self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         self.check_reshaped()?;
+        self.check_global_tokens()?;
         self.check_key_value_source()
     }
 
@@ -523,6 +532,20 @@ impl AttentionConfig {
         };
         let what = "a layer with attention between channels or of pooled queries";
         Err(Error::value(what, found, "none of what belongs to tokens"))
+    }
+
+    /// Checks that a layer with global tokens has nothing that is made of its projections alone.
+    fn check_global_tokens(&self) -> Result<()> {
+        let found = match self {
+            Self { global_tokens: false, .. } => return Ok(()),
+            _ if self.latent.is_some() => "latents",
+            _ if self.output_gate.is_some() => "a gate of the output",
+            _ if self.between_channels || self.query_pool.is_some() => "channels in place of tokens, or pooled queries",
+            _ if !self.position.is_none() => "positions",
+            _ if self.key_value_source != KeyValueSource::Projections => "keys and values of another kind",
+            _ => return Ok(()),
+        };
+        Err(Error::value("a layer with global tokens", found, "plain projections of queries, keys and values"))
     }
 
     /// Checks that the rest of the configuration leaves keys and values to their source.

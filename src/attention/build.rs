@@ -8,6 +8,7 @@ use candle_nn::{Init, VarBuilder};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
 use crate::attention::capabilities::Capabilities;
+use crate::attention::global::global_qkv;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
@@ -106,6 +107,7 @@ impl MultiHeadAttention {
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
         let norms = Norms::new(config, &parameters, qkv.like())?;
+        let global = global_qkv(config, &parameters)?;
         let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
         config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
         let (identity, capabilities) = (Identity::new(qkv.id()), Capabilities::new(&config, &parameters, &norms));
@@ -115,6 +117,7 @@ impl MultiHeadAttention {
             o_proj,
             parameters,
             norms,
+            global,
             capabilities,
             position: PositionState::new(position),
             identity,

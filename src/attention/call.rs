@@ -84,9 +84,14 @@ impl MultiHeadAttention {
         let b = tokens.check(self, inputs, options)?;
         self.check_options(inputs.query, b, options)?;
         self.check_given(inputs, options)?;
+        self.check_global(inputs, options)?;
         let [query, key] = inputs.with_vectors()?;
         let xs = [query, key, inputs.value.clone()];
-        let (counted, mask) = tokens.count(self, &xs, options, self.with_own_mask(&inputs.mask))?;
+        let mask = match options.global_tokens {
+            Some(global) => Cow::Owned(self.with_global_keys(&inputs.mask, global)?),
+            None => self.with_own_mask(&inputs.mask),
+        };
+        let (counted, mask) = tokens.count(self, &xs, options, mask)?;
         let exact = self.exact_for(&xs, &counted, &mask, options);
         let layer = exact.as_ref().unwrap_or(self);
         let call = layer.prepare(xs, &inputs.mask, options, tokens, counted, mask)?;
@@ -346,6 +351,12 @@ impl MultiHeadAttention {
 impl OpenCall<'_> {
     /// Runs the call. After an error, a cache is as it was.
     pub(super) fn run(mut self) -> Result<CallOutput> {
+        let output = self.run_own()?;
+        self.with_global_queries(output)
+    }
+
+    /// [`run`](Self::run) with all queries alike.
+    fn run_own(&mut self) -> Result<CallOutput> {
         if self.layer.config.num_attention_heads == 0 {
             let output = self.layer.without_heads(&self.xs[0])?.into();
             return Ok(CallOutput { output, attention_weights: None });
@@ -365,6 +376,10 @@ impl OpenCall<'_> {
         if self.layer.capabilities.reshapes {
             let found = "channels in place of tokens, or pooled queries";
             return Err(Error::value("the layer whose keys are to be shared", found, "one that compares its tokens"));
+        }
+        if self.options.global_tokens.is_some() {
+            let expected = "none: they have keys of their own";
+            return Err(Error::value("`global_tokens` of a call whose keys are to be shared", "given", expected));
         }
         // What is shared is keys and values, not latents.
         self.absorbed = None;

@@ -3,7 +3,7 @@
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
-use crate::weights::{Parameters, SINKS};
+use crate::weights::{GLOBAL_PARTS, Parameters, SINKS};
 
 /// What depends on the configuration and on which tensors there are. Whether weights are packed, or track a gradient,
 /// may change, and is asked in each call.
@@ -26,9 +26,11 @@ impl Capabilities {
         let ragged = config.position.scheme().traits().ragged;
         // A token without any key, whose context is zeros, has to give the same whatever its input is.
         let is_shifted = norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
+        // What a call without global tokens does not read.
+        let is_global = |name: &str| GLOBAL_PARTS.as_flattened().contains(&name);
         let reshapes = config.between_channels || config.query_pool.is_some();
         let rows = config.requires.is_empty()
-            && parameters.iter().all(|(name, tensor)| name != SINKS && tensor.rank() == 1)
+            && parameters.iter().all(|(name, tensor)| name != SINKS && (tensor.rank() == 1 || is_global(name)))
             && !config.add_zero_attn
             && !reshapes
             && config.mask.is_windowed()

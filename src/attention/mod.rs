@@ -17,6 +17,7 @@ mod cache;
 mod call;
 mod capabilities;
 mod freeze;
+mod global;
 mod latent;
 mod observe;
 mod options;
@@ -116,6 +117,8 @@ pub struct MultiHeadAttention {
     /// The tensors beside the projections and the position scheme.
     parameters: Parameters,
     norms: Norms,
+    /// The projections of global tokens.
+    global: Option<Qkv>,
     capabilities: Capabilities,
     position: PositionState,
     /// The identity by which caches know the layer.

@@ -132,7 +132,8 @@ impl OpenCall<'_> {
         if let Some((lengths, _)) = self.tokens.ragged() {
             return self.observe_padded(lengths, what);
         }
-        self.or_undone(|call| call.observe_tensors(what))
+        let stats = self.or_undone(|call| call.observe_tensors(what))?;
+        self.with_global_stats(stats, what)
     }
 
     fn observe_tensors(&mut self, what: &ObserveOptions) -> Result<AttentionStats> {
@@ -318,7 +319,7 @@ fn chosen(what: &str, asked: Option<&[usize]>, count: usize) -> Result<Vec<usize
 }
 
 /// Ranges of consecutive queries, each of at most `limit`.
-fn runs(queries: &[usize], limit: usize) -> Vec<std::ops::Range<usize>> {
+pub(super) fn runs(queries: &[usize], limit: usize) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for &query in queries {
         match runs.last_mut() {

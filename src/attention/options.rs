@@ -270,6 +270,11 @@ pub struct AttentionOptions<'a> {
     /// them from its page or image. A layer that [scales them](crate::CallInput::ScoreBias) does so here. Gradients
     /// flow into it. Default none.
     pub score_bias: Option<&'a Tensor>,
+    /// Tokens that every query sees, and whose own queries see every token by other projections: `(b, s)` in any
+    /// integer dtype, nonzero = global, where `b` may be 1, for a layer with
+    /// [`global_tokens`](crate::AttentionConfig::global_tokens). The mask of the call hides them as it does others.
+    /// Default none.
+    pub global_tokens: Option<&'a Tensor>,
     /// Factors on the output of each head before the output projection: `(h)`, or `(b, h)` per sequence, in any
     /// floating-point dtype. 0 disables a head. Differentiable. Returned attention weights do not include it.
     pub head_mask: Option<&'a Tensor>,
@@ -300,6 +305,8 @@ impl<'a> AttentionOptions<'a> {
         with_cos_sin, cos_sin: [&'a Tensor; 2] = Some(cos_sin);
         /// Sets what is added to the scores.
         with_score_bias, score_bias: &'a Tensor = Some(score_bias);
+        /// Sets which tokens are global.
+        with_global_tokens, global_tokens: &'a Tensor = Some(global_tokens);
         /// Sets the factors on the output of each head.
         with_head_mask, head_mask: &'a Tensor = Some(head_mask);
     }

@@ -6,6 +6,7 @@ use candle_nn::Module;
 use crate::attention::MultiHeadAttention;
 use crate::attention::build::qkv_sizes;
 use crate::attention::cache::Identity;
+use crate::attention::global::global_qkv;
 use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
@@ -160,6 +161,7 @@ impl MultiHeadAttention {
         Ok(Self {
             config: self.config.clone(),
             norms: Norms::new(&self.config, &parameters, qkv.like())?,
+            global: global_qkv(&self.config, &parameters)?,
             parameters,
             position: PositionState::new(self.position.weights().map_tensors(f)?),
             capabilities: self.capabilities.clone(),

@@ -4,7 +4,8 @@ use candle_nn::Init;
 
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
 use crate::weights::{
-    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, HeadKind, LOGIT_SCALE, NORM_PARTS, Parameter, Presence, SCORE, SINKS,
+    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LOGIT_SCALE, NORM_PARTS, Parameter, Presence, SCORE,
+    SINKS,
 };
 
 /// The fields of the configuration that ask for the norms of queries, keys and values.
@@ -71,6 +72,24 @@ impl AttentionConfig {
                 .with_head_axis(0)
                 .with_presence(asked(self.steps.has_factor_of_heads()))
         });
+
+        let inputs = [self.resolved_query_size(), self.resolved_key_size(), self.resolved_value_size()];
+        for (i, (heads, count, size)) in all_sides.into_iter().enumerate() {
+            let (rows_of, [weight, bias]) = (count * size, GLOBAL_PARTS[i]);
+            let bound = (6.0 / (rows_of + inputs[i]) as f64).sqrt();
+            let [required, optional] = match self.global_tokens {
+                true => [Presence::Required, Presence::Optional],
+                false => [Presence::Absent; 2],
+            };
+            let row = |name, shape: &[usize], init| Parameter {
+                field: "global_tokens",
+                heads,
+                ..Parameter::new(name, shape, init).with_head_axis(0)
+            };
+            let uniform = Init::Uniform { lo: -bound, up: bound };
+            rows.push(row(weight, &[rows_of, inputs[i]], uniform).with_presence(required));
+            rows.push(row(bias, &[rows_of], Init::Const(0.0)).with_presence(optional));
+        }
 
         let context_norm = self.context_norm.as_ref().filter(|norm| norm.weighted);
         rows.extend(norm_rows(CONTEXT_NORM_PARTS, "context_norm", context_norm, [h, d_v]));

@@ -2,7 +2,7 @@
 
 use crate::families::decoders::{EVERYWHERE, LLAMA};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 
 const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
@@ -50,8 +50,10 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },
     Family {
         model_types: &["led"],
-        ignores: &["attention_window"],
-        unsupported_parts: &[("encoder", SPARSE)],
+        layouts: &["bart", "led"],
+        window: Window { layers: WindowLayers::Below("encoder"), key: "attention_window", sides: Sides::Both },
+        defaults: &[("attention_window", 1024.0)],
+        global_tokens: true,
         ..DECODER
     },
     Family { model_types: &["bigbird_pegasus", "pegasus_x"], unsupported_parts: &[("encoder", SPARSE)], ..DECODER },

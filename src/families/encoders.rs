@@ -170,6 +170,13 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     },
     Family { model_types: &["layoutlmv2"], layouts: &["layoutlmv2", "bert"], ..LAYOUTLM_V2 },
     Family { model_types: &["layoutxlm"], layouts: &["bert", "layoutlmv2"], ..LAYOUTLM_V2 },
+    Family {
+        model_types: &["longformer"],
+        window: Window { layers: WindowLayers::All { switch: false }, key: "attention_window", sides: Sides::Both },
+        defaults: &[("attention_window", 512.0)],
+        global_tokens: true,
+        ..BASE
+    },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],

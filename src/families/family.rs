@@ -60,6 +60,8 @@ pub(crate) struct Family {
     /// Whether the first blocks of stages pool their queries, as `blocks_per_stage`, `num_query_pool_stages` and
     /// `query_stride` say (SAM 2).
     pub pools_queries: bool,
+    /// Whether tokens of layers with a window may be global (Longformer).
+    pub global_tokens: bool,
     /// What the family does with latents, if its keys and values are made of them.
     pub latent: Option<LatentRow>,
     /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
@@ -168,6 +170,7 @@ pub(crate) const BASE: Family = Family {
     defaults: &[],
     between_channels: None,
     pools_queries: false,
+    global_tokens: false,
     latent: None,
     stages: false,
     states: &[],
@@ -267,7 +270,7 @@ pub(crate) enum WindowLayers {
     /// All, if the key for the width has a value. `switch`: the key `use_sliding_window` must be set too (Qwen 3 MoE).
     /// `layer_types` does not count.
     All { switch: bool },
-    /// Those below this component of the prefix (LongT5).
+    /// Those below this component of the prefix (LongT5, LED).
     Below(&'static str),
     /// Those that `layer_types` lists as sliding.
     Listed,

@@ -277,6 +277,7 @@ impl<'a> Layer<'a> {
         }
         config.between_channels = self.family.between_channels.is_some_and(|part| self.is_below(part));
         config.query_pool = if self.family.pools_queries { self.query_pool()? } else { None };
+        config.global_tokens = self.family.global_tokens && !self.cross && self.has_window()?;
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
         if !self.cross || contents.context_norm {

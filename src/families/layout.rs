@@ -1,7 +1,7 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
 use crate::config::ProjectionBias;
-use crate::weights::{BIAS_KV, FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
+use crate::weights::{BIAS_KV, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,6 +296,12 @@ pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
 ];
 /// The names of sinks: GPT-OSS, MiMo, Flint and HY V4.
 pub(crate) const SINK_NAMES: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
+/// The names of the projections of global tokens: this crate's own, Longformer's and LED's.
+pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
+    [GLOBAL[0], "self.query_global", "longformer_self_attn.query_global"],
+    [GLOBAL[1], "self.key_global", "longformer_self_attn.key_global"],
+    [GLOBAL[2], "self.value_global", "longformer_self_attn.value_global"],
+];
 /// Parameters that have the same name in all layouts.
 const IN_ALL_LAYOUTS: [&str; 3] = [BIAS_KV[0], BIAS_KV[1], SCORE];
 /// The names of parameters beside the projections in all families. A module stands for the tensors below it. The norm
@@ -309,6 +315,9 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (FACTORS[2], &[FACTORS[2]]),
     (LOGIT_SCALE, &[LOGIT_SCALE, "self.logit_scale"]),
     (SINKS, &SINK_NAMES),
+    (GLOBAL[0], &GLOBAL_NAMES[0]),
+    (GLOBAL[1], &GLOBAL_NAMES[1]),
+    (GLOBAL[2], &GLOBAL_NAMES[2]),
     (BIAS_KV[0], &[BIAS_KV[0]]),
     (BIAS_KV[1], &[BIAS_KV[1]]),
     (SCORE, &[SCORE]),

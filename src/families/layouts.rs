@@ -2,12 +2,13 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, SINK_NAMES,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
+    SINK_NAMES,
 };
 use crate::families::layout::{
     GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
-use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SINKS};
+use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SINKS};
 
 macro_rules! linear {
     ($name:literal) => {
@@ -88,7 +89,14 @@ const OWN_PARAMETERS: &[(&str, &str)] = &[
     (LOGIT_SCALE, LOGIT_SCALE),
     (SINKS, SINKS),
     (CONTEXT_NORM, CONTEXT_NORM),
+    (GLOBAL[0], GLOBAL[0]),
+    (GLOBAL[1], GLOBAL[1]),
+    (GLOBAL[2], GLOBAL[2]),
 ];
+/// The projections of global tokens by one row of their names.
+const fn global(row: usize) -> [(&'static str, &'static str); 3] {
+    [(GLOBAL[0], GLOBAL_NAMES[0][row]), (GLOBAL[1], GLOBAL_NAMES[1][row]), (GLOBAL[2], GLOBAL_NAMES[2][row])]
+}
 const BART_PARAMETERS: [(&str, &str); 3] = {
     let [q, k] = qk_norms(1);
     [q, k, (CONTEXT_NORM, "inner_attn_ln")]
@@ -243,9 +251,12 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         biases: &[NO_KEY, ONLY_OUT], parameters: &[(LOGIT_SCALE, "self.logit_scale")], position: SWIN_V2_POSITION,
         requires: &["self.logit_scale"], ..BASE },
-    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin",
-        qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
+    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin, Longformer",
+        qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"), parameters: &global(1),
         position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
+    Layout { name: "led", families: "LED, encoder",
+        qkv: split!(linear, "longformer_self_attn.query", "longformer_self_attn.key", "longformer_self_attn.value"),
+        o: linear!("output"), biases: &[ALL], parameters: &global(2), ..BASE },
     Layout { name: "lxmert", families: "LXMERT, cross-attention",
         qkv: split!(linear, "att.query", "att.key", "att.value"), o: linear!("output.dense"), ..BASE },
     Layout { name: "deberta-v2", families: "DeBERTa v2 and v3",

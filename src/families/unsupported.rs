@@ -45,7 +45,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     ),
     unsupported(&["gemma3n_audio", "gemma4_audio"], "relative positions inside the cap on the scores"),
     unsupported(
-        &["longformer", "mra", "nystromformer", "reformer", "yoso"],
+        &["mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",
     ),
     unsupported(&["funnel", "xlnet"], "relative positions of their own, and pooled or repeated sequences"),

@@ -108,7 +108,7 @@ impl<'a> Layer<'a> {
             WindowLayers::None | WindowLayers::Listed => false,
             WindowLayers::Below(part) => self.is_below(part),
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
-            WindowLayers::All { switch } => (!switch || switched()?) && self.number(self.family.window.key)?.is_some(),
+            WindowLayers::All { switch } => (!switch || switched()?) && self.stated_width()?.is_some(),
             WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
             WindowLayers::AllButLastOf6AndLast => !(self.index + 1).is_multiple_of(6),
             WindowLayers::AllButFirstAndLastOf6 => self.index > 0 && !(self.index + 1).is_multiple_of(6),
@@ -255,13 +255,22 @@ impl<'a> Layer<'a> {
         }
     }
 
+    /// The number at the key for windows: one for all layers, or a list with one for each (Longformer).
+    fn stated_width(&self) -> Result<Option<usize>> {
+        let key = self.family.window.key;
+        let Some(widths) = self.section.get(key).and_then(Value::as_array) else { return self.number(key) };
+        let width = widths.get(self.index).and_then(Value::as_u64).and_then(|width| usize::try_from(width).ok());
+        let wrong = || Error::config(key, &self.section.json[key], format!("a number for layer {}", self.index));
+        width.ok_or_else(wrong).map(Some)
+    }
+
     /// The width of the layer's window.
     fn window_width(&self) -> Result<usize> {
         let key = self.family.window.key;
         let width = match self.number(&format!("{key}_size"))?.filter(|_| self.reads("sliding_window_size")) {
             // MiMo-V2-Flash's own key counts the tokens before a token.
             Some(before) => Some(before.saturating_add(1)),
-            None => self.number(key)?,
+            None => self.stated_width()?,
         };
         width.ok_or_else(|| Error::config(key, "none", format!("a width: layer {} has a window", self.index)))
     }

@@ -29,6 +29,14 @@ pub(crate) const NORM_PARTS: [[&str; 2]; 3] =
 pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
 /// The learned factor of the queries of each head, as a logarithm, `(h, 1, 1)`.
 pub(crate) const LOGIT_SCALE: &str = "logit_scale";
+/// The projections of queries, keys and values of global tokens.
+pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
+/// Their weights `(out, in)` and biases `(out)`.
+pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
+    ["query_global.weight", "query_global.bias"],
+    ["key_global.weight", "key_global.bias"],
+    ["value_global.weight", "value_global.bias"],
+];
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
 /// Its weight and its bias.
@@ -43,6 +51,8 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 ///   shared by all heads, `(heads, d)`, one per head, or `(heads · d)`, over all heads together.
 /// - `scaling`, `k_scaling`, `v_scaling` `(d)`: learned factors of queries, keys and values.
 /// - `logit_scale` `(h, 1, 1)`: the logarithm of a factor of the queries of each head.
+/// - `query_global`, `key_global`, `value_global`: the projections of global tokens, each a `.weight` and perhaps a
+///   `.bias`, of the shapes of the others.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.
 ///
 /// The documentation of each scheme in [`position`](crate::position) lists the names and shapes of its tensors, such as

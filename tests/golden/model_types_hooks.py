@@ -61,6 +61,7 @@ LAYOUTS = [
     (["linear_q", "linear_k", "linear_v"], "linear_out"),
     (["q_proj", "k_proj", "v_proj"], "linear_out"),
     (["self.query", "self.key", "self.value"], "output"),
+    (["longformer_self_attn.query", "longformer_self_attn.key", "longformer_self_attn.value"], "output"),
     (["self_attention.qkv"], "self_attention.dense"),
     (["wq", "wk", "wv"], "wo"),
     (["to_q", "to_kv"], "to_out"),
@@ -103,6 +104,9 @@ def prefixes(saved):
 # Modules of attention that read the weights of their projections without calling them.
 WHOLE = {"WavLMAttention"}
 
+
+# Modules of attention that project with the time as the first dimension, and give it second.
+TIME_FIRST = {"LongformerSelfAttention", "LEDEncoderSelfAttention"}
 
 # Classes of attention; those of linear attention have names of their own.
 ATTENTION = re.compile("Attention|Attn|DeltaNet")
@@ -256,8 +260,9 @@ def watch(model, layers, saved):
             here["in"] = [[]]
         watch_arguments(model, owners[0][0], here)
         for i, m in enumerate(modules[:-1]):
-            def before(_m, args, kwargs, here=here, i=i):
+            def before(_m, args, kwargs, here=here, i=i, parent=parent):
                 x = args[0] if args else next(iter(kwargs.values()))
+                x = x.transpose(0, 1) if type(parent).__name__ in TIME_FIRST else x
                 here["in"][i].append(tokens(_m, x))
             m.register_forward_pre_hook(before, with_kwargs=True)
 

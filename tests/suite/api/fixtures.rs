@@ -29,6 +29,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "encoder",
             "encoders",
             "numerics/explicit_positions",
+            "numerics/global_tokens",
             "families/published_layers",
             "checkpoints/gguf",
             "gguf_heads",

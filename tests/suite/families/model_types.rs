@@ -266,11 +266,11 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     let rotated = config("roformer", |c| c["rotary_value"] = json!(true));
     assert!(matches!(rotated, Err(Error::UnsupportedKey { key, .. }) if key == "rotary_value"));
 
-    let led = Walked::new(fixtures().checkpoint("led"));
-    let source = led.checkpoint.at("led.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
-    match config_from_json(&led.config, &source) {
+    let pegasus = Walked::new(fixtures().checkpoint("pegasus_x"));
+    let source = pegasus.checkpoint.at("model.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
+    match config_from_json(&pegasus.config, &source) {
         Err(Error::UnsupportedFamily { model_type, why }) => {
-            assert_eq!(model_type, "led");
+            assert_eq!(model_type, "pegasus_x");
             assert!(why.contains("`encoder`") && why.contains("a part of the tokens"), "{why}");
         }
         other => panic!("{other:?}"),

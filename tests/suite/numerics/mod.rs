@@ -6,6 +6,7 @@ mod empty_inputs;
 mod explicit_positions;
 mod frozen;
 mod gates;
+mod global_tokens;
 pub mod gradients;
 mod latent;
 mod library;
