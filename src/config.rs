@@ -269,7 +269,7 @@ impl AttentionConfig {
         let mut steps = self.steps.clone();
         // Latent attention checks for one.
         if !self.position.scheme().traits().rotates && self.latent.is_none() {
-            [&mut steps.queries, &mut steps.keys]
+            [&mut steps.queries, &mut steps.keys, &mut steps.values]
                 .into_iter()
                 .for_each(|side| side.retain(|step| *step != Step::Rotate));
         }
@@ -507,6 +507,9 @@ impl AttentionConfig {
             }
         }
         self.steps.validate(self.position.scheme().traits().rotates)?;
+        if self.steps.rotate_values() && (d[0] != d[1] || self.latent.is_some()) {
+            return Err(Error::config("value_head_dim", d[1], format!("{}: values are rotated as keys are", d[0])));
+        }
         self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         self.check_reshaped()?;
         self.check_global_tokens()?;
@@ -536,16 +539,13 @@ impl AttentionConfig {
 
     /// Checks that a layer with global tokens has nothing that is made of its projections alone.
     fn check_global_tokens(&self) -> Result<()> {
-        let found = match self {
-            Self { global_tokens: false, .. } => return Ok(()),
-            _ if self.latent.is_some() => "latents",
-            _ if self.output_gate.is_some() => "a gate of the output",
-            _ if self.between_channels || self.query_pool.is_some() => "channels in place of tokens, or pooled queries",
-            _ if !self.position.is_none() => "positions",
-            _ if self.key_value_source != KeyValueSource::Projections => "keys and values of another kind",
-            _ => return Ok(()),
-        };
-        Err(Error::value("a layer with global tokens", found, "plain projections of queries, keys and values"))
+        let reshapes = self.between_channels || self.query_pool.is_some();
+        let has_more = self.latent.is_some() || self.output_gate.is_some() || reshapes || !self.position.is_none();
+        if self.global_tokens && (has_more || self.key_value_source != KeyValueSource::Projections) {
+            let allowed = "false beside latents, a gate, positions, pooled queries or keys of another kind";
+            return Err(Error::config("global_tokens", true, allowed));
+        }
+        Ok(())
     }
 
     /// Checks that the rest of the configuration leaves keys and values to their source.

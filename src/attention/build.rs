@@ -8,7 +8,6 @@ use candle_nn::{Init, VarBuilder};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
 use crate::attention::capabilities::Capabilities;
-use crate::attention::global::global_qkv;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
@@ -16,7 +15,8 @@ use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::PositionState;
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
 use crate::weights::{
-    AttentionWeights, BIAS_KV, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence, QkvWeights,
+    AttentionWeights, BIAS_KV, GLOBAL_PARTS, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters,
+    Presence, QkvWeights,
 };
 
 /// The name of the gate in this crate's own layout.
@@ -191,6 +191,23 @@ pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
         KeyValueSource::Shared { .. } => [rows[0], 0, 0],
     };
     (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
+}
+
+/// The projections of global tokens, if there are some among `parameters`, which are checked.
+pub(super) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> Result<Option<Qkv>> {
+    if !config.global_tokens {
+        return Ok(None);
+    }
+    let part = |[weight, bias]: [&str; 2]| {
+        Ok::<_, Error>(LinearWeights {
+            weight: parameters.require(weight)?.clone(),
+            bias: parameters.get(bias).cloned(),
+        })
+    };
+    let [query, key, value] = GLOBAL_PARTS;
+    let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
+    let (rows, inputs) = qkv_sizes(config);
+    Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(Some)
 }
 
 /// The projections of latent attention.

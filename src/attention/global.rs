@@ -1,12 +1,9 @@
-//! Global tokens, which every query sees, and whose own queries see every token by projections of their own
-//! ([Longformer](https://arxiv.org/abs/2004.05150)).
-//!
+//! Global tokens ([Longformer](https://arxiv.org/abs/2004.05150)), which every query sees and which see every token.
 //! A call runs all queries under the layer's window, with the global tokens beside it. Then the queries of global
 //! tokens run again in a layer with the other projections and no window, and take the place of the first.
 
 use candle_core::{Device, Tensor};
 
-use crate::attention::build::qkv_sizes;
 use crate::attention::call::{CallOutput, OpenCall};
 use crate::attention::observe::runs;
 use crate::attention::options::Tokens;
@@ -16,26 +13,8 @@ use crate::attention::{
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::Qkv;
 use crate::tensor::select;
-use crate::weights::{GLOBAL_PARTS, LinearWeights, Parameters, QkvWeights};
-
-/// The projections of global tokens, if there are some among `parameters`, which are checked.
-pub(super) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> Result<Option<Qkv>> {
-    if !config.global_tokens {
-        return Ok(None);
-    }
-    let part = |[weight, bias]: [&str; 2]| {
-        Ok::<_, Error>(LinearWeights {
-            weight: parameters.require(weight)?.clone(),
-            bias: parameters.get(bias).cloned(),
-        })
-    };
-    let [query, key, value] = GLOBAL_PARTS;
-    let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
-    let (rows, inputs) = qkv_sizes(config);
-    Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(Some)
-}
+use crate::weights::GLOBAL_PARTS;
 
 impl MultiHeadAttention {
     /// Checks the global tokens that a call gives.
@@ -46,8 +25,9 @@ impl MultiHeadAttention {
             return Err(Error::config("global_tokens", "given by the call", allowed));
         }
         let (query, key) = (inputs.query.dims(), inputs.key.dims());
-        if !matches!(inputs.tokens, Tokens::Padded) || inputs.cache.is_some() || query[1] != key[1] {
-            let expected = "none, or padded self-attention without a cache: their queries see the whole sequence";
+        let is_plain = matches!(inputs.tokens, Tokens::Padded) && inputs.cache.is_none() && query[1] == key[1];
+        if !is_plain || options.score_bias.is_some() {
+            let expected = "none, or padded self-attention without a cache or a score bias";
             return Err(Error::value("`global_tokens` of this call", "given", expected));
         }
         let [b, s] = [query[0], query[1]];
@@ -76,28 +56,23 @@ impl MultiHeadAttention {
 }
 
 impl OpenCall<'_> {
-    /// Which tokens are global, `(b, s)` of 0 and 1, and the layer of their queries, if the call has such.
-    fn global(&self) -> Result<Option<(Tensor, MultiHeadAttention)>> {
+    /// Which tokens are global, `(b, s)` of 0 and 1, the layer of their queries and its options, if the call has such.
+    fn global(&self) -> Result<Option<(Tensor, MultiHeadAttention, AttentionOptions<'_>)>> {
         let Some((tokens, layer)) = self.options.global_tokens.zip(self.layer.global_layer()) else { return Ok(None) };
         let (b, s, _) = self.xs[0].dims3()?;
         let is_global = tokens.to_device(&Device::Cpu)?.ne(0.0)?.broadcast_as((b, s))?.contiguous()?;
-        Ok(Some((is_global, layer)))
+        Ok(Some((is_global, layer, AttentionOptions { global_tokens: None, ..*self.options })))
     }
 
     /// What the call returns, with the queries of global tokens. Differentiable.
     pub(super) fn with_global_queries(&self, own: CallOutput) -> Result<CallOutput> {
-        let Some((is_global, layer)) = self.global()? else { return Ok(own) };
+        let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
         let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
         let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
         let places: Vec<usize> = (0..is_global.dim(1)?).filter(is_place).collect();
         let (mut output, mut weights) = (own.output.apply()?, own.attention_weights);
         for run in runs(&places, usize::MAX) {
             let narrow = |xs: &Tensor, dim: usize| xs.narrow(dim, run.start, run.len());
-            let bias = match self.options.score_bias {
-                Some(bias) if bias.dim(2)? > 1 => Some(narrow(bias, 2)?),
-                bias => bias.cloned(),
-            };
-            let options = AttentionOptions { global_tokens: None, score_bias: bias.as_ref(), ..*self.options };
             let [query, key, value] = &self.xs;
             let query = narrow(query, 1)?;
             let mask = self.mask.select_queries(run.clone(), self.sizes.shape)?;
@@ -114,8 +89,7 @@ impl OpenCall<'_> {
 
     /// The statistics of the call, with the queries of global tokens.
     pub(super) fn with_global_stats(&self, own: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
-        let Some((is_global, layer)) = self.global()? else { return Ok(own) };
-        let options = AttentionOptions { global_tokens: None, ..*self.options };
+        let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
         let [query, key, value] = &self.xs;
         let inputs = AttentionInputs::new(query, key, value, self.mask);
         let here = layer.open_given(&inputs, &options, |call| call.observe(what))?;

@@ -4,9 +4,8 @@ use candle_core::Tensor;
 use candle_nn::Module;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::build::qkv_sizes;
+use crate::attention::build::{global_qkv, qkv_sizes};
 use crate::attention::cache::Identity;
-use crate::attention::global::global_qkv;
 use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};

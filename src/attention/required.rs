@@ -18,6 +18,7 @@ impl MultiHeadAttention {
             CallInput::PositionVectors => inputs.has_position_vectors(),
             CallInput::CosSin => options.cos_sin.is_some(),
             CallInput::ScoreBias { .. } => options.score_bias.is_some() || inputs.mask.adds_to_scores(),
+            CallInput::Positions => options.positions.is_some(),
             CallInput::Mask => !inputs.mask.is_full(),
         };
         match self.config.requires.iter().find(|input| !given(input)) {

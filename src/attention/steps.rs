@@ -83,11 +83,16 @@ impl MultiHeadAttention {
     pub(super) fn stepped(&self, [q, k, v]: [Tensor; 3], tokens: &TokenPositions) -> Result<[Tensor; 3]> {
         let places = Places { tokens, s_kv: k.dim(1)? };
         let [q, k] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, k, places)?];
-        let [q, k] = self.config.position.scheme().rotate(q, k, tokens)?;
+        let scheme = self.config.position.scheme();
+        let [q, k] = scheme.rotate(q, k, tokens)?;
+        let mut v = self.run(2, Part::Before, v, places)?;
+        if self.config.steps.rotate_values() {
+            v = scheme.rotate_queries(v, places.s_kv, tokens)?;
+        }
         Ok([
             self.run(0, Part::After, q, places)?,
             self.run(1, Part::After, k, places)?,
-            self.run(2, Part::Before, v, places)?,
+            self.run(2, Part::After, v, places)?,
         ])
     }
 
@@ -178,9 +183,10 @@ impl MultiHeadAttention {
         for side in 0..3 {
             self.run_in_place(team, side, Part::Before, qkv, batch)?;
         }
-        let heads = self.config.num_attention_heads + self.config.resolved_num_key_value_heads();
+        let sides = 1 + usize::from(self.config.steps.rotate_values());
+        let heads = self.config.num_attention_heads + sides * self.config.resolved_num_key_value_heads();
         scheme.rotate_in_place(qkv, heads, self.config.resolved_head_dim(), batch)?;
-        for side in 0..2 {
+        for side in 0..3 {
             self.run_in_place(team, side, Part::After, qkv, batch)?;
         }
         Ok(())

@@ -96,7 +96,7 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     };
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
     let of_cross = layer.cross && section.get(CROSS_HEADS).is_some();
-    let stated = &stated[..if pruned == 0 && !of_cross { stated.len() } else { 4 }];
+    let stated = &stated[..if pruned == 0 && !of_cross && of_part.is_none() { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {
         if let Some(stated) = of_layer(key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));

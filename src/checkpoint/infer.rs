@@ -79,6 +79,7 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
         QkvNames::KeysAsValues([q, k]) => [into(q)?, into(k)?, into(k)?],
+        QkvNames::KeyValue([k, v]) => [(into(k)?.0, into(k)?.0), into(k)?, into(v)?],
         // No shape shows how many key-value heads the other layer has.
         QkvNames::Query(q) => [into(q)?; 3],
     };
@@ -163,6 +164,7 @@ fn infer_latent(
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
     let k = k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..) | QkvNames::Query(_));
+    let q = q && !matches!(layout.qkv, QkvNames::KeyValue(_));
     ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 

@@ -4,13 +4,14 @@ use candle_core::Tensor;
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
-use crate::config::{AttentionConfig, GateOver, KeyValueSource};
+use crate::config::{AttentionConfig, CallInput, GateOver, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::families::layout::{
     DISTANCE_EMBEDDINGS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
     PositionRole, QkvNames, ROTARY_FREQUENCIES, name_of_head,
 };
 use crate::ops::LatentSizes;
+use crate::tensor::check_tensor_memory;
 use crate::weights::{
     AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence,
     QkvWeights,
@@ -182,6 +183,17 @@ impl Reader<'_> {
                 self.linear(q, qkv[0], inputs[0], true)?,
                 self.linear(k, qkv[1], inputs[1], true)?,
             ])),
+            QkvNames::KeyValue([k, v]) => {
+                let (k, v) = (self.linear(k, qkv[1], inputs[1], true)?, self.linear(v, qkv[2], inputs[2], true)?);
+                if rows[0] != inputs[0] {
+                    let allowed = format!("{}, the elements of all heads: queries have no projection", rows[0]);
+                    return Err(Error::config("query_size", inputs[0], allowed));
+                }
+                let (dtype, device, size) = (k.weight.dtype(), k.weight.device(), rows[0]);
+                check_tensor_memory("the number of elements of a query", size, &[size, size], dtype, device)?;
+                let weight = Tensor::eye(size, dtype, device)?;
+                QkvWeights::Split(Box::new([LinearWeights { weight, bias: None }, k, v]))
+            }
             QkvNames::Query(q) => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::SplitFusedBias(weights, bias) => {
                 let fused = self.source.contains(bias).then(|| self.source.get(bias, &[all.len()])).transpose()?;
@@ -450,7 +462,10 @@ pub(crate) fn read_position(
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
             PositionRole::Relative => ("relative positions", name.stored.to_string()),
         };
-        if !used(name) && source.contains(&tensor) {
+        // The call gives biases in place of the table (UDOP).
+        let is_given =
+            name.role == PositionRole::BiasTable && config.requires.contains(&CallInput::ScoreBias { scaled: false });
+        if !used(name) && !is_given && source.contains(&tensor) {
             let allowed = format!("one with {what}, because the checkpoint holds `{}`", source.full_name(&tensor));
             return Err(Error::config("position", &config.position, allowed));
         }

@@ -8,7 +8,9 @@ use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layer::numbered_component;
-use crate::families::layout::{DISTANCE_EMBEDDINGS, GATED_BIAS, Layout, PATCH_BIAS, RELATIVE_BIAS, SHARED_PATCH_BIAS};
+use crate::families::layout::{
+    DISTANCE_EMBEDDINGS, GATED_BIAS, Layout, PATCH_BIAS, RELATIVE_BIAS, REVERSED_KEYS, SHARED_PATCH_BIAS,
+};
 use crate::position::LayerSizes;
 use crate::tensor::select;
 use crate::weights::{AttentionWeights, Parameter, Parameters, Presence};
@@ -99,6 +101,7 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
     match weight {
         RELATIVE_BIAS => shared_table(&prefix),
         GATED_BIAS => in_first_layer(&prefix, weight),
+        REVERSED_KEYS => join(&stack, "embed_positions.pe_k.weight"),
         PATCH_BIAS => shared_patch_table(source).unwrap_or_else(|| join(&stack, SHARED_PATCH_BIAS[0])),
         _ => {
             // DeBERTa's norm is next to the embeddings, not below them.

@@ -65,6 +65,15 @@ impl AttentionWeights {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
+            QkvNames::KeyValue(names) => {
+                let eye = Tensor::eye(h * d, q.weight.dtype(), q.weight.device())?;
+                if q.bias.is_some() || !same_elements(&eye, &q.weight)? {
+                    return Err(writer.cannot("a projection of queries", "one whose families have it"));
+                }
+                for (names, (dense, heads)) in names.into_iter().zip([(&k, [h_kv, d]), (&v, [h_kv, d_v])]) {
+                    writer.put(&mut tensors, names, dense, Some(heads))?;
+                }
+            }
             QkvNames::Query(name) => writer.put(&mut tensors, name, &q, Some([h, d]))?,
             QkvNames::Fused(names, order) => {
                 let fused = LinearWeights::fuse([&q, &k, &v], order, h_kv)?;

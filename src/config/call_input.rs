@@ -30,6 +30,10 @@ pub enum CallInput {
         /// A mask is added as it is.
         scaled: bool,
     },
+    /// Where the tokens stand, integers `(s)` or `(b, s)`: they are some patches of a video, in an order of their own.
+    ///
+    /// By [`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions).
+    Positions,
     /// Which keys each query sees.
     ///
     /// By the mask of the call, which may not be [full](crate::AttentionMask::full).
@@ -48,6 +52,7 @@ impl CallInput {
             Self::ScoreBias { .. } => {
                 "(b, h, s_q, s_kv), by `AttentionOptions::with_score_bias`, or a mask that adds to the scores"
             }
+            Self::Positions => "where the tokens stand, (s) or (b, s), by `AttentionOptions::with_positions`",
             Self::Mask => "which keys each query sees, by a mask of the call that is not full",
         }
     }
@@ -59,6 +64,7 @@ impl fmt::Display for CallInput {
             Self::PositionVectors => "position vectors",
             Self::CosSin => "cosines and sines",
             Self::ScoreBias { .. } => "a score bias",
+            Self::Positions => "positions",
             Self::Mask => "a mask",
         })
     }

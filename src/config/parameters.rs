@@ -75,20 +75,19 @@ impl AttentionConfig {
 
         let inputs = [self.resolved_query_size(), self.resolved_key_size(), self.resolved_value_size()];
         for (i, (heads, count, size)) in all_sides.into_iter().enumerate() {
-            let (rows_of, [weight, bias]) = (count * size, GLOBAL_PARTS[i]);
-            let bound = (6.0 / (rows_of + inputs[i]) as f64).sqrt();
-            let [required, optional] = match self.global_tokens {
-                true => [Presence::Required, Presence::Optional],
-                false => [Presence::Absent; 2],
-            };
-            let row = |name, shape: &[usize], init| Parameter {
+            let (out, input) = (count * size, inputs[i]);
+            let bound = (6.0 / (out + input) as f64).sqrt();
+            let weight = (vec![out, input], Init::Uniform { lo: -bound, up: bound }, Presence::Required);
+            let both = [weight, (vec![out], Init::Const(0.0), Presence::Optional)];
+            rows.extend(GLOBAL_PARTS[i].into_iter().zip(both).map(|(name, (shape, init, presence))| Parameter {
                 field: "global_tokens",
                 heads,
-                ..Parameter::new(name, shape, init).with_head_axis(0)
-            };
-            let uniform = Init::Uniform { lo: -bound, up: bound };
-            rows.push(row(weight, &[rows_of, inputs[i]], uniform).with_presence(required));
-            rows.push(row(bias, &[rows_of], Init::Const(0.0)).with_presence(optional));
+                ..Parameter::new(name, shape, init).with_head_axis(0).with_presence(if self.global_tokens {
+                    presence
+                } else {
+                    Presence::Absent
+                })
+            }));
         }
 
         let context_norm = self.context_norm.as_ref().filter(|norm| norm.weighted);

@@ -113,7 +113,7 @@ pub struct Steps {
     pub queries: Vec<Step>,
     /// Steps of the keys.
     pub keys: Vec<Step>,
-    /// Steps of the values, which are not rotated.
+    /// Steps of the values, which few models rotate (CLVP).
     pub values: Vec<Step>,
 }
 
@@ -169,6 +169,11 @@ impl Steps {
             .any(|step| matches!(step, Step::Factor(Factor::LogPosition { .. } | Factor::PowerPosition { .. })))
     }
 
+    /// Whether values are rotated, too.
+    pub(crate) fn rotate_values(&self) -> bool {
+        self.values.contains(&Step::Rotate)
+    }
+
     /// Whether a side has any step but the rotation.
     pub(crate) fn has_more_than_rotation(&self) -> bool {
         self.sides().into_iter().flatten().any(|step| *step != Step::Rotate)
@@ -182,10 +187,10 @@ impl Steps {
                 step.validate(&field)?;
             }
             let rotations = steps.iter().filter(|step| **step == Step::Rotate).count();
-            let allowed = if side == 2 { 0..=0 } else { usize::from(rotates)..=1 };
+            let allowed = if side == 2 { 0..=usize::from(rotates) } else { usize::from(rotates)..=1 };
             if !allowed.contains(&rotations) {
                 let expected = match side {
-                    2 => "0: values are not rotated",
+                    2 => "none, or one where the position scheme rotates",
                     _ => "one where the position scheme rotates, never more",
                 };
                 return Err(Error::value(field("rotations"), rotations, expected));

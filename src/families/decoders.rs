@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MERGED, MaxKeys, Mrope, OWN, PROMPT, ROTARY, Required,
-    RotaryLayers, RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OWN, ROTARY, Required, RotaryLayers,
+    RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 use crate::families::gated::DELTA;
 use crate::position::RotaryStyle;
@@ -138,10 +138,11 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["t5gemma2_decoder"],
         causal: Causal::Never,
         window: BASE.window,
-        ignores: &["sliding_window"],
+        ignores: &["sliding_window", "rope_local_base_freq", "use_bidirectional_attention"],
         positions: LayerPositions::Given(RotaryStyle::HalfSplit),
         requires: &[Required::new(CallInput::CosSin), Required::new(CallInput::Mask)],
-        note: Some(MERGED),
+        note: Some("keys and values are made of the tokens of the encoder, which are rotated by angles of 0, \
+            followed by those of the decoder, which are the queries"),
         ..GEMMA3
     },
     // A Llama that sees both ways.
@@ -467,7 +468,12 @@ pub(crate) const DECODERS: &[Family] = &[
         ..LLAMA
     },
     // Tokens that it generates see the prompt and a window.
-    Family { model_types: &["unlimited_ocr_text"], ignores: &["sliding_window"], note: Some(PROMPT), ..LLAMA },
+    Family {
+        model_types: &["unlimited_ocr_text"],
+        ignores: &["sliding_window"],
+        note: Some("the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window"),
+        ..LLAMA
+    },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
     Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
     Family { model_types: &["molmo2_text"], layouts: &["molmo"], ..QWEN3 },

@@ -1,8 +1,9 @@
 //! Families of an encoder and a decoder: causal in the decoder's self-attention, no mask of their own elsewhere.
 
+use crate::config::CallInput;
 use crate::families::decoders::{EVERYWHERE, LLAMA};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, ROTARY, RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, ROTARY, Required, RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 
 const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
@@ -22,9 +23,6 @@ const SEAMLESS: Family = Family {
     ..DECODER
 };
 
-/// Attention of an encoder over parts of its sequence.
-const SPARSE: &str = "attention to a part of the tokens";
-
 #[rustfmt::skip]
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
@@ -41,7 +39,11 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         unsupported_parts: &[("TransientGlobalSelfAttention", "a window, and averages of blocks of the sequence")],
         ..T5
     },
-    Family { model_types: &["udop"], unsupported_parts: &[("encoder", "biases of several relative positions")], ..T5 },
+    Family {
+        model_types: &["udop"],
+        requires: &[Required::below("encoder", CallInput::ScoreBias { scaled: false })],
+        ..T5
+    },
     Family {
         model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "mvp",
             "nllb-moe", "plbart", "trocr", "whisper", "florence2_language", "speech_to_text", "time_series_transformer"],
@@ -56,10 +58,24 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         global_tokens: true,
         ..DECODER
     },
-    Family { model_types: &["bigbird_pegasus", "pegasus_x"], unsupported_parts: &[("encoder", SPARSE)], ..DECODER },
+    Family {
+        model_types: &["bigbird_pegasus"],
+        layouts: &["bart", "bigbird-pegasus"],
+        needs: &[("attention_type", "original_full", "block-sparse attention")],
+        needs_below: Some("encoder"),
+        ..DECODER
+    },
+    // Tokens see those of their block and the global ones, which see all.
+    Family {
+        model_types: &["pegasus_x"],
+        requires: &[Required::below("encoder", CallInput::Mask)],
+        note: Some("in the encoder, a sequence is its global tokens followed by the others"),
+        ..DECODER
+    },
     Family {
         model_types: &["speecht5"],
-        unsupported_parts: &[("encoder", "relative positions of their own")],
+        positions: LayerPositions::SharedRelativeKeys("wrapped_encoder", "encoder_max_relative_position"),
+        defaults: &[("encoder_max_relative_position", 160.0)],
         ..DECODER
     },
     SEAMLESS,

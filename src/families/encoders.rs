@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Sides, Window,
-    WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Sides,
+    StepsRow, Window, WindowLayers,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -172,11 +172,26 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family { model_types: &["layoutxlm"], layouts: &["bert", "layoutlmv2"], ..LAYOUTLM_V2 },
     Family {
         model_types: &["longformer"],
+        note: Some("no token is global unless a call says so: transformers makes the first one global in classifiers"),
         window: Window { layers: WindowLayers::All { switch: false }, key: "attention_window", sides: Sides::Both },
         defaults: &[("attention_window", 512.0)],
         global_tokens: true,
         ..BASE
     },
+    // CLVP's, of texts and of speech. Values are rotated, too.
+    Family {
+        model_types: &["clvp_encoder"],
+        layouts: &["bart"],
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::IfSet("use_rotary_embedding"),
+            least_of_projection: Some(32),
+            ..ROTARY
+        }),
+        steps: StepsRow { value_rotation: Some(""), ..BASE.steps },
+        defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
+        ..BASE
+    },
+    Family { model_types: &["ibert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family {
         model_types: &["big_bird"],
@@ -186,6 +201,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
         model_types: &["roformer"],
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
+        steps: StepsRow { value_rotation: Some("rotary_value"), ..BASE.steps },
         ..BERT_LAYER
     },
 ];

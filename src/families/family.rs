@@ -72,6 +72,8 @@ pub(crate) struct Family {
     pub refuses: &'static [(&'static str, &'static str)],
     /// Keys that the configuration must state with these values, each with what another value sets.
     pub needs: &'static [(&'static str, &'static str, &'static str)],
+    /// The component of the prefixes of the layers that need them; `None`: all.
+    pub needs_below: Option<&'static str>,
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
     /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
@@ -121,9 +123,6 @@ pub(crate) const OWN: &[&str] = &["candle-attention"];
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
-/// The note of a model whose generated tokens see the prompt and a window.
-pub(crate) const PROMPT: &str = "the mask is that of a prompt: in the model, a token that it generates sees the prompt \
-    and a window";
 /// The note of a model that masks the patches of its last layers.
 pub(crate) const PREDICTED: &str = "the mask is that of a trained model: while it trains, queries see the patches of \
     their predicted segments";
@@ -131,12 +130,6 @@ pub(crate) const PREDICTED: &str = "the mask is that of a trained model: while i
 /// The note of latents that see a context and themselves.
 pub(crate) const LATENTS: &str =
     "keys and values are made of the context followed by the latents, which are the queries";
-/// The note of a decoder whose tokens and the encoder's are the keys of one softmax.
-pub(crate) const MERGED: &str = "keys and values are made of the tokens of the encoder, which are rotated by angles of \
-    0, followed by those of the decoder, which are the queries";
-/// The note of a layer whose module normalizes its inputs.
-pub(crate) const NORMALIZED: &str =
-    "the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them";
 
 /// The usual value of each column.
 pub(crate) const BASE: Family = Family {
@@ -161,6 +154,7 @@ pub(crate) const BASE: Family = Family {
         weightless_norm: WeightlessNorm::None,
         query_factor: QueryFactor::None,
         value_norm: false,
+        value_rotation: None,
         value_factor: None,
     },
     shares_keys: false,
@@ -176,6 +170,7 @@ pub(crate) const BASE: Family = Family {
     states: &[],
     refuses: &[],
     needs: &[],
+    needs_below: None,
     unsupported_parts: &[],
     shares_of_heads: &[],
     masks_text: false,
@@ -322,8 +317,7 @@ pub(crate) enum LayerPositions {
     /// does not state them has, all (SEW-D) or none.
     Disentangled { v2: bool, silent: bool },
     /// Biases of offsets inside windows, computed by a network (Swin v2). `shrinks`: whether each stage has half as
-    /// many
-    /// rows and columns as the one before.
+    /// many rows and columns as the one before.
     ComputedBias { shrinks: bool },
     /// Projected sinusoids of distances (Parakeet).
     RelativeSinusoids,
@@ -332,6 +326,9 @@ pub(crate) enum LayerPositions {
     /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a
     /// block (Granite Speech).
     RelativeKeyBlocks(&'static str),
+    /// Embeddings of distances in the layers below this component, that all of them share: of as many before a query as
+    /// the key states, less one, and as many after it (SpeechT5).
+    SharedRelativeKeys(&'static str, &'static str),
     /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
     RelativeKey2d,
     /// Embeddings of distances within `window_size` tokens, of keys and values (VITS).
@@ -353,6 +350,7 @@ impl LayerPositions {
                 | Self::RelativeSinusoids
                 | Self::Conformer(_)
                 | Self::RelativeKeyBlocks(_)
+                | Self::SharedRelativeKeys(..)
                 | Self::RelativeKey2d
                 | Self::RelativeKeyValue
                 | Self::GatedBias
@@ -369,10 +367,15 @@ pub(crate) struct RotaryRow {
     pub interleaved: bool,
     /// Whether angles are negative (nanochat).
     pub reversed: bool,
+    /// How many heads are rotated; `None`: all.
+    pub heads: Option<usize>,
     /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
     pub share: Option<f64>,
     /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
     pub rotary_dim: bool,
+    /// The least elements of a head that are rotated, if `projection_dim` states how many: half of it for all heads
+    /// (CLVP).
+    pub least_of_projection: Option<usize>,
     /// The base of the wavelengths if the configuration is silent.
     pub theta: f64,
     /// The same for layers with a sliding window, if it differs.
@@ -416,7 +419,7 @@ pub(crate) enum RotaryLayers {
     /// None: queries and keys of a head are turned by one angle, whatever their places, which changes no score
     /// (X-Codec 2).
     None,
-    /// All, if this key is true (Zamba 2).
+    /// All, if this key is true (Zamba 2), as it is where the row has a default (CLVP).
     IfSet(&'static str),
     /// All, if the configuration states a base (OLMo Hybrid).
     IfTheta,
@@ -431,8 +434,10 @@ pub(crate) const ROTARY: RotaryRow = RotaryRow {
     layers: RotaryLayers::All,
     interleaved: false,
     reversed: false,
+    heads: None,
     share: None,
     rotary_dim: false,
+    least_of_projection: None,
     theta: 10_000.0,
     window_theta: None,
     scales_windowed: true,
@@ -513,6 +518,8 @@ pub(crate) struct StepsRow {
     pub query_factor: QueryFactor,
     /// Whether values have an RMS norm without weights.
     pub value_norm: bool,
+    /// The key that, if it is true, makes values be rotated, too; an empty one always is.
+    pub value_rotation: Option<&'static str>,
     /// The key for a factor on values.
     pub value_factor: Option<&'static str>,
 }
@@ -571,6 +578,8 @@ pub(crate) enum Scale {
     One,
     /// `head_dim^-1`, of queries and keys with a mean square of 1: their cosine (Swin v2).
     Cosine,
+    /// The number of heads to the power of -0.5 (Evolla's adapters).
+    Heads,
     /// `(head_dim / 2)^-0.5` (Zamba, whose layers take twice the hidden size).
     HalfHeadDim,
     /// `query_pre_attn_scalar^-0.5` (Gemma 2).

@@ -22,7 +22,7 @@ const DEFAULT_HEADS: &[(usize, &[&str])] = &[
         "sam_hq_vision_model", "sam_vision_model", "sew-d", "slanext_vision", "unlimited_ocr_sam_vision_model", "vitdet",
         "wav2vec2-conformer", "wavlm", "align_text_model", "altclip_vision_model", "audio-spectrogram-transformer", "beit", "bert",
         "blip_2_qformer", "blip_vision_model", "camembert", "chinese_clip_text_model", "chinese_clip_vision_model",
-        "clap_text_model", "clip_vision_model", "clipseg_vision_model", "data2vec-audio", "data2vec-vision", "deberta",
+        "clap_text_model", "clip_vision_model", "clvp_encoder", "clipseg_vision_model", "data2vec-audio", "data2vec-vision", "deberta",
         "deit", "dinov2", "dinov2_with_registers", "distilbert", "dpt", "esm", "eurobert", "flava_image_model",
         "flava_multimodal_model", "flava_text_model", "git", "git_vision_model", "glm4v_moe_vision", "glm4v_vision",
         "gpt2", "gpt_bigcode", "granite_docling_vision", "hrm_text", "hubert", "idefics2_vision", "ijepa",

@@ -88,6 +88,7 @@ pub(super) const KEYS: &[(&str, Kind, &str)] = &[
     ("use_attention_gate", ANY, GATE),
     ("gating", ANY, GATE),
     ("use_bidirectional_attention", ANY, "attention to later tokens"),
+    ("quant_mode", FLAG, "integer arithmetic"),
     ("is_decoder", FLAG, "causal self-attention"),
 ];
 
@@ -185,7 +186,8 @@ impl Layer<'_> {
                 return Err(self.unsupported(key, value, what));
             }
         }
-        for (key, needed, what) in family.needs {
+        let needs = if family.needs_below.is_none_or(|part| self.is_below(part)) { family.needs } else { &[] };
+        for (key, needed, what) in needs {
             let value = section.get(key).unwrap_or(&Value::Null);
             if value.as_str() != Some(needed) {
                 return Err(self.unsupported(key, value, what));

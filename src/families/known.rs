@@ -17,6 +17,8 @@ pub(super) const OTHERS: &[(&str, &str)] = &[
     ("new", "GTE's own code"),
     ("timm", "the name that reads timm's checkpoints"),
     ("evolla_protein_encoder", "the name of a section of Evolla"),
+    ("evolla_adapter", "a part of Evolla"),
+    ("evolla_resampler", "a part of Evolla"),
     ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
     ("lfm2_bidirectional", "transformers after 5.24"),
     ("kimi_k2", "Kimi K2's own code"),
@@ -45,7 +47,7 @@ const UNREAD: &[(&str, &[&str])] = &[
     ("clip_qkv", &["iquestcoder", "olmoe"]),
     ("gating", &["esm"]),
     ("index_topk", &["glm5_next_vision"]),
-    ("rotary_value", &["roformer"]),
+    ("quant_mode", &["ibert"]),
     (
         "sliding_window",
         &[
@@ -58,7 +60,6 @@ const UNREAD: &[(&str, &[&str])] = &[
             "nemotron_h",
             "olmoe",
             "paligemma",
-            "t5gemma2_decoder",
             "qwen3_omni_moe_talker_code_predictor",
             "qwen3_omni_moe_talker_text",
             "qwen3_omni_moe_text",
@@ -98,7 +99,7 @@ const HEADS_OF_KEYS: &[&str] = &[
     "qwen3_omni_moe_audio_encoder", "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text",
     "qwen3_omni_moe_text", "qwen3_omni_moe_vision_encoder", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text",
     "neucodec", "recurrent_gemma", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "step3p5",
-    "t5_gemma_module", "t5gemma2_text", "timesfm2_5", "ultrabert", "unlimited_ocr_text", "vaultgemma",
+    "t5_gemma_module", "t5gemma2_decoder", "t5gemma2_text", "timesfm2_5", "ultrabert", "unlimited_ocr_text", "vaultgemma",
     "voxtral_realtime_encoder", "voxtral_realtime_text", "xcodec2", "youtu", "zamba", "zamba2",
 ];
 
@@ -120,7 +121,7 @@ const SIZES: &[(&str, &[&str])] = &[
         "kosmos_2_5_text_model", "kosmos_2_5_vision_model", "longt5", "lw_detr", "lw_detr_vit",
         "minimax_m3_vl_vision", "mlcd_vision_model", "modernbert", "modernbert-decoder", "mt5", "muse_glimmer_vision",
         "muse_spark_vision", "nomic_bert", "paddleocr_vl_vision", "persimmon", "phi4_multimodal_audio", "pixio",
-        "pixtral", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision", "qwen2_vl_vision", "qwen3_5_moe_vision",
+        "pixtral", "qwen2_5_omni_dit", "qwen2_5_omni_vision_encoder", "qwen2_5_vl_vision", "qwen2_vl_vision", "qwen3_5_moe_vision",
         "qwen3_5_vision", "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_vision", "radio", "rf_detr",
         "rf_detr_dinov2", "sam3_vit_model", "step3p5_vision", "t5", "timesfm", "tipsv2_vision_model", "umt5",
         "video_llama_3_vision", "videoprism_vision_model", "vit", "vit_mae", "vit_msn", "vivit"]),
@@ -162,9 +163,11 @@ pub(super) fn is_ignored(key: &str, layer: &Layer) -> bool {
 }
 
 /// Whether `has` is true for no class of a section: `model_type` is that of its row, and where the section states
-/// another one, both have to ignore a key.
+/// another one, both have to ignore a key, or the model that it is a part of.
 fn no_class_has(stated: Option<&Value>, model_type: &str, has: impl Fn(&str) -> bool) -> bool {
     let stated = stated.and_then(Value::as_str).unwrap_or(model_type);
+    let is_part = OTHERS.iter().any(|(other, whose)| *other == model_type && whose.starts_with("a part of"));
+    let model_type = if is_part { stated } else { model_type };
     let ignores = |name: &str| !has(name) && !OTHERS.iter().any(|(other, _)| *other == name);
     layer_family(Some(stated)).is_ok() && ignores(model_type) && ignores(stated)
 }

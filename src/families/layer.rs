@@ -41,9 +41,12 @@ const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
 const PERCEIVER_CROSS_HEADS: &str = "num_cross_attention_heads";
 
 /// Components of the prefixes of parts that have no section of their own, each with its keys for heads and width.
-const PARTS: [(&str, [&str; 2]); 4] = [
+const PARTS: [(&str, [&str; 2]); 7] = [
     ("memory_attention", ["memory_attention_num_attention_heads", "memory_attention_hidden_size"]),
     ("channel_attn", ["num_groups", "dim_embed"]),
+    ("adapter", ["num_attention_heads", "hidden_size"]),
+    ("sequence_compressor_resampler", ["resampler_heads", ""]),
+    ("predictor", ["pred_num_attention_heads", "pred_hidden_size"]),
     ("mit", ["mit_num_attention_heads", "mit_hidden_size"]),
     ("prompts_generator", ["prompt_num_attention_heads", "prompt_hidden_size"]),
 ];
@@ -340,6 +343,7 @@ impl<'a> Layer<'a> {
             Scale::HeadDim => None,
             Scale::One => Some(1.0),
             Scale::Cosine => Some(1.0 / d as f64),
+            Scale::Heads => Some((self.heads()? as f64).powf(-0.5)),
             Scale::HalfHeadDim => Some((d as f64 / 2.0).powf(-0.5)),
             Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
             Scale::AttentionMultiplier => self.float("attention_multiplier")?,
@@ -427,6 +431,7 @@ impl<'a> Layer<'a> {
             LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
+            LayerPositions::SharedRelativeKeys(part, key) => self.shared_relative_keys(part, key)?,
             LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
             LayerPositions::RelativeKeyValue => self.relative_key_value()?,
             LayerPositions::GatedBias => self.gated_bias()?,
@@ -448,6 +453,9 @@ impl<'a> Layer<'a> {
     fn t5_bias(&self) -> Result<Position> {
         let buckets = self.number("relative_attention_num_buckets")?.unwrap_or(32);
         let distance = self.number("relative_attention_max_distance")?.unwrap_or(128);
+        if self.required_inputs()?.contains(&CallInput::ScoreBias { scaled: false }) {
+            return Ok(Position::None); // The call gives the biases.
+        }
         let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
     }
@@ -486,6 +494,15 @@ impl Layer<'_> {
         let most = required(key)?;
         let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
         Ok(Position::RelativeKey(keys))
+    }
+
+    fn shared_relative_keys(&self, part: &str, key: &'static str) -> Result<Position> {
+        let most = self.number(key)?;
+        if !self.is_below(part) {
+            return Ok(Position::None);
+        }
+        let most = most.filter(|most| *most > 0).ok_or_else(|| Error::config(key, "none", "a number of distances"))?;
+        Ok(Position::RelativeKey(RelativeKey::new(most - 1, most).with_reversed(true)))
     }
 
     /// `rows`: those of the tables that the checkpoint holds.

@@ -51,6 +51,8 @@ pub(crate) enum QkvNames {
     KeysAsValues([LinearNames; 2]),
     /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
     Query(LinearNames),
+    /// Projections of keys and of values: queries have none (the head of AIMv2).
+    KeyValue([LinearNames; 2]),
     /// The projections of latent attention.
     Latent(&'static LatentNames),
 }
@@ -169,7 +171,7 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, ..) => vec![weight],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
-            QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
+            QkvNames::KeysAsValues(names) | QkvNames::KeyValue(names) => names.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
             QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_b, .. }) => {
                 [q.weight, kv_a.weight, kv_b.weight].into_iter().chain(q_a.map(|(linear, _)| linear.weight)).collect()
@@ -190,7 +192,7 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
-            QkvNames::KeysAsValues(qk) => qk.map(|linear| linear.weight).to_vec(),
+            QkvNames::KeysAsValues(names) | QkvNames::KeyValue(names) => names.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
             QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
                 let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
@@ -211,6 +213,8 @@ impl Layout {
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
             QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
+            // There is no query: the key's name is a placeholder.
+            QkvNames::KeyValue([k, v]) => [k.bias, k.bias, v.bias],
             // There are no keys and values: the query's name is a placeholder.
             QkvNames::Query(q) => [q.bias; 3],
             QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
@@ -322,6 +326,8 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (BIAS_KV[1], &[BIAS_KV[1]]),
     (SCORE, &[SCORE]),
 ];
+/// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
+pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";
 /// A table of biases of distances between tokens (T5).
 pub(crate) const RELATIVE_BIAS: &str = "relative_attention_bias.weight";
 /// A table of biases of offsets between patches (BEiT).

@@ -3,7 +3,7 @@
 use crate::config::ProjectionBias;
 use crate::families::layout::{
     CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
-    SINK_NAMES,
+    REVERSED_KEYS, SINK_NAMES,
 };
 use crate::families::layout::{
     GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
@@ -171,7 +171,7 @@ const SWIN_V2_POSITION: &[PositionName] = &network([
 ]);
 
 const SHAW: PositionName = relative("distance_embedding.weight");
-const SHAW_REVERSED: PositionName = relative("rel_pos_emb.weight");
+const SHAW_REVERSED: PositionName = relative(REVERSED_KEYS);
 const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
 const RELATIVE_SINUSOIDS: [PositionName; 3] =
     [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
@@ -251,9 +251,14 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         biases: &[NO_KEY, ONLY_OUT], parameters: &[(LOGIT_SCALE, "self.logit_scale")], position: SWIN_V2_POSITION,
         requires: &["self.logit_scale"], ..BASE },
-    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin, Longformer",
+    Layout { name: "bigbird-pegasus", families: "BigBird-Pegasus, encoder",
+        qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output"), biases: &[ALL, NONE], ..BASE },
+    Layout { name: "bert", families: "BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, Swin, Longformer, I-BERT",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"), parameters: &global(1),
-        position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")], ..BASE },
+        position: &[bias_table(PATCH_BIAS, "self.relative_position_bias_table")],
+        // The integers of I-BERT, which is computed in floats.
+        after: &["weight_integer", "bias_integer", "fc_scaling_factor", "query_activation", "key_activation",
+            "value_activation", "output_activation", "ln_input_act", "softmax"], ..BASE },
     Layout { name: "led", families: "LED, encoder",
         qkv: split!(linear, "longformer_self_attn.query", "longformer_self_attn.key", "longformer_self_attn.value"),
         o: linear!("output"), biases: &[ALL], parameters: &global(2), ..BASE },
@@ -413,11 +418,22 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         o: linear!("output.dense"), wide_biases: true, ..BASE },
     Layout { name: "grounding-dino", families: "Grounding DINO, OmDet-Turbo",
         qkv: split!(linear, "query", "key", "value"), o: linear!("out_proj"), ..BASE },
+    Layout { name: "qwen2.5-omni-dit", families: "speech of Qwen2.5-Omni",
+        qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out.0"), ..BASE },
     Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
         qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "evolla-resampler", families: "Evolla, resampler",
+        qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[NONE],
+        requires: &["norm_media.weight"], after: &["norm_media", "norm_latents"], ..BASE },
+    Layout { name: "evolla-adapter", families: "Evolla, adapters",
+        qkv: split!(linear, "query", "key_protein", "value_protein"), o: linear!("out_proj"), biases: &[ALL, NO_OUT],
+        after: &["attention_norm", "ff", "gate_attention", "gate_ffw"], ..BASE },
+    Layout { name: "aimv2-pool", families: "AIMv2, head",
+        qkv: QkvNames::KeyValue([linear!("k_proj"), linear!("v_proj")]), o: linear!("output_proj"),
+        biases: &[ONLY_OUT, ALL], requires: &["cls_token"], after: &["cls_token"], ..BASE },
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },

@@ -34,7 +34,11 @@ impl Layer<'_> {
         // NomicBERT's own key.
         const FACTOR: &str = "rotary_scaling_factor";
         let own_factor = io::stated(self.own(FACTOR), FACTOR, "a number", Value::as_f64);
-        let dim = if row.rotary_dim { self.rotary_dim() } else { Ok(None) };
+        let dim = match row.least_of_projection {
+            Some(least) => self.rotary_dim_of_projection(least),
+            None if row.rotary_dim => self.rotary_dim(),
+            None => Ok(None),
+        };
         let (stated, per_kind) = stated?;
         // Earlier spellings have a key of its own for the base of layers with a window.
         let windowed = self.has_window()? && !per_kind;
@@ -88,7 +92,7 @@ impl Layer<'_> {
         let alpha = io::stated(alpha, "alpha", "a number", Value::as_f64)?.filter(|alpha| *alpha != 0.0);
         let theta = alpha.map_or(theta, |alpha| theta * alpha.powf(dim as f64 / (dim as f64 - 2.0)));
         let rotary = Rotary::default().with_dim(dim).with_style(style).with_theta(theta);
-        let mut rotary = rotary.with_reversed(row.reversed);
+        let mut rotary = Rotary { heads: row.heads, ..rotary.with_reversed(row.reversed) };
         if let (Some(order), Some(section)) = (row.mrope, stated.and_then(|stated| stated.get("mrope_section"))) {
             let section = mrope_section(section)?;
             // A section of another size means nothing in text, whose three positions are equal.
@@ -152,6 +156,13 @@ impl Layer<'_> {
             Some(_) => whole_number(self.section.json, "rotary_dim"),
             None => self.number("rotary_dim"),
         }
+    }
+
+    /// How many elements of a head are rotated, by the key `projection_dim`.
+    fn rotary_dim_of_projection(&self, least: usize) -> Result<Option<usize>> {
+        const KEY: &str = "projection_dim";
+        let width = self.number(KEY)?.ok_or_else(|| Error::config(KEY, "none", "a number: the rotation follows it"))?;
+        Ok(width.checked_div(2 * self.heads()?).map(|dim| dim.max(least)))
     }
 
     fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {

@@ -182,6 +182,14 @@ pub(crate) const SPEECH: &[Family] = &[
         causal: Causal::Always,
         ..BASE
     },
+    // Tokens see those of some blocks before and after their own.
+    Family {
+        model_types: &["qwen2_5_omni_dit"],
+        layouts: &["qwen2.5-omni-dit"],
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, heads: Some(1), ..ROTARY }),
+        requires: &[Required::new(CallInput::Mask)],
+        ..PLAIN
+    },
     // The encoder of sounds before CLVP's decoder, which has the same section.
     Family { model_types: &["clvp"], ..PLAIN },
     Family {

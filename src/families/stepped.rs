@@ -72,14 +72,14 @@ pub(crate) const STEPPED: &[Family] = &[
         ],
         ..GEMMA4
     },
-    // Its decoder has Gemma 4's layers, too, and reads the encoder's cache without adding to it.
+    // Encoder and decoder are one model, whose layers the file has once.
     Family {
         model_types: &["diffusion_gemma_text"],
         layouts: &["candle-attention", "keys-as-values"],
         shares_keys: false,
         keys_as_values: Some(""),
         head_sizes: HeadSizes::Global { switch: None },
-        unsupported_parts: &[("decoder", "keys of the encoder's cache before their own")],
+        note: Some("the mask is the encoder's: the decoder's tokens, after those in its cache, see one another, too"),
         ..GEMMA4
     },
     // An encoder, whose window is a radius.

@@ -44,6 +44,11 @@ impl Layer<'_> {
         if row.value_norm {
             sides[2].push(Step::Norm(without_weight()?));
         }
+        if let Some(key) = row.value_rotation
+            && (key.is_empty() || self.flag(key)? == Some(true))
+        {
+            sides[2].push(Step::Rotate);
+        }
         // Null is no factor.
         if let Some(factor) = row.value_factor.map(|key| self.float(key)).transpose()?.flatten() {
             sides[2].push(Step::Factor(Factor::Constant(factor)));

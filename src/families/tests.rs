@@ -17,6 +17,8 @@ use crate::families::table::families;
 const WITHOUT_FIXTURE: &[(&str, &str)] = &[
     ("new", "the attention of `gte`, under the name that GTE's own code uses"),
     ("evolla_protein_encoder", "a section of Evolla that states no family"),
+    ("evolla_adapter", "a part of Evolla"),
+    ("evolla_resampler", "a part of Evolla"),
     ("bidirectional_pplx_qwen3", "the attention of `qwen3`; `crates/text` tests the whole model"),
     ("lfm2_bidirectional", "the attention of `lfm2`; `crates/text` tests the whole model"),
     ("fastspeech2_conformer_encoder", "a part of `fastspeech2_conformer`"),

@@ -37,8 +37,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         "convolutions of keys and values along the sequence",
     ),
     unsupported(&["fun_asr_nano_encoder"], "a convolution of the values beside the heads"),
-    unsupported(&["clvp_encoder"], "a rotation of the values"),
-    unsupported(&["qwen2_5_omni_dit"], "a rotation of the first head alone, and a mask of blocks"),
     unsupported(
         &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
         "a model of timm: layers are read from timm's own files, as of the family `timm`",
@@ -51,7 +49,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["funnel", "xlnet"], "relative positions of their own, and pooled or repeated sequences"),
     unsupported(&["prophetnet"], "n-gram streams"),
     unsupported(&["convbert"], "convolutions beside the heads"),
-    unsupported(&["ibert"], "integer arithmetic"),
     unsupported(&["lilt"], "text and layout in two streams whose scores add"),
     unsupported(&["bros"], "queries that are compared with the distances of boxes on the page"),
     unsupported(&["axk2"], "queries and gates of normalized and other latents together"),

@@ -155,7 +155,7 @@ impl<'a> Layer<'a> {
             }
             RotaryLayers::IfStated(value) => self.text("position_embedding_type")? == Some(value),
             RotaryLayers::None => false,
-            RotaryLayers::IfSet(key) => self.flag(key)? == Some(true),
+            RotaryLayers::IfSet(key) => self.flag(key)?.unwrap_or(self.family.default(key).is_some()),
             RotaryLayers::IfKindStated => {
                 let kind = ["full_attention", "sliding_attention"][usize::from(self.has_window()?)];
                 self.section.get("rope_parameters").and_then(|sets| sets.get(kind)).is_some_and(Value::is_object)

@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LATENTS, LayerPositions, NORMALIZED, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow,
-    PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepsRow, WeightlessNorm,
+    BART, BASE, Causal, Family, LATENTS, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows,
+    QueryFactor, ROTARY, Required, RotaryRow, Scale, StepsRow, WeightlessNorm,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -216,10 +216,9 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["vjepa2"],
         layouts: &["pvt-v2"],
         positions: LayerPositions::Video,
-        unsupported_parts: &[
-            ("predictor", "heads of their own, and tokens that stand in the sequence twice"),
-            ("pooler", "no rotation, and a query that is learned"),
-        ],
+        // Tokens of the predictor are some patches of the video, and those that are predicted.
+        requires: &[Required::below("predictor", CallInput::Positions)],
+        unsupported_parts: &[("pooler", "no rotation, and a query that is learned")],
         ..PLAIN
     },
     Family { model_types: &["mlcd_vision_model", "minimax_m3_vl_vision"], layouts: BART, ..GIVEN },
@@ -250,13 +249,17 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     // Latents, whose keys and values are those of the context and, after them, their own.
+    Family { model_types: &["evolla_resampler"], layouts: &["evolla-resampler"], note: Some(LATENTS),
+        ignores: &["rope_parameters", "rope_scaling", "rope_theta"], ..PLAIN },
+    Family { model_types: &["evolla_adapter"], layouts: &["evolla-adapter"], scale: Scale::Heads,
+        ignores: &["rope_parameters", "rope_scaling", "rope_theta"], ..PLAIN },
     Family { model_types: &["idefics2_perceiver"], layouts: OWN, note: Some(LATENTS), ..PLAIN },
     Family { model_types: &["idefics_perciever"], layouts: &["idefics-perceiver"], note: Some(LATENTS), ..PLAIN },
     Family {
         model_types: &["perceiver"],
         layouts: &["perceiver"],
         unsupported_parts: OWN_HEADS,
-        note: Some(NORMALIZED),
+        note: Some("the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them"),
         ..PLAIN
     },
     // Tiles of an image are one sequence, some of them and some patches of each padding.
@@ -346,10 +349,16 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["siglip", "siglip_text_model", "siglip_vision_model", "clipseg_vision_model",
             "metaclip_2_vision_model", "owlvit_vision_model", "owlv2_vision_model", "groupvit_vision_model",
             "xclip_vision_model", "chinese_clip_vision_model", "altclip_vision_model", "git_vision_model",
-            "kosmos_2_vision_model", "aimv2_vision_model", "ovis2_vision", "siglip2_text_model",
+            "kosmos_2_vision_model", "ovis2_vision", "siglip2_text_model",
             "siglip2_vision_model", "idefics_vision", "idefics2_vision", "patchtst", "idefics3_vision",
             "smolvlm_vision", "phi4_multimodal_vision", "granite_docling_vision", "cosmos3_edge_vision"],
         layouts: TOWERS,
+        ..PLAIN
+    },
+    Family {
+        model_types: &["aimv2_vision_model"],
+        layouts: &["bart", "torch", "timm", "timm-pool", "aimv2-pool"],
+        note: Some("the query of the head is its `cls_token`, which has no projection"),
         ..PLAIN
     },
     Family { model_types: &["unlimited_ocr_vision_encoder"], layouts: &["unlimited-ocr"], ..PLAIN },

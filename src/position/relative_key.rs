@@ -10,7 +10,7 @@ use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
-use crate::weights::Parameter;
+use crate::weights::{Parameter, Presence};
 
 const EMBEDDINGS: &str = "distance_embedding.weight";
 const REVERSED: &str = "rel_pos_emb.weight";
@@ -97,7 +97,9 @@ impl PositionScheme for RelativeKey {
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let init = Init::Randn { mean: 0.0, stdev: 0.02 };
-        vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init)]
+        // Beside the layers of SpeechT5.
+        let presence = if self.reversed && self.block.is_none() { Presence::Shared } else { Presence::Required };
+        vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init).with_presence(presence)]
     }
 
     fn traits(&self) -> SchemeTraits {

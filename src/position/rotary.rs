@@ -42,6 +42,8 @@ pub struct Rotary {
     pub mrope_interleaved: bool,
     /// Whether angles are negative (nanochat); default false.
     pub reversed: bool,
+    /// How many heads of queries and of keys, from the first on, are rotated (1 in Qwen2.5-Omni's DiT); default all.
+    pub heads: Option<usize>,
 }
 
 impl Default for Rotary {
@@ -54,6 +56,7 @@ impl Default for Rotary {
             mrope_section: None,
             mrope_interleaved: false,
             reversed: false,
+            heads: None,
         }
     }
 }
@@ -74,6 +77,8 @@ impl Rotary {
         with_mrope_interleaved, mrope_interleaved: bool = mrope_interleaved;
         /// Sets whether angles are negative.
         with_reversed, reversed: bool = reversed;
+        /// Sets how many heads are rotated.
+        with_heads, heads: usize = Some(heads);
     }
 
     /// `xs` `(b, s, h, d)`, queries or keys with any number of heads, rotated by the positions of their tokens:
@@ -124,7 +129,7 @@ impl Rotary {
         if b == 0 || s == 0 {
             return Ok(xs.clone());
         }
-        rotate(xs, &self.explicit_cos_sin(&positions, None, d, xs.dtype(), xs.device())?, self.style)
+        self.turned(xs, &self.explicit_cos_sin(&positions, None, d, xs.dtype(), xs.device())?)
     }
 
     /// The frequency of each pair of a head of `head_dim` elements, in radians per position, and the factor on rotated
@@ -202,6 +207,19 @@ impl Rotary {
     }
 
     /// Rotated elements per head.
+    /// The heads of xs `(b, s, h, d)` that are rotated, turned by these angles. Differentiable.
+    fn turned(&self, xs: &Tensor, angles: &[Tensor; 2]) -> Result<Tensor> {
+        let h = xs.dim(2)?;
+        match self.heads.unwrap_or(h) {
+            0 => Ok(xs.clone()),
+            n if n >= h => rotate(xs, angles, self.style),
+            n => {
+                let first = rotate(&xs.narrow(2, 0, n)?.contiguous()?, angles, self.style)?;
+                Ok(Tensor::cat(&[first, xs.narrow(2, n, h - n)?], 2)?)
+            }
+        }
+    }
+
     pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
     }
@@ -217,6 +235,7 @@ impl fmt::Display for Rotary {
         if self.reversed {
             f.write_str(", reversed")?;
         }
+        self.heads.iter().try_for_each(|heads| write!(f, ", {heads} of the heads"))?;
         if self.scaling != RotaryScaling::None {
             write!(f, ", {}", self.scaling)?;
         }
@@ -230,16 +249,20 @@ impl fmt::Display for Rotary {
 
 impl PositionScheme for Rotary {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
+        if self.heads.is_some() && sizes.num_attention_heads != sizes.num_key_value_heads {
+            let allowed = "that of queries, where a part of the heads is rotated";
+            return Err(Error::config("num_key_value_heads", sizes.num_key_value_heads, allowed));
+        }
         self.check_head_dim(sizes.head_dim)
     }
 
+    fn prune(&mut self, kept: &[usize], _: usize) {
+        self.heads = self.heads.map(|rotated| kept.iter().filter(|head| **head < rotated).count());
+    }
+
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits {
-            has_frequency_buffer: true,
-            ragged: RaggedSupport::CpuBuffers,
-            rotates: true,
-            ..SchemeTraits::default()
-        }
+        let ragged = if self.heads.is_some() { RaggedSupport::Tensors } else { RaggedSupport::CpuBuffers };
+        SchemeTraits { has_frequency_buffer: true, ragged, rotates: true, ..SchemeTraits::default() }
     }
 
     fn accepts_positions(&self, axes: usize) -> bool {
@@ -252,12 +275,12 @@ impl PositionScheme for Rotary {
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
         let [for_q, for_k] = self.angles(&q, k.dim(1)?, tokens)?;
-        Ok([rotate(&q, &for_q, self.style)?, rotate(&k, &for_k, self.style)?])
+        Ok([self.turned(&q, &for_q)?, self.turned(&k, &for_k)?])
     }
 
     fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
         let [for_q, _] = self.angles(&q, s_kv, tokens)?;
-        rotate(&q, &for_q, self.style)
+        self.turned(&q, &for_q)
     }
 
     fn rotate_in_place(&self, xs: &mut [f32], heads: usize, head_dim: usize, batch: RaggedBatch) -> Result<()> {

@@ -208,6 +208,8 @@ def given_tensors(name, given, arguments, tensors, factor=1.0, neighbors=False):
         values = [arguments[n] for n in names if n in arguments]
         if what == "score_bias" and values:
             tensors[f"golden.{name}.score_bias"] = sum(values) * factor
+        if what == "positions" and values:
+            tensors[f"golden.{name}.positions"] = values[0].float()
         if what == "cos_sin" and values:
             for part, t in zip(("cos", "sin"), values[0]):  # pairs that are half a head apart, or neighbors
                 pairs = t[..., ::2] if neighbors else t[..., : t.shape[-1] // 2]
@@ -233,12 +235,26 @@ def after_encoder(here):
     here["arguments"]["merged_attention_mask"] = torch.cat([mask[..., s:], mask[..., :s]], -1)
 
 
+def after_globals(here, block):
+    """Puts the global tokens, which came to a second call of the projections, before the others, which see their block."""
+    for calls in here["in"]:
+        calls[:] = [torch.cat([calls[1], calls[0]], 1)]
+    here["out"][:] = [torch.cat(here["out"], 1)]  # whose first call is that of the global tokens
+    hidden = here["arguments"]["attention_mask"] != 0
+    first = here["out"][0].shape[1] - hidden.shape[1]
+    number = torch.cat([torch.full((first,), -1), torch.arange(hidden.shape[1]) // block])
+    sees = (number[:, None] == number) | (number == -1) | (number[:, None] == -1)
+    here["arguments"]["global_mask"] = (sees & ~torch.nn.functional.pad(hidden, (first, 0)))[None]
+
+
 def case_tensors(prefix, here, tensors, model_type):
     if model_type in tiny.ROWS_AND_COLUMNS:
         for calls in (*here["in"], here["out"]):
             calls[0] = calls[0].flatten(1, 2) if calls[0].dim() == 4 else calls[0]
     if "merged_attention_mask" in here["arguments"]:
         after_encoder(here)
+    if "global_hidden_states" in here["arguments"]:
+        after_globals(here, tiny.CHANGES[model_type]["block_size"])
     xs = [batched(i[0]) for i in here["in"]]
     out = batched(here["out"][0])
     if out.shape[:2] != xs[0].shape[:2] and out.shape[:2] == xs[0].shape[:2][::-1]:
@@ -264,7 +280,7 @@ def case_tensors(prefix, here, tensors, model_type):
     return None
 
 
-TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
+TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm", "embed_positions.pe_k")
 
 
 def attention_classes(model):
@@ -325,8 +341,8 @@ def one(model_type, cls, variant, model):
     eager(model)
     if model_type in tiny.SDPA:
         model.set_attn_implementation("sdpa")
-    if (part := getattr(model, tiny.BOOLEAN.get(model_type, ""), None)) is not None:
-        part.set_attn_implementation("sdpa")
+    if model_type in tiny.BOOLEAN:
+        model.get_submodule(tiny.BOOLEAN[model_type]).set_attn_implementation("sdpa")
     with tempfile.TemporaryDirectory() as d:
         model.save_pretrained(d)
         text = json.dumps(json.loads((Path(d) / "config.json").read_text()))

@@ -58,6 +58,7 @@ LAYOUTS = [
     (["qkv"], "out_proj"),
     (["to_q", "to_k", "to_v"], "to_out.0"),
     (["query_proj", "key_proj", "value_proj"], "out_proj"),
+    (["query", "key_protein", "value_protein"], "out_proj"),
     (["linear_q", "linear_k", "linear_v"], "linear_out"),
     (["q_proj", "k_proj", "v_proj"], "linear_out"),
     (["self.query", "self.key", "self.value"], "output"),
@@ -72,6 +73,8 @@ LAYOUTS = [
     (["Wq", "Wk", "Wv"], "dense"),
     (["q_proj", "k_proj", "v_proj"], "Wo"),
     (["q_proj", "k_proj", "v_proj"], "output_proj"),
+    # A query without a projection.
+    (["k_proj", "v_proj"], "output_proj"),
     # Keys that are values, and layers with the keys and values of another one.
     (["q_proj", "k_proj"], "o_proj"),
     (["q_proj"], "o_proj"),
@@ -259,9 +262,14 @@ def watch(model, layers, saved):
             modules = [parent, parent]
             here["in"] = [[]]
         watch_arguments(model, owners[0][0], here)
+        query = parent.cls_token if hasattr(parent, "cls_token") and len(modules) == 3 else None  # the head of AIMv2
+        if query is not None:
+            here["in"].insert(0, [])
+            modules = [modules[0], *modules]
         for i, m in enumerate(modules[:-1]):
-            def before(_m, args, kwargs, here=here, i=i, parent=parent):
+            def before(_m, args, kwargs, here=here, i=i, parent=parent, query=query):
                 x = args[0] if args else next(iter(kwargs.values()))
+                x = query if i == 0 and query is not None else x
                 x = x.transpose(0, 1) if type(parent).__name__ in TIME_FIRST else x
                 here["in"][i].append(tokens(_m, x))
             m.register_forward_pre_hook(before, with_kwargs=True)

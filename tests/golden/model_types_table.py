@@ -30,7 +30,8 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
             "initializer_range", "use_cache", "tie_word_embeddings", "is_encoder_decoder_", "bos_token_id",
             "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "vocab_size"}
 IMAGES = "for text alone: tokens of an image see one another"
-NOTES = {"big_bird": "with `attention_type` = `original_full` only", "gemma3": IMAGES, "git": IMAGES,
+FULL = "with `attention_type` = `original_full` only"
+NOTES = {"big_bird": FULL, "bigbird_pegasus": FULL, "ibert": "in floats: with `quant_mode` = `false`", "gemma3": IMAGES, "git": IMAGES,
          "shieldgemma2": IMAGES}
 # Ranges of first letters, each with a file of fixtures: none is larger than 4 MiB.
 RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
@@ -50,7 +51,7 @@ COMPOSITE = {"nougat": "donut-swin, mbart", "higgs_audio_v2_tokenizer": "dac, hu
 DIFFER = {"gpt_neox_japanese"}
 # Classes that are others on another device, or that no model is built of.
 NOT_BUILT = re.compile("Flash|Sdpa|Loss$|MHAttentionMap$")
-TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm")
+TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm", "embed_positions.pe_k")
 
 
 def verdicts(walked):

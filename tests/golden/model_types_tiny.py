@@ -283,6 +283,14 @@ CHANGES = {
     "aria": {"projector_patch_to_query_dict": {16: 8}},
     **dict.fromkeys(["t5gemma2", "t5gemma2_text", "t5gemma2_encoder"], {"dropout_rate": 0.0}),
     "longt5": {"local_radius": 2},
+    "pegasus_x": {"block_size": 4, "num_global_tokens": 3},
+    "speecht5": {"encoder_max_relative_position": 4},
+    "bigbird_pegasus": {"attention_type": "original_full"},
+    "evolla": {"resampler_heads": 2, "resampler_depth": 1, "resampler_num_latents": 4},
+    # Rotation of a part of each head.
+    "clvp_encoder": {"hidden_size": 80, "num_attention_heads": 2},
+    "clvp": {f"{part}_config.{key}": value for part in ("text", "speech") for key, value in
+             {"hidden_size": 80, "num_attention_heads": 2}.items()},
     "longformer": {"attention_window": [4, 8]},
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
@@ -328,7 +336,9 @@ CHANGES = {
                      "mimi", "mimi_encoder", "mimi_decoder"], {"upsample_groups": 1}),
     **dict.fromkeys(["qwen2_5_omni", "qwen2_5_omni_token2wav", "qwen2_5_omni_bigvgan"],
                     {f"{section}upsample_initial_channel": 64 for section in
-                     ("", "bigvgan_config.", "token2wav_config.bigvgan_config.")}),
+                     ("", "bigvgan_config.", "token2wav_config.bigvgan_config.")}
+                    | {f"{section}block_size": 4 for section in ("dit_config.", "token2wav_config.dit_config.")}),
+    "qwen2_5_omni_dit": {"block_size": 4},
     "qwen3_omni_moe": {"talker_config.text_config.shared_expert_intermediate_size": 16},
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
     **dict.fromkeys(["vibevoice", "vibevoice_asr", "vibevoice_acoustic_tokenizer", "vibevoice_acoustic_tokenizer_encoder",
@@ -517,7 +527,7 @@ MEMORY = {"memory_attention_hidden_size": 16, "memory_attention_num_layers": 1, 
 for _name in ("sam2_video", "sam3_tracker_video"):
     CHANGES[_name] = {**CHANGES[_name], **MEMORY}
 # Further models of a type, with layers that its usual one lacks.
-FURTHER = {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
+FURTHER = {"roformer+values": {"rotary_value": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
 # The side of the images, where the configuration states none.
@@ -552,6 +562,9 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos",
          # It adds its Boolean mask to the bias.
          **dict.fromkeys(["phi4_multimodal_audio", "phi4_multimodal"], {"score_bias": ["attention_mask"]}),
          "lilt": {"score_bias": ["layout_scores"]},
+         "vjepa2": {"positions": ["position_mask"]}, "pegasus_x": {"mask": ["global_mask"]},
+         "udop": {"score_bias": ["position_bias"]},
+         **dict.fromkeys(["qwen2_5_omni_dit", "qwen2_5_omni_token2wav", "qwen2_5_omni"], {"mask": ["attention_mask"]}),
          "t5gemma2": {"cos_sin": ["position_embeddings"], "mask": ["merged_attention_mask"]},
          **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder", "sam3", "sam3_lite_text"], {"score_bias": ["attention_mask"]}),
          **dict.fromkeys(["grounding-dino", "mm-grounding-dino"], {"mask": ["attention_mask"]}),
@@ -572,9 +585,10 @@ TIME_FIRST = {"fsmt"}
 MELS_LAST = {"speech_to_text", "parakeet_encoder", "parakeet_ctc", "nemotron_asr_streaming_encoder", "wav2vec2-bert", "lasr_encoder", "lasr_ctc",
              "nemotron3_5_transcribe_asr_audio", "seamless_m4t", "seamless_m4t_v2", "granite_speech5_encoder"}
 # Parts that hide keys by Booleans, which their eager attention would add as numbers.
-BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone"}
+BOOLEAN = {"grounding-dino": "text_backbone", "mm-grounding-dino": "text_backbone",
+           "qwen2_5_omni_token2wav": "code2wav_dit_model", "qwen2_5_omni": "token2wav.code2wav_dit_model"}
 # Models that only compute with Boolean masks.
-SDPA = {"nemotron_asr_streaming_encoder", "nemotron_asr_streaming", "nemotron3_5_asr"}
+SDPA = {"qwen2_5_omni_dit", "nemotron_asr_streaming_encoder", "nemotron_asr_streaming", "nemotron3_5_asr"}
 # Texts that are called with a padding mask, which makes them causal.
 PADDED = {"moonshine_streaming_encoder", "moonshine_streaming", "aimv2_text_model", "videoprism_text_model", "aimv2", "videoprism"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
@@ -833,6 +847,17 @@ def muse_glimmer_assistant():
                 position_ids=torch.arange(9)[None], attention_mask={"full_attention": mask, "sliding_attention": mask})
 
 
+def evolla():
+    return dict(input_ids=ids(), attention_mask=torch.ones(1, LENGTH, dtype=torch.long), protein_input_ids=ids(7),
+                protein_attention_mask=torch.ones(1, 7, dtype=torch.long))
+
+
+def qwen2_5_omni_dit():
+    return dict(hidden_states=torch.randn(1, 16, 80), condition_vector=torch.randn(1, 20, 80),
+                speaker_embedding=torch.randn(1, 16, 192), quantized_code=torch.randint(0, 100, (1, 8)),
+                time_step=torch.tensor(0.5), apply_cfg=False)
+
+
 def florence_vision():
     return dict(hidden_states=torch.randn(1, 3, 64, 64))
 
@@ -873,7 +898,8 @@ METHODS = dict.fromkeys(["chameleon_vqgan", "apertus1p5_vision_tokenizer"], "enc
 
 # Arguments of parts that take those of other parts.
 PARTS = {**dict.fromkeys(["instructblip_qformer", "instructblipvideo_qformer"], instructblip_qformer),
-         "phi4_multimodal_audio": phi4_multimodal_audio, "timesfm": timesfm,
+         **dict.fromkeys(["evolla", "EvollaModel"], evolla), "phi4_multimodal_audio": phi4_multimodal_audio,
+         "qwen2_5_omni_dit": qwen2_5_omni_dit, "timesfm": timesfm,
          "muse_glimmer_assistant": muse_glimmer_assistant, "florence_vision": florence_vision, "wavtokenizer": wavtokenizer} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
          for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 

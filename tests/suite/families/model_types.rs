@@ -71,6 +71,10 @@ impl Walked {
         if let Some(cos_sin) = cos.as_ref().zip(sin.as_ref()).filter(|_| gives(CallInput::CosSin)) {
             options = options.with_cos_sin([cos_sin.0, cos_sin.1]);
         }
+        let positions = self.get(case, "positions").map(|numbers| numbers.to_dtype(DType::I64).unwrap());
+        if let Some(positions) = positions.as_ref().filter(|_| gives(CallInput::Positions)) {
+            options = options.with_positions(positions);
+        }
         // What went into the projections includes the vectors: those of the keys are what the values lack.
         let vectors = if key.dims() == value.dims() { (&key - &value)? } else { key.zeros_like()? };
         let object_queries = (&xs * 0.5)?;
@@ -263,15 +267,27 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     for other in others {
         assert!(matches!(config("big_bird", other), Err(Error::UnsupportedKey { key, .. }) if key == "attention_type"));
     }
-    let rotated = config("roformer", |c| c["rotary_value"] = json!(true));
-    assert!(matches!(rotated, Err(Error::UnsupportedKey { key, .. }) if key == "rotary_value"));
+    let integers = config("ibert", |c| c["quant_mode"] = json!(true));
+    assert!(matches!(integers, Err(Error::UnsupportedKey { key, .. }) if key == "quant_mode"));
+    config("ibert", |c| c["quant_mode"] = json!(false)).unwrap();
 
-    let pegasus = Walked::new(fixtures().checkpoint("pegasus_x"));
-    let source = pegasus.checkpoint.at("model.encoder.layers.0.self_attn", DType::F32, &Device::Cpu);
-    match config_from_json(&pegasus.config, &source) {
+    // Of BigBird-Pegasus the encoder alone has blocks.
+    let pegasus = Walked::new(fixtures().checkpoint("bigbird_pegasus"));
+    let mut sparse = pegasus.config.clone();
+    sparse["attention_type"] = json!("block_sparse");
+    let load = |part: &str| {
+        let prefix = pegasus.cases.iter().map(|case| &case.prefix).find(|prefix| prefix.contains(part)).unwrap();
+        pegasus.checkpoint.attention_with(prefix, &sparse, DType::F32, &CPU).map(|_| ())
+    };
+    assert!(matches!(load("encoder.layers"), Err(Error::UnsupportedKey { key, .. }) if key == "attention_type"));
+    load("decoder.layers").unwrap();
+
+    let detr = Walked::new(fixtures().checkpoint("conditional_detr"));
+    let source = detr.checkpoint.at("decoder.layers.0.self_attn", DType::F32, &Device::Cpu);
+    match config_from_json(&detr.config, &source) {
         Err(Error::UnsupportedFamily { model_type, why }) => {
-            assert_eq!(model_type, "pegasus_x");
-            assert!(why.contains("`encoder`") && why.contains("a part of the tokens"), "{why}");
+            assert_eq!(model_type, "conditional_detr");
+            assert!(why.contains("`decoder`") && why.contains("projections of positions"), "{why}");
         }
         other => panic!("{other:?}"),
     }

@@ -239,6 +239,8 @@ fn calls_that_cannot_have_global_tokens_say_so() {
         layer.attend_with(&inputs, &AttentionOptions::default().with_global_tokens(&floats)),
         &["global_tokens", "int"],
     );
+    let bias = Tensor::zeros((1, 1, 5, 5), DType::F32, &CPU).unwrap();
+    says(layer.attend_with(&inputs, &options.with_score_bias(&bias)), &["global_tokens", "score bias"]);
     let plain = random_layer(&AttentionConfig::new(12, 3), 0.5, &mut Random::new(9));
     says(plain.attend_with(&inputs, &options), &["global_tokens", "AttentionConfig::global_tokens"]);
     for impossible in

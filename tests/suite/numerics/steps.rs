@@ -1,7 +1,7 @@
 //! Steps between projection and scores, in any order; keys that are values; keys and values of another layer.
 
 use candle_attention::checkpoint::{ModelAttention, VarMapSource};
-use candle_attention::position::{Rotary, RotaryScaling};
+use candle_attention::position::{Rotary, RotaryScaling, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Factor, HeadNorm, KeyValueSource, KvCache,
     MultiHeadAttention, NormKind, NormOver, ProjectionBias, Step, Steps,
@@ -59,6 +59,14 @@ fn steps_in_any_order_give_the_same_everywhere() {
     // MiMo-V2-Flash.
     let steps = Steps::default().with_values(vec![Step::Factor(Factor::Constant(0.707))]);
     Everywhere::new(rotated().with_steps(steps).with_value_head_dim(4)).check(8);
+    // CLVP: values are rotated, too.
+    let steps = Steps::default().with_values(vec![weightless(), ROTATE, Step::Factor(Factor::Constant(0.5))]);
+    Everywhere::new(rotated().with_steps(steps)).check(10);
+    // Qwen2.5-Omni's DiT: one head is rotated.
+    let first = AttentionConfig::new(12, 3).with_mask(AttentionMask::causal());
+    let first = first.with_position(Rotary::default().with_heads(1).with_style(RotaryStyle::Interleaved));
+    Everywhere::new(first.clone()).check(11);
+    says(first.with_num_key_value_heads(1).validate(), &["num_key_value_heads = 1", "a part of the heads"]);
     // Anything, on every side.
     let all = Step::Norm(HeadNorm::new(NormKind::Layer, NormOver::AllHeads, 1e-5));
     let steps = Steps::default()
@@ -327,7 +335,9 @@ fn steps_that_make_no_sense_are_errors() {
     let plain = Steps::default;
     says(with(plain().with_queries(vec![])), &["steps of queries: rotations is 0", "one where the position scheme"]);
     says(with(plain().with_keys(vec![ROTATE, ROTATE])), &["steps of keys: rotations is 2"]);
-    says(with(plain().with_values(vec![ROTATE])), &["steps of values", "values are not rotated"]);
+    says(with(plain().with_values(vec![ROTATE, ROTATE])), &["steps of values", "none, or one"]);
+    let wider = rotated().with_value_head_dim(8).with_steps(plain().with_values(vec![ROTATE]));
+    says(wider.validate(), &["value_head_dim = 8", "as keys are"]);
     let twice = vec![norm(NormKind::Rms), norm(NormKind::Layer), ROTATE];
     says(with(plain().with_keys(twice)), &["norms with a weight is 2", "at most 1"]);
     let softplus = Step::Factor(Factor::Softplus { scale: 1.0 });
