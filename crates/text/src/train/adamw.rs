@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{Error, Result};
 use candle_core::backprop::GradStore;
-use candle_core::{Device, Tensor, Var};
+use candle_core::{Device, Var};
 use safetensors::Dtype;
 
 const BETA1: f64 = 0.9;
@@ -17,24 +17,21 @@ const WEIGHT_DECAY: f64 = 0.01;
 /// Gradients are clipped to this global norm.
 const MAX_GRAD_NORM: f64 = 1.0;
 
-pub(super) struct AdamW {
-    pub parameters: BTreeMap<String, Parameter>,
-}
+/// What is saved of a variable: its value, and the first and second moments of its gradient.
+const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 
-/// A variable and the first and second moments of its gradient.
-pub(super) struct Parameter {
-    pub variable: Var,
-    first: Tensor,
-    second: Tensor,
+pub(super) struct AdamW {
+    /// Each variable by its name, with the moments of its gradient.
+    states: BTreeMap<String, [Var; 3]>,
 }
 
 impl AdamW {
-    pub fn new(variables: BTreeMap<String, Var>) -> Result<Self> {
-        let parameter = |(name, variable): (String, Var)| {
-            let (first, second) = (variable.zeros_like()?, variable.zeros_like()?);
-            Ok((name, Parameter { variable, first, second }))
+    pub fn new(variables: &BTreeMap<String, Var>) -> Result<Self> {
+        let state = |(name, variable): (&String, &Var)| {
+            let moment = || Var::from_tensor(&variable.zeros_like()?);
+            Ok((name.clone(), [variable.clone(), moment()?, moment()?]))
         };
-        Ok(Self { parameters: variables.into_iter().map(parameter).collect::<Result<_>>()? })
+        Ok(Self { states: variables.iter().map(state).collect::<Result<_>>()? })
     }
 
     /// Updates all variables in a step, which counts from 0, with gradients clipped to the maximum global norm; returns
@@ -42,12 +39,10 @@ impl AdamW {
     ///
     /// # Errors
     /// [`Error::Value`] if the norm or an updated number is not finite.
-    pub fn update(&mut self, gradients: &GradStore, rate: f64, step: usize) -> Result<f64> {
+    pub fn update(&self, gradients: &GradStore, rate: f64, step: usize) -> Result<f64> {
         let mut squares = 0.0;
-        for Parameter { variable, .. } in self.parameters.values() {
-            if let Some(gradient) = gradients.get(variable) {
-                squares += f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?);
-            }
+        for gradient in self.states.values().filter_map(|[variable, ..]| gradients.get(variable)) {
+            squares += f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?);
         }
         let norm = squares.sqrt();
         if !norm.is_finite() {
@@ -56,58 +51,46 @@ impl AdamW {
         let factor = if norm > MAX_GRAD_NORM { MAX_GRAD_NORM / norm } else { 1.0 };
         let count = i32::try_from(step + 1).unwrap_or(i32::MAX);
         let (unbias1, unbias2) = (1.0 - BETA1.powi(count), 1.0 - BETA2.powi(count));
-        for (name, Parameter { variable, first, second }) in &mut self.parameters {
-            let Some(gradient) = gradients.get(variable) else { continue };
+        for (name, state) in &self.states {
+            let Some(gradient) = gradients.get(&state[0]) else { continue };
             let gradient = (gradient.detach() * factor)?;
-            *first = ((&*first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
-            *second = ((&*second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
-            let direction = (&*first / (((&*second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
+            let [value, first, second] = state.each_ref().map(Var::as_detached_tensor);
+            let first = ((first * BETA1)? + (&gradient * (1.0 - BETA1))?)?;
+            let second = ((second * BETA2)? + (gradient.sqr()? * (1.0 - BETA2))?)?;
+            let direction = (&first / (((&second / unbias2)?.sqrt()? + EPS)? * unbias1)?)?;
             // Only matrices decay: biases and the scales of norms are vectors.
-            let decay = if variable.rank() > 1 { WEIGHT_DECAY } else { 0.0 };
-            let kept = (variable.as_detached_tensor() * (1.0 - rate * decay))?;
-            let updated = (kept - (direction * rate)?)?;
+            let decay = if value.rank() > 1 { WEIGHT_DECAY } else { 0.0 };
+            let value = ((value * (1.0 - rate * decay))? - (direction * rate)?)?;
             // 0 times a number that is not finite is NaN.
-            let sum = (&updated * 0.0)?.sum_all()?.to_scalar::<f32>()?;
+            let sum = (&value * 0.0)?.sum_all()?.to_scalar::<f32>()?;
             if sum != 0.0 {
                 return Err(not_finite(format!("`{name}` after step {}", step + 1), f64::from(sum)));
             }
-            variable.set(&updated)?;
+            for (variable, updated) in state.iter().zip([value, first, second]) {
+                variable.set(&updated)?;
+            }
         }
         Ok(norm)
     }
 
     /// All variables and moments, by their names in a saved run.
-    pub fn tensors(&self) -> BTreeMap<String, Tensor> {
-        let tensors = self.parameters.iter().flat_map(|(name, Parameter { variable, first, second })| {
-            let values = [variable.as_detached_tensor(), first.clone(), second.clone()];
-            saved_names(name).into_iter().zip(values)
-        });
-        tensors.collect()
+    pub fn saved(&self) -> impl Iterator<Item = (String, &Var)> {
+        let named = |name: &String, kind: &str| format!("{kind}.{name}");
+        self.states.iter().flat_map(move |(name, state)| KINDS.map(|kind| named(name, kind)).into_iter().zip(state))
     }
 
     /// Sets all variables and moments to those of a saved run.
-    pub fn restore(&mut self, saved: &Checkpoint) -> Result<()> {
-        let tensor = |name: &str, shape: &[usize]| {
-            let (dtype, found) = saved.tensor_info(name)?;
-            if found != shape || dtype != Dtype::F32 {
-                let found = format!("has dtype {dtype} and shape {found:?}");
-                return Err(Error::Tensor { name: name.into(), found, expected: format!("F32 {shape:?}") });
+    pub fn restore(&self, saved: &Checkpoint) -> Result<()> {
+        for (name, variable) in self.saved() {
+            let (dtype, shape) = saved.tensor_info(&name)?;
+            if (dtype, shape) != (Dtype::F32, variable.dims()) {
+                let found = format!("has dtype {dtype} and shape {shape:?}");
+                return Err(Error::Tensor { name, found, expected: format!("F32 {:?}", variable.dims()) });
             }
-            saved.tensor(name, &Device::Cpu)
-        };
-        for (name, Parameter { variable, first, second }) in &mut self.parameters {
-            let [of_variable, of_first, of_second] = saved_names(name);
-            variable.set(&tensor(&of_variable, variable.dims())?)?;
-            *first = tensor(&of_first, variable.dims())?;
-            *second = tensor(&of_second, variable.dims())?;
+            variable.set(&saved.tensor(&name, &Device::Cpu)?)?;
         }
         Ok(())
     }
-}
-
-/// The names of a variable and its moments in a saved run.
-fn saved_names(name: &str) -> [String; 3] {
-    ["parameters", "first_moments", "second_moments"].map(|kind| format!("{kind}.{name}"))
 }
 
 fn not_finite(what: String, found: f64) -> Error {
@@ -116,6 +99,8 @@ fn not_finite(what: String, found: f64) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Tensor;
+
     use super::*;
 
     /// The paper's loop over plain numbers, with the gradient `2 x` clipped to the norm 1: only matrices decay.
@@ -127,7 +112,7 @@ mod tests {
             (name.to_string(), Var::from_tensor(&tensor).unwrap())
         };
         let variables = [("matrix", vec![2, 2]), ("vector", vec![4])].map(variable);
-        let mut optimizer = AdamW::new(variables.clone().into()).unwrap();
+        let optimizer = AdamW::new(&variables.clone().into()).unwrap();
         // Number, first and second moment, decay.
         let mut want: Vec<[f64; 4]> =
             [WEIGHT_DECAY, 0.0].map(|decay| start.map(|x| [f64::from(x), 0.0, 0.0, decay])).concat();

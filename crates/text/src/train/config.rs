@@ -11,6 +11,9 @@ const STEPS_PER_WARMUP_STEP: usize = 10;
 /// Standard deviation of freshly initialized matrices.
 pub(super) const INITIALIZER_RANGE: f64 = 0.05;
 
+/// Name of the word embeddings.
+pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
+
 /// The most parameters of a model, and the most numbers of one tensor in a step: 1 GiB in f32.
 const MAX_NUMBERS: usize = 1 << 28;
 
@@ -91,26 +94,16 @@ impl TrainConfig {
         if !(self.similarity_weight.is_finite() && self.similarity_weight >= 0.0) {
             return Err(Error::config("similarity_weight", self.similarity_weight, "a number of at least 0"));
         }
-        let [hidden, inner, layers, words, positions, texts, length, heads] = [
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_hidden_layers,
-            self.vocab_size,
-            self.max_position_embeddings,
-            self.batch_size,
-            self.max_length,
-            self.num_attention_heads,
-        ]
-        .map(|size| size as u128);
-        // Without biases and norms, which are less than a percent.
-        let parameters = hidden * ((4 * hidden + 2 * inner) * layers + words + positions);
-        // Hidden states, attention scores, similarities of all pairs of texts.
-        let largest = (texts * length * hidden.max(inner).max(heads * length)).max(texts * texts);
+        let count = |shape: &[usize]| shape.iter().map(|size| *size as f64).product::<f64>();
+        let parameters = shapes(self).iter().map(|(_, shape)| count(shape)).sum();
+        let (texts, length, wide) = (self.batch_size, self.max_length, self.hidden_size.max(self.intermediate_size));
+        let scores = count(&[texts, self.num_attention_heads, length, length]);
+        let largest = count(&[texts, length, wide]).max(scores).max(count(&[texts, texts]));
         for (what, found) in [
             ("the number of parameters of a model of these sizes", parameters),
             ("the number of numbers in the largest tensor of a step of these sizes", largest),
         ] {
-            if found > MAX_NUMBERS as u128 {
+            if found > MAX_NUMBERS as f64 {
                 return Err(Error::value(what, found, format!("at most {MAX_NUMBERS}")));
             }
         }
@@ -153,6 +146,32 @@ impl TrainConfig {
         let done = (step - warmup_steps) as f64 / all as f64;
         self.learning_rate * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos())
     }
+}
+
+/// Names and shapes of the tensors of BERT.
+pub(super) fn shapes(config: &TrainConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let table = |name: &str, rows: usize| (format!("embeddings.{name}.weight"), vec![rows, hidden]);
+    let mut shapes = vec![
+        (WORDS.to_string(), vec![config.vocab_size, hidden]),
+        table("position_embeddings", config.max_position_embeddings),
+        table("token_type_embeddings", 2),
+    ];
+    let mut module = |name: String, weight: Vec<usize>| {
+        shapes.push((format!("{name}.bias"), vec![weight[0]]));
+        shapes.push((format!("{name}.weight"), weight));
+    };
+    module("embeddings.LayerNorm".to_string(), vec![hidden]);
+    for layer in (0..config.num_hidden_layers).map(|i| format!("encoder.layer.{i}")) {
+        for name in ["self.query", "self.key", "self.value", "output.dense"] {
+            module(format!("{layer}.attention.{name}"), vec![hidden, hidden]);
+        }
+        module(format!("{layer}.attention.output.LayerNorm"), vec![hidden]);
+        module(format!("{layer}.intermediate.dense"), vec![inner, hidden]);
+        module(format!("{layer}.output.dense"), vec![hidden, inner]);
+        module(format!("{layer}.output.LayerNorm"), vec![hidden]);
+    }
+    shapes
 }
 
 #[cfg(test)]

@@ -4,6 +4,10 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Tensor};
 
 use crate::SimilarityFunction;
+use crate::train::teacher::dot;
+
+/// The number of texts that are compared with each other.
+pub const AGREEMENT_GROUP: usize = 1_000;
 
 /// Agreement of the embeddings of two encoders on the same texts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,7 +18,8 @@ pub struct Agreement {
     pub top_1_in_10: f64,
 }
 
-/// Compares embeddings `ours` `(texts, d)` with embeddings `theirs` `(texts, d')` of the same texts.
+/// Compares embeddings `ours` `(texts, d)` with embeddings `theirs` `(texts, d')` of the same texts: the mean agreement
+/// within groups of [`AGREEMENT_GROUP`] texts; fewer are one group.
 ///
 /// # Errors
 /// [`Error::Shape`] for different numbers of texts, [`Error::Value`] for fewer than three texts.
@@ -26,6 +31,16 @@ pub fn agreement(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
     if n < 3 {
         return Err(Error::value("the number of texts", n, "at least 3, to compare pairs"));
     }
+    let size = AGREEMENT_GROUP.min(n);
+    let group = |i: usize| in_group(&ours.narrow(0, i * size, size)?, &theirs.narrow(0, i * size, size)?);
+    let groups = (0..n / size).map(group).collect::<Result<Vec<Agreement>>>()?;
+    let mean = |part: fn(&Agreement) -> f64| groups.iter().map(part).sum::<f64>() / groups.len() as f64;
+    Ok(Agreement { spearman: mean(|a| a.spearman), top_1_in_10: mean(|a| a.top_1_in_10) })
+}
+
+/// The agreement of embeddings that are all compared with each other.
+fn in_group(ours: &Tensor, theirs: &Tensor) -> Result<Agreement> {
+    let n = ours.dim(0)?;
     let similarities = |xs: &Tensor| {
         let xs = xs.to_dtype(DType::F32)?;
         Ok::<_, Error>(SimilarityFunction::Cosine.similarity(&xs, &xs)?.to_vec2::<f32>()?)
@@ -61,15 +76,13 @@ fn ranks(numbers: &[f32]) -> Vec<f64> {
 
 /// Pearson's correlation; 0 if one of the sequences is constant.
 fn pearson(xs: &[f64], ys: &[f64]) -> f64 {
-    let mean = |numbers: &[f64]| numbers.iter().sum::<f64>() / numbers.len() as f64;
-    let (mean_x, mean_y) = (mean(xs), mean(ys));
-    let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
-    for (x, y) in xs.iter().map(|x| x - mean_x).zip(ys.iter().map(|y| y - mean_y)) {
-        xy += x * y;
-        xx += x * x;
-        yy += y * y;
-    }
-    if xx * yy > 0.0 { xy / (xx * yy).sqrt() } else { 0.0 }
+    let centered = |xs: &[f64]| {
+        let mean = xs.iter().sum::<f64>() / xs.len() as f64;
+        xs.iter().map(|x| x - mean).collect::<Vec<f64>>()
+    };
+    let (xs, ys) = (centered(xs), centered(ys));
+    let squares = dot(&xs, &xs) * dot(&ys, &ys);
+    if squares > 0.0 { dot(&xs, &ys) / squares.sqrt() } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -18,6 +18,6 @@ mod write;
 
 pub use config::TrainConfig;
 pub use data::read_texts;
-pub use measure::{Agreement, agreement};
+pub use measure::{AGREEMENT_GROUP, Agreement, agreement};
 pub use run::{Step, Trainer};
 pub use teacher::Teacher;

@@ -111,14 +111,9 @@ impl Trainer {
             objective = Objective::Teacher { embeddings, basis };
         }
         let student = Student::new(&config, words.as_ref())?;
-        let mut optimizer = AdamW::new(student.variables())?;
-        let step = match saved {
-            Some(saved) => {
-                optimizer.restore(&saved)?;
-                steps_of(&saved, &path)?
-            }
-            None => 0,
-        };
+        let optimizer = AdamW::new(&student.variables)?;
+        saved.iter().try_for_each(|(saved, _)| optimizer.restore(saved))?;
+        let step = saved.map_or(0, |(_, step)| step);
         let batches = Batches::new(ids.iter().map(Vec::len).collect(), config.batch_size, config.seed);
         Ok(Self { config, tokenizer, ids, batches, student, objective, optimizer, step, path, identity })
     }
@@ -130,7 +125,7 @@ impl Trainer {
 
     /// Number of trained parameters.
     pub fn parameters(&self) -> usize {
-        self.optimizer.parameters.values().map(|parameter| parameter.variable.elem_count()).sum()
+        self.student.variables.values().map(|variable| variable.elem_count()).sum()
     }
 
     /// Number of completed steps.
@@ -170,7 +165,8 @@ impl Trainer {
         create_folder(self.path.parent().unwrap_or(Path::new("")))?;
         let step = ("step".to_string(), self.step.to_string());
         let metadata = self.identity.iter().cloned().chain([step]).collect();
-        write_tensors(&self.path, self.optimizer.tensors(), metadata)
+        let tensors = self.optimizer.saved().map(|(name, variable)| (name, variable.as_detached_tensor()));
+        write_tensors(&self.path, tensors, metadata)
     }
 
     /// One unit vector per text, `(texts, hidden_size)`, by the student in its current state.
@@ -190,14 +186,16 @@ impl Trainer {
     /// # Errors
     /// [`Error::File`] if the folder exists; [`Error::Io`] for a file that cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, dtype: DType) -> Result<()> {
-        let weights = self.student.variables().into_iter();
-        let weights = weights.map(|(name, variable)| Ok((name, variable.as_detached_tensor().to_dtype(dtype)?)));
+        let weights = self.student.variables.iter();
+        let weights =
+            weights.map(|(name, variable)| Ok((name.clone(), variable.as_detached_tensor().to_dtype(dtype)?)));
         write::write_folder(folder.as_ref(), &self.config, &self.tokenizer, weights.collect::<Result<_>>()?)
     }
 }
 
-/// Opens a saved run; an error if it has another configuration, other texts or another teacher.
-fn open_saved(path: &Path, identity: &[(String, String)]) -> Result<Checkpoint> {
+/// Opens a saved run, and finds its number of completed steps; an error if it has another configuration, other texts or
+/// another teacher.
+fn open_saved(path: &Path, identity: &[(String, String)]) -> Result<(Checkpoint, usize)> {
     let saved = Checkpoint::open(path)?;
     for (name, now) in identity {
         if saved.metadata().get(name) != Some(now) {
@@ -206,11 +204,6 @@ fn open_saved(path: &Path, identity: &[(String, String)]) -> Result<Checkpoint> 
             return Err(Error::file(path, reason));
         }
     }
-    Ok(saved)
-}
-
-/// The number of completed steps of a saved run.
-fn steps_of(saved: &Checkpoint, path: &Path) -> Result<usize> {
     let step = saved.metadata().get("step").and_then(|step| step.parse().ok());
-    step.ok_or_else(|| Error::file(path, "its header has no number of steps"))
+    Ok((saved, step.ok_or_else(|| Error::file(path, "its header has no number of steps"))?))
 }

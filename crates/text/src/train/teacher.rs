@@ -100,36 +100,33 @@ pub(super) fn basis(embeddings: &Tensor, width: usize) -> Result<Tensor> {
     let moments = moments.to_dtype(DType::F64)?;
     // Any start works that is not orthogonal to an eigenvector.
     let start = |i: usize| ((i * i + 7 * i) % 101) as f64 - 50.0;
-    let mut columns: Vec<f64> = (0..width * d).map(start).collect();
-    (0..width.min(d)).for_each(|i| columns[i * d + i] += 500.0);
+    let mut columns = Tensor::from_iter((0..width * d).map(start), &Device::Cpu)?.reshape((width, d))?.to_vec2()?;
+    (0..width.min(d)).for_each(|i| columns[i][i] += 500.0);
     for _ in 0..ROUNDS {
-        orthonormalize(&mut columns, d);
-        columns = Tensor::from_slice(&columns, (width, d), &Device::Cpu)?.matmul(&moments)?.flatten_all()?.to_vec1()?;
+        columns = Tensor::new(orthonormal(columns), &Device::Cpu)?.matmul(&moments)?.to_vec2()?;
     }
-    orthonormalize(&mut columns, d);
-    Ok(Tensor::from_vec(columns, (width, d), &Device::Cpu)?.t()?.to_dtype(DType::F32)?.contiguous()?)
+    Ok(Tensor::new(orthonormal(columns), &Device::Cpu)?.t()?.to_dtype(DType::F32)?.contiguous()?)
 }
 
-/// Orthonormalizes consecutive vectors of `d` elements by Gram and Schmidt's method. A vector that depends linearly on
-/// the ones before it becomes 0.
-fn orthonormalize(vectors: &mut [f64], d: usize) {
-    for i in 0..vectors.len() / d {
-        let (before, rest) = vectors.split_at_mut(i * d);
-        let vector = &mut rest[..d];
+/// Orthonormalizes vectors by Gram and Schmidt's method. A vector that depends linearly on the ones before it becomes
+/// 0.
+fn orthonormal(mut vectors: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+    for i in 0..vectors.len() {
+        let (before, rest) = vectors.split_at_mut(i);
+        let vector = &mut rest[0];
         let size = dot(vector, vector).sqrt();
         // Two passes are enough for full accuracy (Giraud 2005).
-        for _ in 0..2 {
-            for other in before.chunks_exact(d) {
-                let along = dot(vector, other);
-                vector.iter_mut().zip(other).for_each(|(x, y)| *x -= along * y);
-            }
+        for other in before.iter().chain(&*before) {
+            let along = dot(vector, other);
+            vector.iter_mut().zip(other).for_each(|(x, y)| *x -= along * y);
         }
         let left = dot(vector, vector).sqrt();
         let factor = if left > 1e-10 * size { 1.0 / left } else { 0.0 };
         vector.iter_mut().for_each(|x| *x *= factor);
     }
+    vectors
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

@@ -1,15 +1,16 @@
 //! Trains a small text encoder from scratch, writes it in the layout of Hugging Face, and measures it.
 
-mod measure;
-
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use candle_attention::ComputeType;
-use candle_attention_text::train::{Agreement, Step, Teacher, TrainConfig, Trainer, read_texts};
-use candle_core::DType;
+use candle_attention_text::train::{
+    AGREEMENT_GROUP, Agreement, Step, Teacher, TrainConfig, Trainer, agreement, read_texts,
+};
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_core::{DType, Device, Tensor};
 use clap::Parser;
-use measure::HeldBack;
 
 use super::shared::bar::bar;
 use super::shared::output::{check_new_folder, check_parent};
@@ -108,11 +109,11 @@ Examples:
 impl Command for Train {
     fn run(self) -> Result<()> {
         let teacher = self.teacher.as_ref().map(|name| model::locate(name, self.revision.as_deref())).transpose()?;
+        let held_back = self.eval.as_deref().map(read_held_back).transpose()?;
         if let Some(text) = &self.text {
-            return self.train(text, teacher.as_deref());
+            return self.train(text, held_back, teacher.as_deref());
         }
-        let held_back = HeldBack::open(self.eval.as_deref(), teacher.as_deref())?;
-        held_back.map_or(Ok(()), |held_back| held_back.report(&self.output))
+        HeldBack::new(held_back, teacher.as_deref())?.map_or(Ok(()), |held_back| held_back.report(&self.output))
     }
 }
 
@@ -141,7 +142,7 @@ impl Train {
         Ok(self.run.clone().or_else(beside).ok_or_else(missing)?)
     }
 
-    fn train(&self, text: &Path, teacher_folder: Option<&Path>) -> Result<()> {
+    fn train(&self, text: &Path, held_back: Option<Vec<String>>, teacher_folder: Option<&Path>) -> Result<()> {
         let (config, run) = (self.config(), self.run_folder()?);
         // What can be refused is refused before the teacher encodes.
         config.validate().map_err(|error| {
@@ -154,8 +155,7 @@ impl Train {
         })?;
         check_new_folder(&self.output)?;
         check_parent(&run)?;
-        let held_back = self.eval.as_deref().map(measure::read).transpose()?.unwrap_or_default();
-        let texts = read_texts(text, &held_back)?;
+        let texts = read_texts(text, held_back.as_deref().unwrap_or_default())?;
         if texts.len() < 2 {
             return Err(about(text, &"holds 1 text, expected at least 2").into());
         }
@@ -169,7 +169,7 @@ impl Train {
         progress.finish_and_clear();
         let mut trainer = trainer?;
         drop(teacher);
-        let held_back = HeldBack::open(self.eval.as_deref(), teacher_folder)?;
+        let held_back = HeldBack::new(held_back, teacher_folder)?;
         let (count, parameters, done) = (texts.len(), trainer.parameters(), trainer.steps_done());
         print::to_stderr(format_args!("{count} texts, {parameters} parameters, step {done} of {}", self.steps));
         let (found, asked) = (trainer.config().vocab_size, self.vocab_size);
@@ -208,7 +208,8 @@ impl Train {
             let mut line =
                 format!("step {number}: loss {loss:.4}, gradient {grad_norm:.3}, learning rate {learning_rate:.1e}");
             if let Some(held_back) = held_back {
-                let Agreement { spearman, top_1_in_10 } = held_back.compare(&trainer.encode(&held_back.texts)?)?;
+                let Agreement { spearman, top_1_in_10 } =
+                    agreement(&trainer.encode(&held_back.texts)?, &held_back.theirs)?;
                 line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
             }
             let seconds = start.elapsed().as_secs();
@@ -217,5 +218,44 @@ impl Train {
         interrupt::hold(false);
         progress.finish_and_clear();
         Ok(())
+    }
+}
+
+/// Texts held back from training, and the teacher's embeddings of them.
+struct HeldBack {
+    texts: Vec<String>,
+    theirs: Tensor,
+}
+
+/// Reads the texts to hold back: at least three, because pairs of them are compared.
+fn read_held_back(path: &Path) -> Result<Vec<String>> {
+    let texts = read_texts(path, &[])?;
+    if texts.len() < 3 {
+        let found = print::count(texts.len(), "text");
+        return Err(about(path, &format!("holds {found}, expected at least 3, to compare pairs")).into());
+    }
+    Ok(texts)
+}
+
+impl HeldBack {
+    /// Encodes the texts with the teacher in f32; `None` without one of the two.
+    fn new(texts: Option<Vec<String>>, teacher: Option<&Path>) -> Result<Option<Self>> {
+        let (Some(texts), Some(teacher)) = (texts, teacher) else { return Ok(None) };
+        let theirs = Teacher::open(teacher, DType::F32)?.encode(&texts)?;
+        Ok(Some(Self { texts, theirs }))
+    }
+
+    /// Measures the model of a folder, loaded as its users load it, and prints the result.
+    fn report(&self, folder: &Path) -> Result<()> {
+        let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
+        let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
+        let ours = encoder.encode(&texts, &EncodeOptions::default())?;
+        let Agreement { spearman, top_1_in_10 } = agreement(&ours, &self.theirs)?;
+        let group = format!("the teacher's nearest of {} among the ten nearest", AGREEMENT_GROUP.min(texts.len()));
+        let mut out = print::stdout_beside_files();
+        writeln!(out, "{}: {} texts held back", print::plain(folder.display()), texts.len())?;
+        writeln!(out, "Spearman's correlation of similarities with the teacher's  {spearman:.3}")?;
+        writeln!(out, "{group:<57}  {top_1_in_10:.3}")?;
+        Ok(out.flush()?)
     }
 }
