@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::gguf;
 use crate::model::config::TextModelConfig;
-use crate::model_files::{ModelFiles, inside};
+use crate::model_files::{ModelFiles, WEIGHTS, inside};
 
 pub(crate) use self::tokenizer_config::TokenizerConfig;
 pub(crate) use self::transformer_settings::{FEATURES, TransformerSettings};
@@ -62,7 +62,7 @@ impl<'a> ModelFolder<'a> {
 
     /// The GGUF file that a folder in memory stands for; `None` for another folder.
     pub fn gguf(self) -> Option<Checkpoint> {
-        let weights = self.memory.and_then(|files| files.checkpoint(Path::new("")).ok());
+        let weights = self.memory.and_then(|files| files.tensors(Path::new(WEIGHTS)).ok());
         weights.filter(|file| file.gguf().is_some())
     }
 
@@ -89,27 +89,19 @@ impl<'a> ModelFolder<'a> {
 
     /// Opens the weights in a folder inside of this one.
     pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
-        match self.memory {
-            Some(files) => self.as_configured(files.checkpoint(inside)?, &inside.join("config.json")),
-            None => Checkpoint::open(inside),
-        }
-    }
-
-    /// Weights in memory, quantized modules as their `config.json` describes them. Files on disk read it themselves.
-    fn as_configured(self, weights: Checkpoint, config: &Path) -> Result<Checkpoint> {
-        if !weights.is_quantized() {
-            return Ok(weights);
-        }
-        let config: Option<serde_json::Value> = self.optional(config)?;
-        Ok(config.map_or(weights.clone(), |config| weights.with_quantization_config(&config)))
+        if self.is_in_memory() { self.tensors(&inside.join(WEIGHTS)) } else { Checkpoint::open(inside) }
     }
 
     /// Opens a safetensors file of the folder.
     pub fn tensors(self, path: &Path) -> Result<Checkpoint> {
-        match self.memory {
-            Some(files) => self.as_configured(files.tensors(path)?, &path.with_file_name("config.json")),
-            None => Checkpoint::open(path),
+        let Some(files) = self.memory else { return Checkpoint::open(path) };
+        let weights = files.tensors(path)?;
+        if !weights.is_quantized() {
+            return Ok(weights);
         }
+        // Quantized modules are as their `config.json` describes them. Files on disk read it themselves.
+        let config: Option<serde_json::Value> = self.optional(&path.with_file_name("config.json"))?;
+        Ok(config.map_or(weights.clone(), |config| weights.with_quantization_config(&config)))
     }
 
     /// Reads the `config.json` of a transformer, with the keys that its [`TransformerSettings`] put in the place of

@@ -26,8 +26,13 @@ impl Fingerprint {
 
     /// The fingerprint as 64 hexadecimal digits.
     pub fn hex(self) -> String {
-        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&self.0.finalize())
     }
+}
+
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl<'a> FromIterator<&'a [u8]> for Fingerprint {

@@ -28,13 +28,6 @@ struct Stated {
     model_type: Option<String>,
 }
 
-/// `config.json`.
-#[derive(Default, serde::Deserialize)]
-#[serde(default)]
-struct Config {
-    architectures: Option<Vec<Value>>,
-}
-
 impl EncoderKind {
     /// The kind of a model folder: what `config_sentence_transformers.json` states, or what its modules show. A folder
     /// without modules is ColBERT's if its `config.json` says so, and else that of a sentence encoder, as in
@@ -54,18 +47,23 @@ impl EncoderKind {
             _ => {}
         }
         let Some(routes) = routes(folder)? else {
-            let config: Config = folder.json_or_default(&folder.path.join("config.json"))?;
-            let is_colbert = config.architectures.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT"));
-            return Ok(if is_colbert { Self::MultiVector } else { Self::Sentence });
+            let config: Value = folder.json_or_default(&folder.path.join("config.json"))?;
+            return Ok(if is_colbert(&config) { Self::MultiVector } else { Self::Sentence });
         };
         let kinds: Vec<&str> = routes.modules().into_values().map(Module::kind).collect();
-        let has = |names: &[&str]| kinds.iter().any(|kind| names.contains(kind));
-        Ok(match () {
-            () if has(&["SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder", "IDF"]) => {
-                Self::Sparse
-            }
-            () if has(&["MultiVectorMask"]) => Self::MultiVector,
-            () => Self::Sentence,
+        let sparse = ["SpladePooling", "MLMTransformer", "SparseStaticEmbedding", "SparseAutoEncoder", "IDF"];
+        Ok(if kinds.iter().any(|kind| sparse.contains(kind)) {
+            Self::Sparse
+        } else if kinds.contains(&"MultiVectorMask") {
+            Self::MultiVector
+        } else {
+            Self::Sentence
         })
     }
+}
+
+/// Whether a `config.json` is one of ColBERT's own code.
+pub(crate) fn is_colbert(config: &Value) -> bool {
+    let names = config.get("architectures").and_then(Value::as_array);
+    names.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT"))
 }

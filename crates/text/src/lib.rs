@@ -112,7 +112,6 @@ pub use model::pooling::{Pooling, PoolingMode};
 pub use model::text_model::TextModel;
 pub use model_files::ModelFiles;
 pub use sentence::SentenceEncoder;
-pub use sentence::encode::EncodeIter;
 pub use sentence::fingerprint::fingerprint;
 pub use sentence::quantize::{
     Precision, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, quantize_embeddings,

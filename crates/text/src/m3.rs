@@ -9,11 +9,11 @@ use candle_core::{DType, Device, Tensor};
 use crate::constructors::constructors;
 use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
 use crate::model::hidden_states::first_not_finite;
-use crate::model::mlp::load_linear;
+use crate::model::mlp::linear;
 use crate::model::pooling::l2_normalize;
 use crate::model::text_model::TextModel;
 use crate::sparse::vector::SparseVector;
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::text::tokenizer::{Text, Tokens};
 
@@ -96,15 +96,11 @@ impl M3Encoder {
     /// have; [`Error::NotFinite`] for the first text with an embedding that is not finite.
     pub fn encode_all(&self, texts: &[&str], options: &EncodeOptions) -> Result<Vec<M3Embedding>> {
         without_embeddings(options)?;
-        let mut all = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches(&self.model, texts, "", options)? {
-            let batch = batch?;
+        let all = self.batcher.batches(&self.model, texts, "", options)?.in_text_order(|batch| {
             let hidden = self.batcher.hidden(&self.model, &batch.tokens)?;
-            for (i, (text, tokens)) in batch.texts.iter().zip(&batch.tokens).enumerate() {
-                all.push((*text, self.embed(tokens, &hidden.text(i)?)?));
-            }
-        }
-        let all = in_text_order(all);
+            let tokens = batch.tokens.iter().enumerate();
+            tokens.map(|(i, tokens)| self.embed(tokens, &hidden.text(i)?)).collect()
+        })?;
         check_finite("an embedding", texts, self.batcher.dtype, |i| {
             let M3Embedding { dense, sparse, tokens } = &all[i];
             let is_finite = sparse.values.iter().all(|value| value.is_finite());
@@ -162,7 +158,7 @@ fn head(
             return Err(Error::Tensor { name: format!("{name}: weight"), found, expected });
         }
     };
-    let mut linear = load_linear(&AnySource::new(&source), found, hidden)?;
+    let mut linear = linear(&AnySource::new(&source), "", found, hidden, true)?;
     linear.pack()?;
     Ok(linear)
 }

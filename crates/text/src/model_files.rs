@@ -10,7 +10,7 @@ use candle_attention::{Error, Result};
 use crate::gguf;
 
 /// The name of a weight file.
-const WEIGHTS: &str = "model.safetensors";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
 
 /// The files of a model folder in memory, such as `include_bytes!` compiles into a program. They take the same checks
 /// as files on disk.
@@ -81,7 +81,7 @@ impl ModelFiles {
 
     fn with_gguf(mut self, checkpoint: Checkpoint) -> Result<Self> {
         let no_gguf = || Error::file(checkpoint.path().unwrap_or(Path::new("<bytes>")), "is not a GGUF file");
-        let gguf::Folder { small, weights } = gguf::folder_of(&checkpoint)?.ok_or_else(no_gguf)?;
+        let (small, weights) = gguf::folder_of(&checkpoint)?.ok_or_else(no_gguf)?;
         self.small.extend(small.into_iter().map(|(name, bytes)| (name, bytes.into())));
         for (tensor, folder) in gguf::DENSE {
             if weights.contains(tensor) {
@@ -108,11 +108,6 @@ impl ModelFiles {
             }
             _ => Ok(bytes),
         }
-    }
-
-    /// The weights in a folder.
-    pub(crate) fn checkpoint(&self, folder: &Path) -> Result<Checkpoint> {
-        self.tensors(&folder.join(WEIGHTS))
     }
 
     /// The tensors of a file.

@@ -11,16 +11,10 @@ use crate::text::options::{EncodeOptions, Task};
 /// The longest prompt, in bytes: it is tokenized with each text. Published ones have up to 500.
 const MAX_PROMPT_BYTES: usize = 1 << 14;
 
-/// The prompts that `config_sentence_transformers.json` states.
-#[derive(Clone, Default)]
-pub(crate) struct Prompts {
-    prompts: BTreeMap<String, String>,
-    default_prompt_name: Option<String>,
-}
-
-#[derive(Default, serde::Deserialize)]
+/// The prompts that `config_sentence_transformers.json` states; null is an empty one.
+#[derive(Clone, Default, serde::Deserialize)]
 #[serde(default)]
-struct File {
+pub(crate) struct Prompts {
     prompts: BTreeMap<String, Option<String>>,
     default_prompt_name: Option<String>,
 }
@@ -29,21 +23,17 @@ impl Prompts {
     /// Reads the file of a model's folder; without it there are no prompts.
     pub fn load(folder: ModelFolder) -> Result<Self> {
         let path = folder.path.join("config_sentence_transformers.json");
-        let File { prompts, default_prompt_name } = folder.json_or_default(&path)?;
-        let stated = prompts.into_iter().map(|(name, prompt)| (name, prompt.unwrap_or_default()));
-        let prompts: BTreeMap<String, String> = stated.collect();
-        match prompts.iter().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
-            Some((name, prompt)) => {
-                let found = format!("the prompt `{name}` has {} bytes", prompt.len());
-                Err(Error::file(path, format!("{found}, expected at most {MAX_PROMPT_BYTES}")))
-            }
-            None => Ok(Self { prompts, default_prompt_name }),
+        let stated: Self = folder.json_or_default(&path)?;
+        if let Some((name, prompt)) = stated.all().find(|(_, prompt)| prompt.len() > MAX_PROMPT_BYTES) {
+            let found = format!("the prompt `{name}` has {} bytes", prompt.len());
+            return Err(Error::file(path, format!("{found}, expected at most {MAX_PROMPT_BYTES}")));
         }
+        Ok(stated)
     }
 
     /// The names and prompts that are stated, sorted by name.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.prompts.iter().map(|(name, prompt)| (name.as_str(), prompt.as_str()))
+        self.prompts.iter().map(|(name, prompt)| (name.as_str(), prompt.as_deref().unwrap_or_default()))
     }
 
     /// The name of the prompt of a call that names none.
@@ -53,12 +43,12 @@ impl Prompts {
 
     /// The prompt of this name, if one is stated.
     pub fn stated(&self, name: &str) -> Option<&str> {
-        self.prompts.get(name).map(String::as_str)
+        self.prompts.get(name).map(|prompt| prompt.as_deref().unwrap_or_default())
     }
 
     /// Adds a prompt, or replaces it.
     pub fn insert(&mut self, name: &str, prompt: String) {
-        self.prompts.insert(name.to_string(), prompt);
+        self.prompts.insert(name.to_string(), Some(prompt));
     }
 
     /// The prompt of a name, or the default one. Every model has prompts for both tasks, empty where its folder states

@@ -53,12 +53,8 @@ pub(crate) fn refuse(path: &Path, what: &str) -> Result<()> {
     }
 }
 
-/// The files of a model folder.
-pub(crate) struct Folder {
-    /// The small files, by their names.
-    pub small: BTreeMap<String, Vec<u8>>,
-    pub weights: Checkpoint,
-}
+/// The small files of a model folder, by their names, and its weights.
+pub(crate) type Folder = (BTreeMap<String, Vec<u8>>, Checkpoint);
 
 /// The model folder that a GGUF file stands for; `None` for another checkpoint.
 ///
@@ -98,7 +94,7 @@ fn read_folder(checkpoint: &Checkpoint, metadata: &GgufMetadata, mut config: Val
         }
         _ => checkpoint.rename(|name| if name == head::ANSWERS { SCORE } else { name }.to_string())?,
     };
-    Ok(Folder { small, weights })
+    Ok((small, weights))
 }
 
 /// `modules.json`, and the files of the modules behind the transformer.

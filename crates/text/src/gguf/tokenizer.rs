@@ -116,13 +116,10 @@ pub(super) fn read(metadata: &GgufMetadata, rows: usize, usage: Usage) -> Result
     };
     let json = json!({
         "version": "1.0",
-        "truncation": null,
-        "padding": null,
         "added_tokens": reader.added_tokens(kind == "llama"),
         "normalizer": parts.normalizer,
         "pre_tokenizer": parts.pre_tokenizer,
         "post_processor": reader.template(&parts.around)?,
-        "decoder": null,
         "model": parts.model,
     });
     let mut config = Map::new();
@@ -398,12 +395,6 @@ impl<'a> Reader<'a> {
             pre_tokenizer,
             model: json!({
                 "type": "BPE",
-                "dropout": null,
-                "unk_token": null,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": false,
-                "byte_fallback": false,
                 "ignore_merges": split.ignores_merges,
                 "vocab": self.vocabulary(self.tokens.iter().map(Into::into))?,
                 "merges": merges,
@@ -447,13 +438,9 @@ impl<'a> Reader<'a> {
             pre_tokenizer: Value::Null,
             model: json!({
                 "type": "BPE",
-                "dropout": null,
                 "unk_token": unknown.map(|id| tokens[id].as_str()),
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
                 "fuse_unk": true,
                 "byte_fallback": self.kinds.contains(&BYTE),
-                "ignore_merges": false,
                 "vocab": self.vocabulary(tokens.iter().map(Into::into))?,
                 "merges": merges.ok_or_else(too_many)?,
             }),

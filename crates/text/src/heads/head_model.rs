@@ -13,7 +13,7 @@ use candle_core::{Module, Tensor};
 
 use crate::families::task_heads::HeadActivation;
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::read_linear;
+use crate::model::mlp::linear;
 use crate::model::places::Places;
 use crate::model::text_model::TextModel;
 
@@ -170,9 +170,9 @@ impl Transform {
         activation: HeadActivation,
         norm: Option<AnySource>,
     ) -> Result<Self> {
-        let weights = read_linear(dense, width, config.hidden_size, !optional_bias || dense.contains("bias"))?;
+        let has_bias = !optional_bias || dense.contains("bias");
         Ok(Self {
-            dense: Linear::new(&dense.full_name(""), weights, width, config.hidden_size)?,
+            dense: linear(dense, "", width, config.hidden_size, has_bias)?,
             activation: match activation {
                 HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
                 HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),

@@ -11,7 +11,7 @@ use crate::heads::head_model::{Head, HeadInput, HeadKind, HeadModel, Transform};
 use crate::heads::task_head::TaskHead;
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
-use crate::model::mlp::read_linear;
+use crate::model::mlp::linear;
 use crate::model::places::Places;
 use crate::model::table::Table;
 use crate::model::text_model::TextModel;
@@ -76,7 +76,7 @@ impl HeadKind for SequenceHead {
                 false => HeadInput::FirstToken,
             },
             first: if names.last_token { None } else { Some(load_first()?) },
-            last: last(config, source, names.last, labels.len(), !names.last_token)?,
+            last: linear(source, names.last, labels.len(), config.hidden_size, !names.last_token)?,
             labels,
         };
         Ok((head, TextModel::load_at(config, places, None)?))
@@ -95,7 +95,7 @@ impl HeadKind for TokenHead {
             Transform::load(config, &dense, config.hidden_size, true, first.activation, Some(norm))
         });
         let first = first.transpose()?;
-        let last = last(config, source, names.last, labels.len(), true)?;
+        let last = linear(source, names.last, labels.len(), config.hidden_size, true)?;
         let head = Head { input: HeadInput::EachToken, first, last, labels };
         Ok((head, TextModel::load_at(config, places, None)?))
     }
@@ -183,18 +183,16 @@ impl SequenceClassifier {
     }
 }
 
-impl TokenClassificationHead {
-    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)` in f32 (f64 for an f64 model).
-    ///
-    /// # Errors
-    /// The errors of [`TextModel::forward`].
-    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
-        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
-    }
-}
+/// A kind of head on each token.
+pub(crate) trait EachToken: HeadKind {}
 
-impl MaskedLm {
-    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, vocab_size)` in f32 (f64 for an f64 model).
+impl EachToken for TokenHead {}
+impl EachToken for MaskedHead {}
+
+#[expect(private_bounds, reason = "the kinds are those of this crate")]
+impl<K: EachToken> HeadModel<K> {
+    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)`, of a [`MaskedLm`] `(b, s, vocab_size)`, in f32
+    /// (f64 for an f64 model).
     ///
     /// # Errors
     /// The errors of [`TextModel::forward`].
@@ -206,12 +204,6 @@ impl MaskedLm {
 /// Whether two tensors of one shape have the same elements.
 fn is_equal(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok(a.ne(b)?.flatten_all()?.max(0)?.to_scalar::<u8>()? == 0)
-}
-
-/// Reads the last projection of a head that classifies.
-fn last(config: &TextModelConfig, source: &AnySource, name: &str, labels: usize, bias: bool) -> Result<Linear> {
-    let weights = read_linear(&source.child(name), labels, config.hidden_size, bias)?;
-    Linear::new(name, weights, labels, config.hidden_size)
 }
 
 /// Whether the head takes the mean of all tokens, by the key that selects it.

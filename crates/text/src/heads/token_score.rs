@@ -11,7 +11,7 @@ use crate::gguf::head::ANSWERS;
 use crate::model::config::TextModelConfig;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::{HiddenStates, rows};
-use crate::model::mlp::read_linear;
+use crate::model::mlp::linear;
 use crate::model::places::Places;
 use crate::model::text_model::TextModel;
 
@@ -38,8 +38,7 @@ impl TokenScore {
         }
         let hidden = config.hidden_size;
         let Some((yes, no)) = tokens else {
-            let weights = read_linear(&source.child(ANSWERS.trim_end_matches(".weight")), 2, hidden, false)?;
-            let tokens = Linear::new(ANSWERS, weights, 2, hidden)?;
+            let tokens = linear(source, ANSWERS.trim_end_matches(".weight"), 2, hidden, false)?;
             return Ok(Self { tokens, model: TextModel::load_from(config, source)? });
         };
         let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 
-use crate::hash::hash_file;
+use crate::hash::{hash_file, hex};
 use crate::hub::client::{Client, Fault};
 use crate::hub::options::HubOptions;
 use crate::model_files::inside;
@@ -251,8 +251,7 @@ fn arrived(path: &Path, size: Option<u64>) -> Result<Option<String>> {
         return Ok(Some(format!("it arrived with {found} bytes of {size}")));
     }
     if let Some(name) = blob_name(path).as_deref().and_then(|name| name.to_str()).filter(|name| is_hex(name, 64)) {
-        let hash: String = hash_file(path)?.iter().map(|byte| format!("{byte:02x}")).collect();
-        if hash != name {
+        if hex(&hash_file(path)?) != name {
             return Ok(Some(format!("what arrived is not the file whose SHA-256 is {name}")));
         }
     }

@@ -306,23 +306,14 @@ impl TextModelConfig {
 
     /// The width of the hidden states that the model gives out: its own, or that of its last projection.
     pub(crate) fn output_size(&self) -> Result<usize> {
-        let Some((_, key)) = self.row().final_projection else { return Ok(self.hidden_size) };
-        match self.key_number(key)? {
-            Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
-            Some(other) => Err(Error::config(key, other, format!("1 to {MAX_MODEL_SIZE}"))),
-            None => Err(Error::config(key, "absent", "the size of an embedding")),
-        }
+        self.row().final_projection.map_or(Ok(self.hidden_size), |(_, key)| {
+            self.needed_number(key, MAX_MODEL_SIZE, ", the size of an embedding")
+        })
     }
 
     /// The number of inner features of the third part of a block.
     pub(crate) fn size_of_gate(&self, row: &EmbeddingGateRow) -> Result<usize> {
-        match self.key_number(row.size)? {
-            Some(size) if (1..=MAX_MODEL_SIZE).contains(&size) => Ok(size),
-            other => {
-                let found = other.map_or("absent".to_string(), |size| size.to_string());
-                Err(Error::config(row.size, found, format!("1 to {MAX_MODEL_SIZE}")))
-            }
-        }
+        self.needed_number(row.size, MAX_MODEL_SIZE, "")
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.
@@ -430,19 +421,14 @@ impl TextModelConfig {
     pub(crate) fn experts(&self, row: &ExpertsRow) -> Result<Option<ExpertsConfig>> {
         let every = self.key_number(row.every)?.unwrap_or(0);
         let normalized = self.key_flag(row.normalized)?.unwrap_or(false);
-        let number = |key, most: usize, why: &str| match self.key_number(key)? {
-            Some(number) if (1..=most).contains(&number) => Ok(number),
-            Some(other) => Err(Error::config(key, other, format!("1 to {most}{why}"))),
-            None => Err(Error::config(key, "absent", format!("1 to {most}{why}"))),
-        };
         match every {
             0 => return Ok(None),
             // Nomic's own code makes no block a mixture then, which nobody who writes it can mean.
             1 => return Err(Error::config(row.every, 1, "0, or at least 2")),
             _ => {}
         }
-        let count = number(row.count, MAX_EXPERTS, "")?;
-        let top_k = number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
+        let count = self.needed_number(row.count, MAX_EXPERTS, "")?;
+        let top_k = self.needed_number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
         Ok(Some(ExpertsConfig { every, count, top_k, normalized }))
     }
 
@@ -460,6 +446,14 @@ impl TextModelConfig {
         let Some(value) = self.key(key) else { return Ok(None) };
         let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
         number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
+    }
+
+    /// The number from 1 to `most` at a key that must be there; `what` says more of it in the error.
+    fn needed_number(&self, key: &'static str, most: usize, what: &str) -> Result<usize> {
+        let found = self.key_number(key)?;
+        let shown = || found.map_or("absent".to_string(), |number| number.to_string());
+        let error = || Error::config(key, shown(), format!("1 to {most}{what}"));
+        found.filter(|number| (1..=most).contains(number)).ok_or_else(error)
     }
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).

@@ -39,24 +39,17 @@ impl Embeddings {
         let row = config.row_in(source);
         let table = |name: &str, rows: usize| source.get(&format!("{name}.weight"), &[rows, config.embedding_size()]);
         let words = Table::load(&words.0, &words.1, [config.vocab_size, config.embedding_size()])?;
+        let (positions, types) = (
+            || table(row.position_embeddings, config.max_position_embeddings),
+            || table(row.type_embeddings, config.type_vocab_size),
+        );
+        let dtype = words.dtype();
         Ok(Self {
             // Gemma's factor has the dtype of the weights.
-            scale: if row.scales_embeddings {
-                Some(rounded((config.hidden_size as f64).sqrt(), words.dtype())?)
-            } else {
-                None
-            },
+            scale: row.scales_embeddings.then(|| rounded((config.hidden_size as f64).sqrt(), dtype)).transpose()?,
             words,
-            positions: if config.has_position_table()? {
-                Some(table(row.position_embeddings, config.max_position_embeddings)?)
-            } else {
-                None
-            },
-            token_types: if config.has_types() {
-                Some(table(row.type_embeddings, config.type_vocab_size)?)
-            } else {
-                None
-            },
+            positions: config.has_position_table()?.then(positions).transpose()?,
+            token_types: config.has_types().then(types).transpose()?,
             first_position: config.first_position() as u32,
             padding_id: config.padding_id(),
             max_tokens: config.max_tokens(),

@@ -291,7 +291,7 @@ pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bo
     Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
 }
 
-/// Loads a projection `(out, input)` with its bias.
-pub(crate) fn load_linear(source: &AnySource, out: usize, input: usize) -> Result<Linear> {
-    Linear::new(&source.full_name(""), read_linear(source, out, input, true)?, out, input)
+/// Loads the projection `name` `(out, input)` as it is stored, not packed yet.
+pub(crate) fn linear(source: &AnySource, name: &str, out: usize, input: usize, bias: bool) -> Result<Linear> {
+    Linear::new(&source.full_name(name), read_linear(&source.child(name), out, input, bias)?, out, input)
 }

@@ -47,7 +47,8 @@ impl TextModel {
         let offsets = offsets(lengths);
         self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
         if !self.supports_ragged() {
-            let [ids, types] = [ids, token_type_ids].map(|all| sequences(all, &offsets));
+            let ends = || offsets.windows(2).map(|ends| ends[0]..ends[1]);
+            let [ids, types] = [ids, token_type_ids].map(|all| ends().map(|part| &all[part]).collect::<Vec<_>>());
             let hidden = self.forward_buckets(&ids, &types, None)?;
             return Ok(hidden.flat()?.to_dtype(compute_dtype(self.dtype()))?);
         }
@@ -152,7 +153,7 @@ impl TextModel {
 
     /// Hidden states of sequences of ids and segment types: without any work on padding, and with the same result for a
     /// sequence in any batch, where the model [supports ragged batches](Self::supports_ragged).
-    pub(crate) fn forward_sequences(&self, ids: &[&[u32]], types: &[&[u32]]) -> Result<HiddenStates> {
+    pub(crate) fn forward_sequences(&self, ids: &[&[u32]], types: &[Vec<u32>]) -> Result<HiddenStates> {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         if !self.supports_ragged() {
             return self.forward_buckets(ids, types, None);
@@ -163,10 +164,10 @@ impl TextModel {
     /// Hidden states of sequences, those of like length padded together: in the dtype of the model, differentiable, and
     /// `(b, s, hidden_size)` if they are one bucket. The tokens of sequence `i` attend to all of it, or to its first
     /// `visible[i]` tokens.
-    pub(crate) fn forward_buckets(
+    pub(crate) fn forward_buckets<'a>(
         &self,
-        ids: &[&[u32]],
-        types: &[&[u32]],
+        ids: &'a [&[u32]],
+        types: &'a [impl AsRef<[u32]>],
         visible: Option<&[usize]>,
     ) -> Result<HiddenStates> {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
@@ -175,11 +176,12 @@ impl TextModel {
         // What no token attends to is part of a convolution nevertheless: the expansion of queries in LFM2.5-ColBERT.
         let zeroed = self.config.key_flag("conv_zero_padding")?.unwrap_or(false);
         let forward = |bucket: &Bucket| {
-            let pad = |rows: &[&[u32]], with| {
-                let rows: Vec<&[u32]> = bucket.sequences.iter().map(|&i| rows[i]).collect();
+            let pad = |row: &dyn Fn(usize) -> &'a [u32], with| {
+                let rows: Vec<&[u32]> = bucket.sequences.iter().map(|&i| row(i)).collect();
                 Ok::<_, Error>(PaddedIds::new(&rows, with, self.device())?.ids)
             };
-            let (ids, types) = (pad(ids, self.config.pad_token_id)?, pad(types, 0)?);
+            let ids = pad(&|i| ids[i], self.config.pad_token_id)?;
+            let types = pad(&|i| types[i].as_ref(), 0)?;
             let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
             let mask = match visible {
                 Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
@@ -204,11 +206,6 @@ impl TextModel {
         };
         Ok(HiddenStates { tokens, lengths })
     }
-}
-
-/// The tokens of each sequence.
-fn sequences<'a>(all: &'a [u32], offsets: &[usize]) -> Vec<&'a [u32]> {
-    offsets.windows(2).map(|ends| &all[ends[0]..ends[1]]).collect()
 }
 
 #[cfg(test)]

@@ -63,7 +63,6 @@ mod tests {
 
     use super::*;
     use crate::model::config::TextModelConfig;
-    use crate::model::feed_forward::FeedForward;
     use crate::model::table::Table;
     use candle_attention::checkpoint::Checkpoint;
     use candle_attention::lora::LoraAdapter;
@@ -84,10 +83,8 @@ mod tests {
             };
             assert_eq!(words(&adapted), words(&base));
             for (index, (own, of_base)) in adapted.blocks.iter().zip(&base.blocks).enumerate() {
-                let [own, of_base] = [own, of_base].map(|block| {
-                    let FeedForward::Mlp(mlp) = &block.feed_forward else { panic!("a mixture of experts") };
-                    (block.mixer.attention().unwrap().projection_ids(), mlp)
-                });
+                let [own, of_base] = [own, of_base]
+                    .map(|block| (block.mixer.attention().unwrap().projection_ids(), &block.feed_forward.experts[0]));
                 assert_eq!(own.1.last.id(), of_base.1.last.id());
                 assert_eq!(own.1.activated.id(), of_base.1.activated.id());
                 // The adapter changes the values of the second layer.

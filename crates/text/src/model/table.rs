@@ -66,20 +66,18 @@ impl Table {
     pub fn lookup(&self, ids: &Tensor) -> Result<Tensor> {
         match self {
             Self::Tensor(table) => Ok(table.index_select(ids, 0)?),
-            Self::Quantized(rows, _) => {
-                with_slices([ids], |[ids]: [&[u32]; 1]| Self::gather(rows, ids.iter().copied()))?
-            }
+            Self::Quantized(rows, _) => with_slices([ids], |[ids]: [&[u32]; 1]| Self::gather(rows, ids))?,
         }
     }
 
-    fn gather(rows: &QuantizedRows, ids: impl ExactSizeIterator<Item = u32>) -> Result<Tensor> {
+    fn gather(rows: &QuantizedRows, ids: &[u32]) -> Result<Tensor> {
         let shape = (ids.len(), rows.width());
         let size = element_count("rows of a table", &[shape.0, shape.1])?;
         let mut gathered = Vec::new();
         try_reserve("rows of a table", &mut gathered, size)?;
         gathered.resize(size, 0.0f32);
-        for (id, to) in ids.zip(gathered.chunks_exact_mut(shape.1.max(1))) {
-            rows.row_into(id as usize, to);
+        for (id, to) in ids.iter().zip(gathered.chunks_exact_mut(shape.1.max(1))) {
+            rows.row_into(*id as usize, to);
         }
         Ok(Tensor::from_vec(gathered, shape, &Device::Cpu)?)
     }

@@ -137,6 +137,12 @@ impl TextModel {
         let own = source.gives_own_tensors();
         let norm =
             |name: Option<&str>, size| name.map(|name| config.norm(&row.block, size, &source.child(name))).transpose();
+        // It may be beside the body of the model.
+        let final_projection = |(name, _)| {
+            let (own, beside) = (source.child(name), beside.child(name));
+            let source = if own.contains("weight") { own } else { beside };
+            Linear::load_with(&source, config.output_size()?, config.hidden_size, false)
+        };
         let mut model = Self {
             config: config.clone(),
             embeddings,
@@ -149,14 +155,7 @@ impl TextModel {
             blocks,
             layers,
             final_norm: norm(row.final_norm, config.hidden_size)?,
-            final_projection: row
-                .final_projection
-                .map(|(name, _)| {
-                    let own = source.child(name);
-                    let beside = beside.child(name);
-                    final_projection(config, if own.contains("weight") { &own } else { &beside })
-                })
-                .transpose()?,
+            final_projection: row.final_projection.map(final_projection).transpose()?,
             frozen: Frozen::default(),
         };
         if own {
@@ -281,12 +280,6 @@ impl TextModel {
             None => Ok(()),
         }
     }
-}
-
-/// Loads the projection of each token, which may be beside the body of the model.
-fn final_projection(config: &TextModelConfig, source: &AnySource) -> Result<Linear> {
-    let (out, input) = (config.output_size()?, config.hidden_size);
-    Linear::load_with(source, out, input, false)
 }
 
 /// One line, whatever the sizes: what the model is, its dtype and its device.

@@ -20,7 +20,7 @@ use crate::multi_vector::tokens::TokenRules;
 use crate::prompts::Prompts;
 use crate::sentence::dense::Dense;
 use crate::sentence::modules::check_keys;
-use crate::text::batches::{Batch, TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, Task, check_finite};
 use crate::text::tokenizer::Tokens;
 
@@ -140,15 +140,11 @@ impl MultiVectorEncoder {
         let task = task.or(*of_options);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;
-        let mut all = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches_by(tokenizer, &self.model, texts, prompt, options)? {
-            let Batch { texts, mut tokens, .. } = batch?;
-            let hidden = self.hidden(&mut tokens, task)?;
-            for (i, (text, tokens)) in texts.into_iter().zip(&tokens).enumerate() {
-                all.push((text, self.vectors(&hidden.text(i)?, &tokens.ids, task)?));
-            }
-        }
-        let all = in_text_order(all);
+        let all = self.batcher.batches_by(tokenizer, &self.model, texts, prompt, options)?.in_text_order(|batch| {
+            let hidden = self.hidden(&mut batch.tokens, task)?;
+            let tokens = batch.tokens.iter().enumerate();
+            tokens.map(|(i, tokens)| self.vectors(&hidden.text(i)?, &tokens.ids, task)).collect()
+        })?;
         check_finite("a vector", texts, self.batcher.dtype, |i| Ok(first_not_finite(&all[i])?.is_none()))?;
         Ok(all)
     }

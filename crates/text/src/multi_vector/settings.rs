@@ -10,6 +10,7 @@ use candle_attention::{Error, Result};
 use serde_json::Value;
 
 use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
+use crate::kind::is_colbert;
 use crate::prompts::Prompts;
 use crate::sentence::modules::check_keys;
 
@@ -82,7 +83,7 @@ pub(crate) enum Layer {
 }
 
 /// The settings of a model folder.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Settings {
     pub transformer: PathBuf,
     pub layers: Vec<Layer>,
@@ -172,12 +173,8 @@ impl Settings {
             transformer: folder.path.join(&modules[0].path),
             layers,
             mask: mask.unwrap_or_default(),
-            query_length: None,
-            document_length: None,
-            expansion: None,
             prompts,
-            markers: Vec::new(),
-            is_mean: false,
+            ..Self::default()
         })
     }
 
@@ -232,8 +229,7 @@ impl Settings {
     fn colbert(folder: ModelFolder, mut prompts: Prompts) -> Result<Self> {
         let file = folder.path.join("config.json");
         let config: Value = folder.json(&file)?;
-        let names = config.get("architectures").and_then(Value::as_array);
-        if !names.is_some_and(|names| names.iter().any(|name| name == "HF_ColBERT")) {
+        if !is_colbert(&config) {
             let reason = "neither modules.json beside it nor `HF_ColBERT` in architectures: no multi-vector model";
             return Err(Error::file(file, reason));
         }
@@ -254,12 +250,11 @@ impl Settings {
             transformer: folder.path.to_path_buf(),
             layers: vec![Layer::Inline, Layer::Normalize],
             mask: Mask::from_words((!is_masked).then(Vec::new)),
-            query_length: None,
             document_length: stated.doc_maxlen,
             expansion: Some(Expansion { strategy: Strategy::Fixed, attend, token: None, length, is_encoded: true }),
             prompts,
             markers,
-            is_mean: false,
+            ..Self::default()
         })
     }
 }

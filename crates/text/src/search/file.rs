@@ -14,6 +14,7 @@ use candle_attention::{Error, Result};
 use half::f16;
 use sha2::{Digest, Sha256};
 
+use crate::hash::hex;
 use crate::search::index::{Index, Key};
 
 /// What the file of this version begins with.
@@ -126,8 +127,7 @@ impl Index<'_> {
 
     /// The first line of a file of this model.
     fn start(&self) -> String {
-        let model: String = Sha256::digest(&self.model).iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{VERSION}{model} {}\n", self.vectors.size)
+        format!("{VERSION}{} {}\n", hex(&Sha256::digest(&self.model)), self.vectors.size)
     }
 }
 

@@ -10,6 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::ops::{leaky_relu, sigmoid};
 
 use crate::folder::ModelFolder;
+use crate::model::mlp::linear;
 use crate::model::places::load_all;
 
 /// The largest number of features that a dense module may have. The widest published one has 4,096.
@@ -74,11 +75,8 @@ impl Dense {
     /// Reads the weights of a module.
     fn read(source: &AnySource, config: &DenseConfig, activation: Activation) -> Result<Self> {
         let (width, out) = (config.in_features, config.out_features);
-        let linear = |name: &str, has_bias: bool| {
-            let source = source.child(name);
-            let bias = has_bias.then(|| source.get("bias", &[out])).transpose()?;
-            let weights = LinearWeights::new(source.get("weight", &[out, width])?, bias);
-            let mut linear = Linear::new("dense module", weights, out, width)?;
+        let packed = |name: &str, has_bias: bool| {
+            let mut linear = linear(source, name, out, width, has_bias)?;
             linear.pack()?;
             Ok::<_, Error>(linear)
         };
@@ -87,9 +85,9 @@ impl Dense {
         } else if out == width {
             Residual::Input
         } else {
-            Residual::Linear(linear("residual", false)?)
+            Residual::Linear(packed("residual", false)?)
         };
-        Ok(Self { linear: linear("linear", config.bias)?, activation, residual })
+        Ok(Self { linear: packed("linear", config.bias)?, activation, residual })
     }
 
     /// The weight `(out, width)` of `source` alone, without bias or activation (ColBERT).

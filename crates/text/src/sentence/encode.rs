@@ -8,7 +8,6 @@ use crate::model::hidden_states::first_not_finite;
 use crate::model::pooling::l2_normalize;
 use crate::sentence::SentenceEncoder;
 use crate::sentence::transformer::{Input, Transformer};
-use crate::text::batches::in_text_order;
 use crate::text::options::{EncodeOptions, Task, WINDOW, check_finite};
 use crate::text::tokenizer::Text;
 
@@ -96,15 +95,11 @@ impl SentenceEncoder {
         let transformer = encoder.transformer()?;
         let (models, groups) = encoder.models_for(transformer, texts.len(), options)?;
         let (batcher, prompt) = (&transformer.batcher, encoder.prompt(options)?);
-        let mut rows = Vec::with_capacity(texts.len());
-        for batch in batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups) {
-            let batch = batch?;
+        let batches = batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups);
+        let rows = batches.in_text_order(|batch| {
             let hidden = batcher.hidden(&models[batch.group], &batch.tokens)?;
-            for (i, text) in batch.texts.into_iter().enumerate() {
-                rows.push((text, hidden.text(i)?.to_dtype(encoder.input.dtype())?));
-            }
-        }
-        let rows = in_text_order(rows);
+            (0..batch.texts.len()).map(|i| Ok(hidden.text(i)?.to_dtype(encoder.input.dtype())?)).collect()
+        })?;
         check_finite("the vector of a token", texts, batcher.dtype, |i| Ok(first_not_finite(&rows[i])?.is_none()))?;
         Ok(rows)
     }
@@ -144,12 +139,36 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// The errors of [`encode`](Self::encode), with the index of the text among all. The iterator ends after an error.
-    pub fn encode_iter<'a, I>(&'a self, texts: I, options: EncodeOptions<'a>) -> EncodeIter<'a, I::IntoIter>
+    pub fn encode_iter<'a, I>(
+        &'a self,
+        texts: I,
+        mut options: EncodeOptions<'a>,
+    ) -> impl Iterator<Item = Result<Tensor>> + use<'a, I>
     where
         I: IntoIterator,
         I::Item: AsRef<str>,
     {
-        EncodeIter { encoder: self, texts: texts.into_iter(), options, ready: Vec::new().into_iter(), failed: false }
+        let (mut texts, mut failed) = (texts.into_iter(), false);
+        let windows = std::iter::from_fn(move || {
+            let (mut window, mut bytes) = (Vec::new(), 0);
+            while !failed && window.len() < WINDOW && bytes < WINDOW_BYTES {
+                let Some(text) = texts.next() else { break };
+                bytes += text.as_ref().len();
+                window.push(text);
+            }
+            if window.is_empty() {
+                return None;
+            }
+            let window: Vec<&str> = window.iter().map(AsRef::as_ref).collect();
+            let embeddings = self.encode(&window, &options);
+            options.first_text += window.len();
+            failed = embeddings.is_err();
+            Some(match embeddings {
+                Ok(embeddings) => (0..window.len()).map(|i| Ok(embeddings.get(i)?)).collect(),
+                Err(error) => vec![Err(error)],
+            })
+        });
+        windows.flatten()
     }
 
     /// How similar embeddings `a` `(n, d)` and `b` `(m, d)` are, each with each: `(n, m)`, by
@@ -194,14 +213,12 @@ impl SentenceEncoder {
         let (models, groups) = self.models_for(transformer, texts.len(), options)?;
         let prompt = self.prompt(options)?;
         let excluded_prefix = transformer.excluded_prefix(prompt)?;
-        let mut rows = Vec::with_capacity(texts.len());
-        for batch in transformer.batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups) {
-            let batch = batch?;
+        let batches = transformer.batcher.batches(&transformer.model, texts, prompt, options)?.grouped(&groups);
+        let rows = batches.in_text_order(|batch| {
             let pooled = transformer.encode_and_pool(&models[batch.group], &batch.tokens, excluded_prefix)?;
-            let embeddings = self.finish(pooled, options)?;
-            rows.extend(batch.texts.iter().copied().zip(embeddings.chunk(batch.texts.len(), 0)?));
-        }
-        Ok(Tensor::cat(&in_text_order(rows), 0)?)
+            Ok(self.finish(pooled, options)?.chunk(batch.texts.len(), 0)?)
+        })?;
+        Ok(Tensor::cat(&rows, 0)?)
     }
 
     /// The embeddings of no texts, `(0, size)`.
@@ -220,63 +237,5 @@ impl SentenceEncoder {
     pub(super) fn size_for(&self, options: &EncodeOptions) -> usize {
         let size = self.output_size();
         options.truncate_dim.or(self.settings.truncate_dim).map_or(size, |most| most.min(size))
-    }
-}
-
-/// The iterator that [`SentenceEncoder::encode_iter`] returns.
-pub struct EncodeIter<'a, I> {
-    encoder: &'a SentenceEncoder,
-    texts: I,
-    options: EncodeOptions<'a>,
-    /// The embeddings of the last window that were not given out yet.
-    ready: std::vec::IntoIter<Tensor>,
-    failed: bool,
-}
-
-impl<I: Iterator<Item: AsRef<str>>> EncodeIter<'_, I> {
-    /// The embeddings of the next texts; `None` at the end.
-    fn window(&mut self) -> Option<Result<Vec<Tensor>>> {
-        let (mut window, mut bytes) = (Vec::new(), 0);
-        while window.len() < WINDOW && bytes < WINDOW_BYTES {
-            let Some(text) = self.texts.next() else { break };
-            bytes += text.as_ref().len();
-            window.push(text);
-        }
-        if window.is_empty() {
-            return None;
-        }
-        let texts: Vec<&str> = window.iter().map(AsRef::as_ref).collect();
-        let embeddings = self.encoder.encode(&texts, &self.options);
-        self.options.first_text += texts.len();
-        let rows = |embeddings: Tensor| (0..texts.len()).map(|i| Ok(embeddings.get(i)?)).collect();
-        Some(embeddings.and_then(rows))
-    }
-}
-
-impl<I: Iterator<Item: AsRef<str>>> Iterator for EncodeIter<'_, I> {
-    type Item = Result<Tensor>;
-
-    fn next(&mut self) -> Option<Result<Tensor>> {
-        loop {
-            if let Some(embedding) = self.ready.next() {
-                return Some(Ok(embedding));
-            }
-            if self.failed {
-                return None;
-            }
-            match self.window()? {
-                Ok(embeddings) => self.ready = embeddings.into_iter(),
-                Err(error) => {
-                    self.failed = true;
-                    return Some(Err(error));
-                }
-            }
-        }
-    }
-}
-
-impl<I> std::fmt::Debug for EncodeIter<'_, I> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EncodeIter").field("encoder", self.encoder).finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ mod adapted_calls;
 pub(crate) mod adapters;
 pub(crate) mod dense;
 mod embedded;
-pub(crate) mod encode;
+mod encode;
 pub(crate) mod fingerprint;
 mod load;
 pub(crate) mod modules;
@@ -212,10 +212,7 @@ impl SentenceEncoder {
     ) -> Result<crate::visualize::AttentionMaps> {
         let prompts = &self.settings.prompts;
         let prompt = options.prompt.map_or_else(|| prompts.named(options.prompt_name), Ok)?;
-        let (first, second) = match text.into() {
-            Text::One(text) => (text, None),
-            Text::Pair(first, second) => (first, Some(second)),
-        };
+        let (first, second) = text.into().parts();
         let first = format!("{prompt}{first}");
         let prompted = second.map_or(Text::One(&first), |second| Text::Pair(&first, second));
         let transformer = self.transformer()?;
@@ -258,7 +255,7 @@ mod tests {
     use candle_attention::Error;
 
     use super::*;
-    use crate::text::batches::{TextBatcher, in_text_order};
+    use crate::text::batches::TextBatcher;
     use crate::text::in_flight::InFlight;
 
     fn encoder_batcher(encoder: &mut SentenceEncoder) -> &mut TextBatcher {
@@ -279,16 +276,15 @@ mod tests {
         let encoder = encoder.clone();
         thread::scope(|scope| {
             let run = || {
-                let (of, options, mut vectors) = (encoder.transformer()?, one_by_one(), Vec::new());
-                for batch in of.batcher.batches(&of.model, &texts, "", &options)? {
-                    let batch = batch?;
+                let (of, options) = (encoder.transformer()?, one_by_one());
+                let vectors = of.batcher.batches(&of.model, &texts, "", &options)?.in_text_order(|batch| {
                     most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
                     let pooled = encoder.pool_hidden(&of.batcher.hidden(&of.model, &batch.tokens)?, 0)?;
-                    vectors.push((batch.texts[0], pooled));
                     batches.fetch_add(1, SeqCst);
                     inside.fetch_sub(1, SeqCst);
-                }
-                Ok::<_, Error>(Tensor::cat(&in_text_order(vectors), 0)?.to_vec2::<f32>()?)
+                    Ok(vec![pooled])
+                })?;
+                Ok::<_, Error>(Tensor::cat(&vectors, 0)?.to_vec2::<f32>()?)
             };
             let threads: Vec<_> = (0..100).map(|_| scope.spawn(run)).collect();
             threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), expected));

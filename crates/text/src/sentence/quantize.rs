@@ -199,13 +199,9 @@ fn steps(
     if rows == 0 {
         return Ok(Vec::new());
     }
-    let own;
     let ranges = match ranges {
         Some(ranges) => ranges,
-        None => {
-            own = QuantizationRanges::from_embeddings(embeddings)?;
-            &own
-        }
+        None => &QuantizationRanges::from_embeddings(embeddings)?,
     };
     if ranges.least.len() != d {
         return Err(Error::value("the number of features of the ranges", ranges.least.len(), d.to_string()));

@@ -32,7 +32,7 @@ pub(crate) struct StaticEmbedding {
     pub max_length: Option<usize>,
     /// The steps of model2vec before and after a text is tokenized.
     model2vec: Option<Model2Vec>,
-    dtype: DType,
+    pub dtype: DType,
     pub device: Device,
 }
 
@@ -134,10 +134,6 @@ impl StaticEmbedding {
 
     pub fn width(&self) -> usize {
         self.table.width
-    }
-
-    pub fn dtype(&self) -> DType {
-        self.dtype
     }
 
     /// The tokenizer that cuts texts at `max_length` tokens, or at the model's own maximum.

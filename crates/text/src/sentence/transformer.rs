@@ -103,7 +103,7 @@ impl Input {
     pub fn dtype(&self) -> DType {
         match self {
             Self::Transformer(transformer) => compute_dtype(transformer.batcher.dtype),
-            Self::Static(table) => table.dtype(),
+            Self::Static(table) => table.dtype,
         }
     }
 

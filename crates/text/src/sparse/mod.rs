@@ -17,7 +17,7 @@ use crate::router::{Routes, routes};
 use crate::sparse::splade::SpladePooling;
 use crate::sparse::static_weights::StaticWeights;
 use crate::sparse::vector::SparseVector;
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, Task, check_finite};
 
 /// Sparse embeddings as the `SparseEncoder` of sentence-transformers computes them: SPLADE ([Formal
@@ -120,7 +120,7 @@ impl SparseEncoder {
     pub fn embedding_size(&self) -> usize {
         match &self.routes[0].1 {
             Route::Splade(splade) => splade.head.model().config().vocab_size,
-            Route::Static(weights) => weights.size(),
+            Route::Static(of_tokens) => of_tokens.weights.len(),
         }
     }
 
@@ -172,7 +172,7 @@ impl SparseEncoder {
         let route = self.route_for(Some(Task::Document)).or(self.default).unwrap_or(0);
         let tokenizer = match &self.routes[route].1 {
             Route::Splade(splade) => &splade.batcher.tokenizer,
-            Route::Static(weights) => weights.tokenizer(),
+            Route::Static(weights) => &weights.tokenizer,
         };
         let mut entries: Vec<(u32, f32)> = vector.indices.iter().copied().zip(vector.values.iter().copied()).collect();
         entries.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -197,13 +197,10 @@ impl SparseEncoder {
         };
         let route = &self.routes[route].1;
         let prompt = self.prompts.choose(options, task)?;
-        let vectors = match route {
-            Route::Static(weights) => weights.encode(texts, prompt, options, self.settings.max_active_dims)?,
-            Route::Splade(splade) => splade.encode(texts, prompt, options, self.settings.max_active_dims)?,
-        };
-        let dtype = match route {
-            Route::Static(_) => DType::F32,
-            Route::Splade(splade) => splade.batcher.dtype,
+        let most = self.settings.max_active_dims;
+        let (vectors, dtype) = match route {
+            Route::Static(weights) => (weights.encode(texts, prompt, options, most)?, DType::F32),
+            Route::Splade(splade) => (splade.encode(texts, prompt, options, most)?, splade.batcher.dtype),
         };
         let is_finite = |i: usize| Ok(vectors[i].values.iter().all(|value: &f32| value.is_finite()));
         check_finite("the embedding", texts, dtype, is_finite)?;
@@ -258,15 +255,12 @@ impl Splade {
         options: &EncodeOptions,
         max_active_dims: Option<usize>,
     ) -> Result<Vec<SparseVector>> {
-        let (model, mut vectors) = (self.head.model(), Vec::with_capacity(texts.len()));
-        for batch in self.batcher.batches(model, texts, prompt, options)? {
-            let batch = batch?;
+        let model = self.head.model();
+        self.batcher.batches(model, texts, prompt, options)?.in_text_order(|batch| {
             let hidden = self.batcher.hidden(model, &batch.tokens)?;
             let pooled = self.pooling.pool(&hidden, model.config().vocab_size, |xs| self.head.logits(xs))?;
-            let sparse = pooled.iter().map(|dense| SparseVector::from_dense(dense, max_active_dims));
-            vectors.extend(batch.texts.into_iter().zip(sparse));
-        }
-        Ok(in_text_order(vectors))
+            Ok(pooled.iter().map(|dense| SparseVector::from_dense(dense, max_active_dims)).collect())
+        })
     }
 }
 

@@ -17,8 +17,8 @@ use crate::text::tokenizer::{Text, Tokenizer};
 /// A weight for each token of the vocabulary. A text has the weights of its tokens, each once.
 #[derive(Debug, Clone)]
 pub(crate) struct StaticWeights {
-    tokenizer: Tokenizer,
-    weights: Vec<f32>,
+    pub tokenizer: Tokenizer,
+    pub weights: Vec<f32>,
 }
 
 /// `config.json` of the module.
@@ -61,15 +61,6 @@ impl StaticWeights {
             Some(id) => Err(Error::NotFinite { what: format!("the weight of token {id} in {}", path.display()) }),
             None => Ok(Self { tokenizer, weights }),
         }
-    }
-
-    /// The size of the vectors.
-    pub fn size(&self) -> usize {
-        self.weights.len()
-    }
-
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
     }
 
     /// The vector of each text after `prompt`. Special tokens are not added; a text without tokens has no entry.

@@ -102,7 +102,7 @@ impl CrossEncoder {
     pub fn max_seq_length(&self) -> usize {
         match &self.scorer {
             Scorer::Head(classifier) => classifier.max_seq_length(),
-            Scorer::Token(scorer) => scorer.max_seq_length(),
+            Scorer::Token(scorer) => scorer.batcher.max_seq_length,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::constructors::constructors;
 use crate::folder::{ModelFolder, TokenizerConfig};
 use crate::heads::kinds::MaskedLm;
 use crate::model::hidden_states::rows;
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 
 /// How many holes are decoded at a time: each has a score for every token of the vocabulary, and a text may consist of
@@ -102,9 +102,7 @@ impl FillMask {
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<Vec<MaskPrediction>>>> {
         without_embeddings(options)?;
-        let mut fills = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches(&self.head.model, texts, "", options)? {
-            let batch = batch?;
+        let fills = self.batcher.batches(&self.head.model, texts, "", options)?.in_text_order(|batch| {
             let mut places = Vec::new();
             for (text, tokens) in batch.tokens.iter().enumerate() {
                 let before = places.len();
@@ -125,9 +123,8 @@ impl FillMask {
                     of_batch[*text].push(self.best(&scores, top_k)?);
                 }
             }
-            fills.extend(batch.texts.into_iter().zip(of_batch));
-        }
-        let fills = in_text_order(fills);
+            Ok(of_batch)
+        })?;
         let is_finite = |i: usize| Ok(fills[i].iter().flatten().all(|fill: &MaskPrediction| fill.score.is_finite()));
         check_finite("the scores", texts, self.batcher.dtype, is_finite)?;
         Ok(fills)

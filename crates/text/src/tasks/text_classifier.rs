@@ -7,8 +7,9 @@ use crate::constructors::constructors;
 use crate::folder::{ModelFolder, only_transformer};
 use crate::heads::kinds::SequenceClassifier;
 use crate::model::config::TextModelConfig;
+use crate::model::feed_forward::softmax_row;
 use crate::model::hidden_states::rows;
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 #[cfg(feature = "visualize")]
 use crate::text::options::without_prompt;
 use crate::text::options::{EncodeOptions, check_finite, without_dimensions, without_embeddings};
@@ -58,12 +59,7 @@ impl Function {
     fn scores(self, mut logits: Vec<f32>) -> Vec<f32> {
         match self {
             Self::Sigmoid => logits.iter_mut().for_each(|x| *x = 1.0 / (1.0 + (-*x).exp())),
-            Self::Softmax => {
-                let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                logits.iter_mut().for_each(|x| *x = (*x - largest).exp());
-                let sum: f32 = logits.iter().sum();
-                logits.iter_mut().for_each(|x| *x /= sum);
-            }
+            Self::Softmax => softmax_row(&mut logits),
             Self::Identity => {}
         }
         logits
@@ -149,14 +145,11 @@ impl TextClassifier {
         options: &EncodeOptions,
     ) -> Result<Vec<Vec<f32>>> {
         without_dimensions(options)?;
-        let mut logits = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches(&self.head.model, texts, prompt, options)? {
-            let batch = batch?;
+        let logits = self.batcher.batches(&self.head.model, texts, prompt, options)?.in_text_order(|batch| {
             let ids: Vec<&[u32]> = batch.tokens.iter().map(|tokens| tokens.ids.as_slice()).collect();
             let hidden = self.batcher.hidden(&self.head.model, &batch.tokens)?;
-            logits.extend(batch.texts.into_iter().zip(rows(&self.head.logits_of_texts(&hidden, &ids)?)?));
-        }
-        let logits = in_text_order(logits);
+            rows(&self.head.logits_of_texts(&hidden, &ids)?)
+        })?;
         check_finite("the scores", texts, self.batcher.dtype, |i| Ok(logits[i].iter().all(|x| x.is_finite())))?;
         Ok(logits)
     }

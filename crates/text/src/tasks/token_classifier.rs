@@ -10,7 +10,7 @@ use crate::folder::{ModelFolder, TokenizerConfig, only_transformer};
 use crate::heads::kinds::TokenClassificationHead;
 use crate::model::hidden_states::rows;
 use crate::tasks::entities::{Aggregation, Entity, ScoredToken, entities, without_overlaps};
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::options::{EncodeOptions, check_finite, without_embeddings};
 use crate::text::tokenizer::Tokens;
 
@@ -109,17 +109,16 @@ impl TokenClassifier {
             }
             tokenizer = tokenizer.with_stride(stride)?;
         }
-        let mut found = Vec::with_capacity(texts.len());
-        for batch in self.batcher.batches_by(tokenizer, model, texts, "", options)? {
-            let batch = batch?;
+        let batches = self.batcher.batches_by(tokenizer, model, texts, "", options)?;
+        let windows: Vec<(usize, Tokens, Vec<Vec<f32>>)> = batches.in_text_order(|batch| {
             let hidden = self.batcher.hidden(model, &batch.tokens)?;
             // One text after another: a text has the same scores in any batch.
-            for (i, (text, tokens)) in batch.texts.into_iter().zip(batch.tokens).enumerate() {
+            let scored = |(i, (text, tokens)): (usize, (&usize, Tokens))| {
                 let logits = self.head.logits(&hidden.text(i)?.unsqueeze(0)?)?.squeeze(0)?; // (tokens, labels)
-                found.push((text, (text, tokens, rows(&softmax(&logits, D::Minus1)?)?)));
-            }
-        }
-        let windows: Vec<(usize, Tokens, Vec<Vec<f32>>)> = in_text_order(found);
+                Ok((*text, tokens, rows(&softmax(&logits, D::Minus1)?)?))
+            };
+            batch.texts.iter().zip(batch.tokens.drain(..)).enumerate().map(scored).collect()
+        })?;
         let windows_of: Vec<_> = windows.chunk_by(|a, b| a.0 == b.0).collect();
         let is_finite = |i: usize| {
             let mut scores = windows_of[i].iter().flat_map(|(_, _, scores)| scores).flatten();

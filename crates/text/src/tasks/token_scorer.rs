@@ -8,7 +8,7 @@ use candle_attention::{Error, Result};
 use crate::folder::{ModelFolder, Module};
 use crate::heads::token_score::TokenScore;
 use crate::model::config::TextModelConfig;
-use crate::text::batches::{TextBatcher, in_text_order};
+use crate::text::batches::TextBatcher;
 use crate::text::chat_template::{ChatTemplate, Message};
 #[cfg(feature = "visualize")]
 use crate::text::options::without_prompt;
@@ -73,11 +73,6 @@ impl TokenScorer {
         Ok(Self { head, batcher, template })
     }
 
-    /// The maximum number of tokens of a pair.
-    pub fn max_seq_length(&self) -> usize {
-        self.batcher.max_seq_length
-    }
-
     /// The score of each pair; `prompt` is the instruction. A template makes one text of the pair and the instruction.
     pub fn scores(&self, pairs: &[(&str, &str)], prompt: &str, options: &EncodeOptions) -> Result<Vec<f32>> {
         without_dimensions(options)?;
@@ -87,14 +82,11 @@ impl TokenScorer {
             (before, suffix) = ("", of_template.clone());
             texts = rendered.iter().map(|text| Text::One(text)).collect();
         }
-        let (model, mut scores) = (&self.head.model, Vec::with_capacity(pairs.len()));
-        for batch in self.batcher.batches(model, &texts, before, options)? {
-            let mut batch = batch?;
+        let model = &self.head.model;
+        let scores = self.batcher.batches(model, &texts, before, options)?.in_text_order(|batch| {
             batch.tokens.iter_mut().for_each(|tokens| end_with(tokens, &suffix));
-            let of_batch = self.head.scores(&self.batcher.hidden(model, &batch.tokens)?)?;
-            scores.extend(batch.texts.into_iter().zip(of_batch));
-        }
-        let scores = in_text_order(scores);
+            self.head.scores(&self.batcher.hidden(model, &batch.tokens)?)
+        })?;
         check_finite("the score", pairs, self.batcher.dtype, |i| Ok(scores[i].is_finite()))?;
         Ok(scores)
     }

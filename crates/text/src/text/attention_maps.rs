@@ -148,13 +148,10 @@ fn marks(located: &Located) -> Vec<TokenMarks> {
 
 /// The text or both texts. What was cut is left out.
 fn title(text: Text, located: &Located) -> String {
-    let texts = match text {
-        Text::One(text) => vec![text],
-        Text::Pair(first, second) => vec![first, second],
-    };
-    let read = |i: usize| match located.rests[i] {
+    let (first, second) = text.parts();
+    let read = |(i, text): (usize, &str)| match located.rests[i] {
         Some(_) => format!("{} …", located.split(i).0.trim_end()),
-        None => texts[i].to_string(),
+        None => text.to_string(),
     };
-    (0..texts.len()).map(read).collect::<Vec<_>>().join(" | ")
+    [first].into_iter().chain(second).enumerate().map(read).collect::<Vec<_>>().join(" | ")
 }

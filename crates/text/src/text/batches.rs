@@ -41,8 +41,8 @@ impl TextBatcher {
         let (config, dtype, device) = (model.config(), model.dtype(), model.device().clone());
         check_dtype(dtype)?;
         let settings = TransformerSettings::load(folder, transformer)?;
-        let max_seq_length = max_seq_length(folder, transformer, &settings, config.max_tokens())?;
         let tokenizer = Self::tokenizer(folder, transformer, config)?;
+        let max_seq_length = tokenizer.max_length;
         let gives_types = TokenizerConfig::load(folder, transformer)?.gives_types();
         let pair_types = config.has_types() && gives_types && config.row().pair_types;
         let in_flight = InFlight::for_device(&device);
@@ -129,14 +129,14 @@ impl TextBatcher {
     /// The hidden states of a batch: ragged where the model supports it, without any work on padding, and with the same
     /// result for a text in any batch; else padded, texts of like length together.
     pub fn hidden(&self, model: &TextModel, batch: &[Tokens]) -> Result<HiddenStates> {
-        let inputs = self.inputs(model, batch)?;
-        model.forward_sequences(&inputs.ids, &inputs.types())
+        let (ids, types) = self.inputs(model, batch)?;
+        model.forward_sequences(&ids, &types)
     }
 
     /// [`hidden`](Self::hidden) where tokens attend to the first `visible[i]` tokens of text `i` alone: always padded.
     pub fn hidden_under(&self, model: &TextModel, batch: &[Tokens], visible: &[usize]) -> Result<HiddenStates> {
-        let inputs = self.inputs(model, batch)?;
-        model.forward_buckets(&inputs.ids, &inputs.types(), Some(visible))
+        let (ids, types) = self.inputs(model, batch)?;
+        model.forward_buckets(&ids, &types, Some(visible))
     }
 
     /// The pooled vectors of a batch, `(b, size)`, without the first `excluded_prefix` tokens of each text: pooled as
@@ -148,14 +148,14 @@ impl TextBatcher {
         pooling: &Pooling,
         excluded_prefix: usize,
     ) -> Result<Option<Tensor>> {
-        let Inputs { ids, types } = self.inputs(model, batch)?;
+        let (ids, types) = self.inputs(model, batch)?;
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         model.pool_ragged(&ids.concat(), &types.concat(), &lengths, pooling, excluded_prefix)
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
     pub fn padded(&self, model: &TextModel, batch: &[Tokens]) -> Result<(PaddedIds, Tensor)> {
-        let Inputs { ids, types } = self.inputs(model, batch)?;
+        let (ids, types) = self.inputs(model, batch)?;
         let padded = PaddedIds::new(&ids, model.config().pad_token_id, &self.device)?;
         Ok((padded, PaddedIds::new(&types, 0, &self.device)?.ids))
     }
@@ -181,9 +181,12 @@ impl TextBatcher {
                 });
             }
         }
-        Ok(Inputs { ids, types })
+        Ok((ids, types))
     }
 }
+
+/// Ids and segment types, text by text.
+type Inputs<'a> = (Vec<&'a [u32]>, Vec<Vec<u32>>);
 
 /// Texts that a model runs together.
 #[derive(Debug)]
@@ -227,6 +230,18 @@ impl<'a> Batches<'a> {
     /// Batches that are padded, whatever the model supports.
     pub fn padded(self) -> Self {
         Self { padded: true, ..self }
+    }
+
+    /// The results of all texts in their order: `run` makes those of a batch, one for each of its texts.
+    pub fn in_text_order<R>(self, mut run: impl FnMut(&mut Batch) -> Result<Vec<R>>) -> Result<Vec<R>> {
+        let mut results = Vec::with_capacity(self.texts.len());
+        for batch in self {
+            let mut batch = batch?;
+            let made = run(&mut batch)?;
+            results.extend(batch.texts.into_iter().zip(made));
+        }
+        results.sort_by_key(|(text, _)| *text);
+        Ok(results.into_iter().map(|(_, result)| result).collect())
     }
 
     fn group(&self, text: usize) -> usize {
@@ -316,22 +331,4 @@ pub(crate) fn batch_size(lengths: &[usize], [most_texts, most_tokens]: [usize; 2
     let longest = lengths.first().copied().unwrap_or(0).max(1);
     let count = (most_tokens / longest).clamp(1, most_texts).min(lengths.len());
     if padded { Bucket::size(&lengths[..count]) } else { count }
-}
-
-/// The results of batches, each with the index of its text, in the order of the texts.
-pub(crate) fn in_text_order<R>(mut results: Vec<(usize, R)>) -> Vec<R> {
-    results.sort_by_key(|(text, _)| *text);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
-/// A batch's ids and segment types, text by text.
-struct Inputs<'a> {
-    ids: Vec<&'a [u32]>,
-    types: Vec<Vec<u32>>,
-}
-
-impl Inputs<'_> {
-    fn types(&self) -> Vec<&[u32]> {
-        self.types.iter().map(Vec::as_slice).collect()
-    }
 }

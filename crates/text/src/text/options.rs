@@ -209,7 +209,7 @@ pub(crate) fn check_finite<'a, T: Into<Text<'a>> + Copy>(
 ) -> Result<()> {
     for (i, text) in texts.iter().enumerate() {
         if !is_finite(i)? {
-            let (Text::One(text) | Text::Pair(text, _)) = (*text).into();
+            let (text, _) = (*text).into().parts();
             return Err(Error::not_finite(format_args!("{what} of text {i}, `{}`", cut_to(text, 80)), dtype));
         }
     }

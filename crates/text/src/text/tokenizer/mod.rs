@@ -41,7 +41,7 @@ const MIN_START_BYTES: usize = 1 << 16;
 #[derive(Clone)]
 pub(crate) struct Tokenizer {
     inner: Arc<Inner>,
-    max_length: usize,
+    pub max_length: usize,
     /// Whether special tokens are put around a text.
     special: bool,
     /// A token that is put into each text, and its place.
@@ -245,10 +245,7 @@ impl Tokenizer {
 
     /// A text or a pair as the tokenizer reads it.
     fn read<'a>(&self, text: Text<'a>, prompt: &str) -> (Cow<'a, str>, Option<Cow<'a, str>>) {
-        let (first, second) = match text {
-            Text::One(text) => (text, None),
-            Text::Pair(first, second) => (first, Some(second)),
-        };
+        let (first, second) = text.parts();
         let first = if prompt.is_empty() { Cow::Borrowed(first) } else { Cow::Owned(format!("{prompt}{first}")) };
         (first, second.map(Cow::Borrowed))
     }
@@ -424,13 +421,19 @@ pub enum Text<'a> {
     Pair(&'a str, &'a str),
 }
 
-impl Text<'_> {
-    /// The length in bytes, of a pair together.
-    pub(crate) fn bytes(&self) -> usize {
+impl<'a> Text<'a> {
+    /// The only or first text, and the second one.
+    pub(crate) fn parts(self) -> (&'a str, Option<&'a str>) {
         match self {
-            Self::One(text) => text.len(),
-            Self::Pair(first, second) => first.len() + second.len(),
+            Self::One(text) => (text, None),
+            Self::Pair(first, second) => (first, Some(second)),
         }
+    }
+
+    /// The length in bytes, of a pair together.
+    pub(crate) fn bytes(self) -> usize {
+        let (first, second) = self.parts();
+        first.len() + second.map_or(0, str::len)
     }
 }
 
