@@ -79,7 +79,7 @@ impl Command for AttentionMap {
         for (output, picture) in pictures {
             output.write(&picture)?;
             if !output.is_stdout() {
-                print::to_stderr(format_args!("{}: {} bytes", output.path().display(), picture.len()));
+                print::to_stderr(format_args!("{}: {} bytes", output.path.display(), picture.len()));
             }
         }
         if !written {

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
-use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 
 use super::super::shared::Result;
+use super::super::shared::model::embeddings;
 
 /// The least number of runs, and the least time of all runs together.
 const RUNS: usize = 5;
@@ -46,10 +46,4 @@ impl Speed {
             tokens_per_second: tokens as f64 / seconds,
         })
     }
-}
-
-/// Embeddings in f32 on the CPU, so that a device has computed them when this returns.
-pub fn embeddings(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-    let embeddings = encoder.encode(texts, options)?;
-    Ok(embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
 }

@@ -10,10 +10,10 @@ use candle_attention_kernels::{Blas, Isa};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, SimilarityFunction::Cosine};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
-use measure::{Speed, embeddings};
+use measure::Speed;
 use report::{InDtype, Report};
 
-use super::shared::model::{Model, examples};
+use super::shared::model::{Model, embeddings, examples};
 use super::shared::program::Command;
 use super::shared::{Result, bar, print};
 

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use candle_attention_text::{
     EncodeOptions, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, SentenceEncoder, quantize_embeddings,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 use serde::Serialize;
 
-use super::super::shared::model::{Batches, Model, note_truncated};
+use super::super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, note_cut};
 use super::super::shared::{Result, bar, count_cut, print, read};
 use super::adaptation::Adaptation;
 use super::lines::{self, Arrivals, CHUNK_BYTES};
@@ -69,9 +69,9 @@ impl<'a> Embedder<'a> {
         let cut = AtomicUsize::new(0);
         let (on_progress, on_truncated) = (|done, _| bar.set_position(done as u64), count_cut(&cut));
         let options = self.options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
-        let embeddings = self.chunk(texts, &options)?;
+        let embeddings = embeddings(&self.encoder, texts, &options)?;
         bar.finish_and_clear();
-        note_truncated(cut.load(Relaxed), texts.len(), self.cut_at());
+        note_cut(cut.load(Relaxed), texts.len(), self.cut_at(), MAX_LENGTH);
         Ok(embeddings)
     }
 
@@ -81,11 +81,11 @@ impl<'a> Embedder<'a> {
     }
 
     /// Prints a JSON line for each text as soon as it is encoded.
-    pub fn stream(&self, texts: impl Arrivals) -> Result<()> {
+    pub fn stream(&self, texts: Arrivals) -> Result<()> {
         let most = if self.outputs.needs_all() { (usize::MAX, usize::MAX) } else { (CHUNK, CHUNK_BYTES) };
         lines::stream(texts, most, &self.options, self.cut_at(), |texts, options, out| {
             if !self.outputs.token_embeddings {
-                return print_embeddings(texts, &self.quantize(&self.chunk(texts, options)?)?, out);
+                return print_embeddings(texts, &self.quantize(&embeddings(&self.encoder, texts, options)?)?, out);
             }
             // One batch at a time: the vectors of all tokens take much more memory than embeddings.
             let mut batches = texts.chunks(options.batch_size.max(1));
@@ -96,10 +96,6 @@ impl<'a> Embedder<'a> {
     /// The number of tokens at which a text is cut.
     fn cut_at(&self) -> Option<usize> {
         Some(self.encoder.max_seq_length_for(&self.options))
-    }
-
-    fn chunk(&self, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
-        Ok(self.encoder.encode(texts, options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
     }
 }
 

@@ -8,7 +8,7 @@ use candle_attention_text::EncodeOptions;
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
 
-use super::super::shared::model::note_truncated;
+use super::super::shared::model::{MAX_LENGTH, note_cut};
 use super::super::shared::print::{self, Stdout};
 use super::super::shared::read::Lines;
 use super::super::shared::{Result, count_cut};
@@ -24,52 +24,40 @@ struct TokensLine<'a> {
 }
 
 /// Texts that arrive one after the other.
-pub trait Arrivals {
+pub struct Arrivals {
+    /// Those of the command line, which are all there.
+    pub given: std::vec::IntoIter<String>,
+    /// Files, one after the other.
+    pub files: VecDeque<Lines>,
+}
+
+impl Arrivals {
     /// The next texts, at least one: those that have arrived already, up to so many texts and bytes. With `usize::MAX`,
     /// all that there will be. None at the end.
-    fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>>;
-}
-
-impl Arrivals for Lines {
     fn arrived(&mut self, (most, most_bytes): (usize, usize)) -> Result<Vec<String>> {
-        let (mut texts, mut bytes) = (Vec::new(), 0);
-        let waits = most == usize::MAX;
-        while texts.len() < most && bytes < most_bytes && (waits || texts.is_empty() || self.has_arrived()) {
-            let Some(text) = self.next().transpose()? else { break };
-            bytes += text.len();
-            texts.push(text);
-        }
-        Ok(texts)
-    }
-}
-
-/// Files, one after the other.
-impl Arrivals for VecDeque<Lines> {
-    fn arrived(&mut self, most: (usize, usize)) -> Result<Vec<String>> {
-        let mut texts = Vec::new();
-        while let Some(lines) = self.front_mut()
-            && (texts.is_empty() || most.0 == usize::MAX)
+        let (waits, mut bytes) = (most == usize::MAX, 0);
+        let mut texts: Vec<String> = self.given.by_ref().take(most).collect();
+        while let Some(lines) = self.files.front_mut()
+            && texts.len() < most
+            && bytes < most_bytes
+            && (waits || texts.is_empty() || lines.has_arrived())
         {
-            match lines.arrived(most)? {
-                arrived if arrived.is_empty() => drop(self.pop_front()),
-                arrived => texts.extend(arrived),
+            match lines.next().transpose()? {
+                Some(text) => {
+                    bytes += text.len();
+                    texts.push(text);
+                }
+                None => drop(self.files.pop_front()),
             }
         }
         Ok(texts)
     }
 }
 
-/// Texts of the command line: all are there.
-impl Arrivals for std::vec::IntoIter<String> {
-    fn arrived(&mut self, (most, _): (usize, usize)) -> Result<Vec<String>> {
-        Ok(self.by_ref().take(most).collect())
-    }
-}
-
 /// Prints texts by `print` with these options as soon as they arrive, up to so many texts and bytes at a time. `cut_at`
 /// is the length at which they are cut, if it is known.
 pub fn stream(
-    mut texts: impl Arrivals,
+    mut texts: Arrivals,
     most: (usize, usize),
     options: &EncodeOptions,
     cut_at: Option<usize>,
@@ -90,7 +78,7 @@ pub fn stream(
     if count == 0 {
         return Err("no text: every line is blank, or there is none".into());
     }
-    note_truncated(cut.load(Relaxed), count, cut_at);
+    note_cut(cut.load(Relaxed), count, cut_at, MAX_LENGTH);
     Ok(())
 }
 

@@ -86,7 +86,8 @@ impl Command for Encode {
         }
         let files = read::files_given(&self.texts, &self.file, "text")?;
         if self.json && !files.is_empty() {
-            return self.stream(files.iter().map(|path| Lines::open(path)).collect::<Result<VecDeque<Lines>>>()?);
+            let files = files.iter().map(|path| Lines::open(path)).collect::<Result<_>>()?;
+            return self.stream(Arrivals { given: Vec::new().into_iter(), files });
         }
         if files.is_empty() {
             note_files(&self.texts);
@@ -94,7 +95,7 @@ impl Command for Encode {
         let texts = read::texts_given(&self.texts, &self.file, "text")?;
         let against = self.against.as_deref().map(|path| read::texts(path, "text")).transpose()?;
         if self.json {
-            return self.stream(texts.into_iter());
+            return self.stream(Arrivals { given: texts.into_iter(), files: VecDeque::new() });
         }
         let embedder = self.embedder()?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -116,7 +117,7 @@ impl Command for Encode {
 
 impl Encode {
     /// Prints JSON lines.
-    fn stream(&self, texts: impl Arrivals) -> Result<()> {
+    fn stream(&self, texts: Arrivals) -> Result<()> {
         let folder = self.model.folder()?;
         let Some((folder, what)) = folder.as_deref().zip(other_vectors(folder.as_deref())?) else {
             return Embedder::load(&self.model, folder, &self.adaptation, &self.batches, &self.outputs)?.stream(texts);

@@ -18,7 +18,7 @@ struct SparseLine<'a> {
 }
 
 /// Prints a JSON line for each text as soon as it is encoded by the model of a folder.
-pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs, texts: impl Arrivals) -> Result<()> {
+pub fn stream(model: &Model, folder: &Path, batches: &Batches, outputs: &Outputs, texts: Arrivals) -> Result<()> {
     let mut options = batches.options(model.prompt_name.as_deref());
     options.prompt = outputs.prompt.as_deref();
     // One batch at a time: the vectors of all tokens take much memory.

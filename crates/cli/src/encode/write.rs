@@ -12,8 +12,8 @@ use super::super::shared::{Result, about, print};
 /// Whether the file has numbers of the precision.
 pub fn check(output: &Output, precision: Precision) -> Result<()> {
     let is_signed = matches!(precision, Precision::Int8 | Precision::Binary);
-    if is_signed && output.kind() != Kind::Npy {
-        Err(about(output.path(), &format!("{precision} needs signed bytes, which only .npy files get")).into())
+    if is_signed && output.kind != Kind::Npy {
+        Err(about(&output.path, &format!("{precision} needs signed bytes, which only .npy files get")).into())
     } else {
         Ok(())
     }
@@ -21,13 +21,13 @@ pub fn check(output: &Output, precision: Precision) -> Result<()> {
 
 /// Writes embeddings `(texts, dimensions)`, and says so unless they go to standard output.
 pub fn embeddings(output: &Output, embeddings: &QuantizedEmbeddings, made: &str) -> Result<()> {
-    if output.kind() == Kind::Npy {
+    if output.kind == Kind::Npy {
         output.write(&npy(embeddings)?)?;
     } else {
         let tensor = match embeddings.values() {
             QuantizedValues::Float32(values) => Tensor::from_slice(values, embeddings.dims(), &Device::Cpu)?,
             QuantizedValues::Uint8(values) => Tensor::from_slice(values, embeddings.dims(), &Device::Cpu)?,
-            _ => return Err(about(output.path(), &"numbers of a type that safetensors files do not get").into()),
+            _ => return Err(about(&output.path, &"numbers of a type that safetensors files do not get").into()),
         };
         output.write_tensors(HashMap::from([("embeddings".to_string(), tensor)]))?;
     }
@@ -35,7 +35,7 @@ pub fn embeddings(output: &Output, embeddings: &QuantizedEmbeddings, made: &str)
         return Ok(());
     }
     let mut out = print::stdout();
-    writeln!(out, "{}: {made}", print::plain(output.path().display()))?;
+    writeln!(out, "{}: {made}", print::plain(output.path.display()))?;
     Ok(out.flush()?)
 }
 

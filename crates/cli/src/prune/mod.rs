@@ -1,7 +1,6 @@
 //! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes the model without
 //! them.
 
-mod card;
 mod heads;
 mod rows;
 mod write;
@@ -141,15 +140,18 @@ impl Command for Prune {
         let cosine = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
         out.flush()?;
         if let (Some(folder), Some(output), Some(chosen)) = (folder, &self.output, chosen) {
-            let measured = card::Measured {
+            let card = write::Card {
+                name: &self.model.title(),
+                folder: &folder,
+                all,
+                masked: self.masked,
                 by: self.by.name(),
                 by_layer: self.by_layer,
                 rank: rank.len(),
                 judge: judge.texts.len(),
                 cosine,
             };
-            let written = write::Written { name: &self.model.title(), folder: &folder, target: output, all };
-            written.write(&mut out, &importance.least_important(chosen), self.masked, &measured)?;
+            write::write(&mut out, output, &importance.least_important(chosen), &card)?;
         }
         Ok(out.flush()?)
     }

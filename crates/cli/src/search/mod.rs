@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 
 use candle_attention_text::search::Index;
 use candle_attention_text::{SentenceEncoder, Task, fingerprint};
-use candle_core::{DType, Device};
 use clap::{Parser, ValueHint};
 use hits::Searched;
 use show::Show;
 use sources::{Walk, Windows};
 
-use super::shared::model::{Batches, Model, examples, note_truncated};
+use super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, examples, note_cut};
 use super::shared::program::{Command, NoHit};
 use super::shared::read::Lines;
 use super::shared::{Result, positive, print};
@@ -211,9 +210,8 @@ impl Search {
 
     fn vector(&self, encoder: &SentenceEncoder, query: &str) -> Result<Vec<f32>> {
         let options = encoder.query_options(self.batches.options(self.query_prompt_name.as_deref()));
-        let on_truncated = |_: usize| note_truncated(1, 1, Some(encoder.max_seq_length_for(&options)));
-        let vector = encoder.encode(&[query], &options.with_on_truncated(&on_truncated))?;
-        Ok(vector.to_dtype(DType::F32)?.to_device(&Device::Cpu)?.get(0)?.to_vec1()?)
+        let on_truncated = |_: usize| note_cut(1, 1, Some(encoder.max_seq_length_for(&options)), MAX_LENGTH);
+        Ok(embeddings(encoder, &[query], &options.with_on_truncated(&on_truncated))?.get(0)?.to_vec1()?)
     }
 }
 

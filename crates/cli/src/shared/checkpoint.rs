@@ -1,6 +1,6 @@
 //! The checkpoint that a user names: a file, a folder, or a hub id; and whether its weights are finite.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
@@ -8,19 +8,16 @@ use candle_attention::io::open_regular;
 
 use super::{Result, about};
 
-/// The path of a checkpoint: of a file or a folder as it is, or of the folder of a hub id, in a build with the feature
-/// `hub`. A name that looks like a path must exist; it is not looked up on the Hub.
-pub fn locate(name: &Path) -> Result<PathBuf> {
-    let Err(error) = std::fs::metadata(name) else { return Ok(name.to_path_buf()) };
-    if let Some(id) = name.to_str().filter(|_| error.kind() == std::io::ErrorKind::NotFound && could_be_id(name)) {
-        return super::model::locate(id, None);
-    }
-    Err(about(name, &error).into())
-}
-
-/// Opens the checkpoint that a user names.
+/// Opens the checkpoint that a user names: a file or a folder, or a hub id, in a build with the feature `hub`. A name
+/// that looks like a path must exist; it is not looked up on the Hub.
 pub fn open(name: &Path) -> Result<Checkpoint> {
-    let path = locate(name)?;
+    let path = match (std::fs::metadata(name), name.to_str()) {
+        (Ok(_), _) => name.to_path_buf(),
+        (Err(error), Some(id)) if error.kind() == ErrorKind::NotFound && could_be_id(name) => {
+            super::model::locate(id, None)?
+        }
+        (Err(error), _) => return Err(about(name, &error).into()),
+    };
     // Of what is a file of weights by its name, the error says what is wrong with it.
     let is_other = |path: &&Path| !path.to_string_lossy().ends_with(".index.json") && !is_weights(path);
     Checkpoint::open(&path).map_err(|error| match Some(path.as_path()).filter(is_other).and_then(hint) {

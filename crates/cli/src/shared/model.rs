@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{ComputeType, Error};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, gguf_notes, locate_model};
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 use clap::builder::NonEmptyStringValueParser;
 
 #[cfg(feature = "program")]
@@ -144,15 +144,15 @@ impl Batches {
     }
 }
 
+/// Embeddings in f32 on the CPU, so that a device has computed them when this returns.
+pub fn embeddings(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
+    Ok(encoder.encode(texts, options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
+}
+
 /// The option that changes at which length a text is cut.
 pub const MAX_LENGTH: &str = "--max-length";
 
-/// Prints how many texts were cut, if any were, and at how many tokens, if that is known.
-pub fn note_truncated(cut: usize, of: usize, at: Option<usize>) {
-    note_cut(cut, of, at, MAX_LENGTH);
-}
-
-/// The same with the options that change it.
+/// Prints how many texts were cut, if any were, and at how many tokens, if that is known; `options` change it.
 pub fn note_cut(cut: usize, of: usize, at: Option<usize>, options: &str) {
     if cut > 0 {
         let (of, were) = (print::count(of, "text"), if cut == 1 { "was" } else { "were" });

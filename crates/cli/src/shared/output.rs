@@ -64,8 +64,8 @@ impl Kind {
 /// A place to write to that has been checked.
 pub struct Output {
     /// As the user named it.
-    path: PathBuf,
-    kind: Kind,
+    pub path: PathBuf,
+    pub kind: Kind,
     target: Target,
 }
 
@@ -114,16 +114,6 @@ impl Output {
     /// Whether this is standard output, where then nothing else should be printed.
     pub fn is_stdout(&self) -> bool {
         self.target == Target::Stdout
-    }
-
-    /// What is written.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// As the user named it.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Writes bytes: a file atomically, a stream as they are.
