@@ -32,7 +32,7 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
 IMAGES = "for text alone: tokens of an image see one another"
 FULL = "with `attention_type` = `original_full` only"
 NOTES = {"big_bird": FULL, "bigbird_pegasus": FULL, "ibert": "in floats: with `quant_mode` = `false`", "gemma3": IMAGES, "git": IMAGES,
-         "shieldgemma2": IMAGES}
+         "longt5": "with `encoder_attention_type` = `local` only", "shieldgemma2": IMAGES}
 # Ranges of first letters, each with a file of fixtures: none is larger than 4 MiB.
 RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
 # Parts of models without attention, and models of parts, that no class of transformers runs alone.
