@@ -105,7 +105,7 @@ impl Embed {
             one_at_a_time(0, || self.role.encode(model, &texts)).map(drop)
         };
         match first_failing(given.len(), &mut run) {
-            Some((i, error)) => Error::of_row(given[i].0, rows.len(), given[i].1, &error),
+            Some((i, error)) => Error::in_row(given[i].0, rows.len(), given[i].1, &error),
             None => Error::load(model.name(), error),
         }
     }

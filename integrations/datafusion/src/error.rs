@@ -120,7 +120,7 @@ impl Error {
     }
 
     /// The error of a text in a record batch.
-    pub(crate) fn of_row(row: usize, rows: usize, text: &str, error: &candle_attention::Error) -> Self {
+    pub(crate) fn in_row(row: usize, rows: usize, text: &str, error: &candle_attention::Error) -> Self {
         let reason = match error {
             candle_attention::Error::NotFinite { .. } => {
                 "what the model computes for it is NaN or infinite".to_string()

@@ -142,7 +142,7 @@ impl Models {
     /// A name that no model has; [`Error::Row`], row 0 of 1, if the text cannot be encoded.
     pub fn check_text(&self, role: Role, name: Option<&str>, text: &str) -> Result<()> {
         let encoded = role.encode(self.model(name)?, &[text]);
-        encoded.map(drop).map_err(|error| Error::of_row(0, 1, text, &error))
+        encoded.map(drop).map_err(|error| Error::in_row(0, 1, text, &error))
     }
 
     /// The functions `embed`, `embed_query`, `embed_document`, `similarity` and `rerank` with these models.

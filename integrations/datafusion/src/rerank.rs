@@ -70,7 +70,7 @@ fn blame(model: &Model<CrossEncoder>, rows: &[Option<(&str, &str)>], error: cand
         one_at_a_time(0, || finite_scores(model, &pairs)).map(drop)
     };
     match first_failing(given.len(), &mut run) {
-        Some((i, error)) => Error::of_row(given[i].0, rows.len(), given[i].1.1, &error),
+        Some((i, error)) => Error::in_row(given[i].0, rows.len(), given[i].1.1, &error),
         None => Error::load(model.name(), error),
     }
 }

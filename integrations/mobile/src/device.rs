@@ -28,7 +28,7 @@ impl ComputeDevice {
     }
 
     /// The kind of an open device.
-    pub(crate) fn of(device: &Device) -> Self {
+    pub(crate) fn from_device(device: &Device) -> Self {
         if device.is_metal() { Self::Metal } else { Self::Cpu }
     }
 }

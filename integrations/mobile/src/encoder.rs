@@ -59,7 +59,7 @@ impl SentenceEncoder {
 
     /// The device that the model runs on: `Cpu` or `Metal`.
     pub fn device(&self) -> ComputeDevice {
-        ComputeDevice::of(&self.device)
+        ComputeDevice::from_device(&self.device)
     }
 
     /// The number of features of an embedding.

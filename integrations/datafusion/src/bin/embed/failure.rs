@@ -15,7 +15,7 @@ impl Failure {
     }
 
     /// An error that belongs to a file.
-    pub fn of(path: &Path, error: impl ToString) -> Self {
+    pub fn at(path: &Path, error: impl ToString) -> Self {
         Self(format!("{}: {}", path.display(), error.to_string()))
     }
 }

@@ -31,7 +31,7 @@ pub fn find(patterns: &[String]) -> Result<Vec<PathBuf>> {
         }
         let paths = glob::glob(pattern).map_err(|e| Failure::new(format!("--input {pattern}: {e}")))?;
         for path in paths {
-            let path = path.map_err(|e| Failure::of(e.path(), e.error()))?;
+            let path = path.map_err(|e| Failure::at(e.path(), e.error()))?;
             if path.is_file() {
                 found.insert(absolute(&path)?);
             }
@@ -50,7 +50,7 @@ fn matches(pattern: &str, path: &Path) -> bool {
 }
 
 fn absolute(path: &Path) -> Result<PathBuf> {
-    path.canonicalize().map_err(|e| Failure::of(path, e))
+    path.canonicalize().map_err(|e| Failure::at(path, e))
 }
 
 /// Opens a file, and checks that it has the column of texts and not the one of embeddings.
@@ -58,15 +58,15 @@ pub fn open(path: PathBuf, column: &str, output_column: &str) -> Result<Input> {
     let (schema, rows) = footer(&path)?;
     match schema.field_with_name(column).map(|field| field.data_type()) {
         Ok(found) if is_text(found) => {}
-        Ok(found) => return Err(Failure::of(&path, format!("column `{column}` is of type {found}, expected text"))),
+        Ok(found) => return Err(Failure::at(&path, format!("column `{column}` is of type {found}, expected text"))),
         Err(_) => {
             let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-            return Err(Failure::of(&path, format!("no column `{column}`, expected one of {}", names.join(", "))));
+            return Err(Failure::at(&path, format!("no column `{column}`, expected one of {}", names.join(", "))));
         }
     }
     if schema.field_with_name(output_column).is_ok() {
         let reason = format!("has a column `{output_column}` already; name another one with --output-column");
-        return Err(Failure::of(&path, reason));
+        return Err(Failure::at(&path, reason));
     }
     let sha256 = sha256(&path)?;
     Ok(Input { path, rows, sha256 })
@@ -74,10 +74,10 @@ pub fn open(path: PathBuf, column: &str, output_column: &str) -> Result<Input> {
 
 /// The schema and the number of rows of a Parquet file.
 fn footer(path: &Path) -> Result<(SchemaRef, u64)> {
-    let file = File::open(path).map_err(|e| Failure::of(path, e))?;
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| Failure::of(path, e))?;
+    let file = File::open(path).map_err(|e| Failure::at(path, e))?;
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| Failure::at(path, e))?;
     let rows = reader.metadata().file_metadata().num_rows();
-    Ok((reader.schema().clone(), rows.try_into().map_err(|_| Failure::of(path, format!("has {rows} rows")))?))
+    Ok((reader.schema().clone(), rows.try_into().map_err(|_| Failure::at(path, format!("has {rows} rows")))?))
 }
 
 fn is_text(found: &DataType) -> bool {
@@ -90,10 +90,10 @@ fn is_text(found: &DataType) -> bool {
 
 /// SHA-256 of the content of a file, as hexadecimal digits.
 fn sha256(path: &Path) -> Result<String> {
-    let mut file = File::open(path).map_err(|e| Failure::of(path, e))?;
+    let mut file = File::open(path).map_err(|e| Failure::at(path, e))?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
-        match file.read(&mut buffer).map_err(|e| Failure::of(path, e))? {
+        match file.read(&mut buffer).map_err(|e| Failure::at(path, e))? {
             0 => return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
             n => hash.update(&buffer[..n]),
         }

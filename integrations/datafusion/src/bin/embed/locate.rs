@@ -32,7 +32,7 @@ pub fn explain(run: &Run, job: &Job, error: &DataFusionError) -> Failure {
     let message = Error::find_in(error).map_or_else(|| inmost(&error.to_string()).to_string(), ToString::to_string);
     let located =
         if is_final(error) { message.split(BEFORE_TEXT).nth(1).and_then(|rest| row(run, job, rest)) } else { None };
-    Failure::of(&job.input.path, located.unwrap_or(message))
+    Failure::at(&job.input.path, located.unwrap_or(message))
 }
 
 /// The error of another node without what Ballista puts around it: that of an executor is in the `Debug` form of its error,

@@ -115,7 +115,7 @@ fn plan(args: &Args, models: &Models) -> Result<(Vec<Job>, usize)> {
         let name = path.file_name().unwrap_or_default().to_os_string();
         if let Some(other) = names.insert(name.clone(), path.clone()) {
             let reason = format!("has the name of {}, and both would be the same output file", other.display());
-            return Err(Failure::of(&path, reason));
+            return Err(Failure::at(&path, reason));
         }
         let input = inputs::open(path, &args.column, &args.output_column)?;
         let origin = Origin {
@@ -133,7 +133,7 @@ fn plan(args: &Args, models: &Models) -> Result<(Vec<Job>, usize)> {
             Existing::Other if !args.overwrite => {
                 let reason =
                     "was made of another input, with another model or other settings; --overwrite makes it again";
-                return Err(Failure::of(&output, reason));
+                return Err(Failure::at(&output, reason));
             }
             found => jobs.push(Job { number: jobs.len(), input, output, origin, replace: found == Existing::Other }),
         }
