@@ -431,7 +431,13 @@ fn an_interrupted_search_goes_on() {
         let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(kill.success() && !output.status.success(), "{said}");
+        assert!(kill.success() && wait < Duration::from_secs(60), "{said}");
+        if output.status.success() {
+            // It came before the program handles it, where the shell that runs the tests has it ignored.
+            std::fs::remove_dir_all(folder.0.path().join("cache")).unwrap();
+            (before, wait) = (0, wait * 3 / 2);
+            continue;
+        }
         if said.is_empty() || said == "error: interrupted\n" {
             // Nothing was embedded yet.
             wait = wait * 3 / 2;
