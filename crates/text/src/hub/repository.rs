@@ -250,10 +250,10 @@ fn arrived(path: &Path, size: Option<u64>) -> Result<Option<String>> {
     if let Some(size) = size.filter(|size| *size != found) {
         return Ok(Some(format!("it arrived with {found} bytes of {size}")));
     }
-    if let Some(name) = blob_name(path).as_deref().and_then(|name| name.to_str()).filter(|name| is_hex(name, 64)) {
-        if hex(&hash_file(path)?) != name {
-            return Ok(Some(format!("what arrived is not the file whose SHA-256 is {name}")));
-        }
+    if let Some(name) = blob_name(path).as_deref().and_then(|name| name.to_str()).filter(|name| is_hex(name, 64))
+        && hex(&hash_file(path)?) != name
+    {
+        return Ok(Some(format!("what arrived is not the file whose SHA-256 is {name}")));
     }
     damage(path)
 }
