@@ -76,7 +76,7 @@ impl AttentionConfig {
         let inputs = [self.resolved_query_size(), self.resolved_key_size(), self.resolved_value_size()];
         for (i, (heads, count, size)) in all_sides.into_iter().enumerate() {
             let (out, input) = (count * size, inputs[i]);
-            let bound = (6.0 / (out + input) as f64).sqrt();
+            let bound = (6.0 / (out as f64 + input as f64)).sqrt();
             let weight = (vec![out, input], Init::Uniform { lo: -bound, up: bound }, Presence::Required);
             let both = [weight, (vec![out], Init::Const(0.0), Presence::Optional)];
             rows.extend(GLOBAL_PARTS[i].into_iter().zip(both).map(|(name, (shape, init, presence))| Parameter {

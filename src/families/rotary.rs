@@ -162,7 +162,7 @@ impl Layer<'_> {
     fn rotary_dim_of_projection(&self, least: usize) -> Result<Option<usize>> {
         const KEY: &str = "projection_dim";
         let width = self.number(KEY)?.ok_or_else(|| Error::config(KEY, "none", "a number: the rotation follows it"))?;
-        Ok(width.checked_div(2 * self.heads()?).map(|dim| dim.max(least)))
+        Ok(width.checked_div(self.heads()?.saturating_mul(2)).map(|dim| dim.max(least)))
     }
 
     fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {

@@ -97,7 +97,7 @@ impl PositionScheme for RelativeKey {
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let init = Init::Randn { mean: 0.0, stdev: 0.02 };
-        // Beside the layers of SpeechT5.
+        // Granite Speech, which has blocks, stores one in each layer, SpeechT5 one beside all layers.
         let presence = if self.reversed && self.block.is_none() { Presence::Shared } else { Presence::Required };
         vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init).with_presence(presence)]
     }

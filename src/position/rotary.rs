@@ -129,7 +129,7 @@ impl Rotary {
         if b == 0 || s == 0 {
             return Ok(xs.clone());
         }
-        self.turned(xs, &self.explicit_cos_sin(&positions, None, d, xs.dtype(), xs.device())?)
+        self.rotate_heads(xs, &self.explicit_cos_sin(&positions, None, d, xs.dtype(), xs.device())?)
     }
 
     /// The frequency of each pair of a head of `head_dim` elements, in radians per position, and the factor on rotated
@@ -206,9 +206,8 @@ impl Rotary {
         })
     }
 
-    /// Rotated elements per head.
-    /// The heads of xs `(b, s, h, d)` that are rotated, turned by these angles. Differentiable.
-    fn turned(&self, xs: &Tensor, angles: &[Tensor; 2]) -> Result<Tensor> {
+    /// xs `(b, s, h, d)` with the heads that are rotated turned by these angles. Differentiable.
+    fn rotate_heads(&self, xs: &Tensor, angles: &[Tensor; 2]) -> Result<Tensor> {
         let h = xs.dim(2)?;
         match self.heads.unwrap_or(h) {
             0 => Ok(xs.clone()),
@@ -220,6 +219,7 @@ impl Rotary {
         }
     }
 
+    /// Rotated elements per head.
     pub(super) fn rotated(&self, head_dim: usize) -> usize {
         self.dim.unwrap_or(head_dim)
     }
@@ -275,12 +275,12 @@ impl PositionScheme for Rotary {
 
     fn rotate(&self, q: Tensor, k: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
         let [for_q, for_k] = self.angles(&q, k.dim(1)?, tokens)?;
-        Ok([self.turned(&q, &for_q)?, self.turned(&k, &for_k)?])
+        Ok([self.rotate_heads(&q, &for_q)?, self.rotate_heads(&k, &for_k)?])
     }
 
     fn rotate_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
         let [for_q, _] = self.angles(&q, s_kv, tokens)?;
-        self.turned(&q, &for_q)
+        self.rotate_heads(&q, &for_q)
     }
 
     fn rotate_in_place(&self, xs: &mut [f32], heads: usize, head_dim: usize, batch: RaggedBatch) -> Result<()> {

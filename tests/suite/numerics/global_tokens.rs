@@ -249,3 +249,18 @@ fn calls_that_cannot_have_global_tokens_say_so() {
         assert!(impossible.validate().is_err());
     }
 }
+
+#[test]
+fn empty_calls_with_global_tokens_are_empty() {
+    let layer = random_layer(&config(), 0.5, &mut Random::new(9));
+    for [b, s] in [[0, 5], [2, 0], [0, 0]] {
+        let xs = Tensor::zeros((b, s, 12), DType::F32, &CPU).unwrap();
+        let tokens = Tensor::zeros((b, s), DType::U8, &CPU).unwrap();
+        let options = AttentionOptions::default().with_global_tokens(&tokens);
+        let returned = options.with_return_attention_weights(true);
+        let inputs = AttentionInputs::self_attention(&xs, None);
+        for options in [options, returned] {
+            assert_eq!(layer.attend_with(&inputs, &options).unwrap().output.dims(), [b, s, 12], "{b} {s}");
+        }
+    }
+}

@@ -183,16 +183,18 @@ impl SequenceClassifier {
     }
 }
 
-/// A kind of head on each token.
-pub(crate) trait EachToken: HeadKind {}
+impl TokenClassificationHead {
+    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)` in f32 (f64 for an f64 model).
+    ///
+    /// # Errors
+    /// The errors of [`TextModel::forward`].
+    pub fn forward(&self, ids: &Tensor, token_type_ids: Option<&Tensor>, mask: &AttentionMask) -> Result<Tensor> {
+        self.logits(&self.model.forward(ids, token_type_ids, mask)?)
+    }
+}
 
-impl EachToken for TokenHead {}
-impl EachToken for MaskedHead {}
-
-#[expect(private_bounds, reason = "the kinds are those of this crate")]
-impl<K: EachToken> HeadModel<K> {
-    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, labels)`, of a [`MaskedLm`] `(b, s, vocab_size)`, in f32
-    /// (f64 for an f64 model).
+impl MaskedLm {
+    /// Token ids `(b, s)` u32 under `mask` → logits `(b, s, vocab_size)` in f32 (f64 for an f64 model).
     ///
     /// # Errors
     /// The errors of [`TextModel::forward`].
