@@ -31,6 +31,8 @@ MULTIPLICATION = re.compile(r"v?mulps")
 ADDITION = re.compile(r"v?addps")
 VECTOR = re.compile(r"%[xyz]mm\d|\b[qv]\d+\b")
 ELEMENTWISE = re.compile(r"v?(?:max|min|div|cmp\w*|round|rndscale|sub)ps|f(?:max|min|cm\w+|rintn|div|sub)")
+INDEXED_LOAD = re.compile(r"\(%rsp,%\w+,\d\).*,|\[sp, x\d+")
+RETURN = re.compile(r"ret\b")
 STACK = re.compile(r"\(%rsp[,)]|\[sp\b")
 
 
@@ -55,7 +57,9 @@ def innermost_loops(instructions):
     for place, (_, text) in enumerate(instructions):
         found = JUMP.match(text)
         target = places.get(int(found[1], 16)) if found else None
-        if target is not None and target <= place:
+        # Back from after the end of the function: a branch that was moved there, and no loop.
+        has_end = target is not None and any(RETURN.match(text) for _, text in instructions[target:place])
+        if target is not None and target <= place and not has_end:
             loops.add((target, place))
     for first, last in sorted(loops):
         if not any((a, b) != (first, last) and first <= a and b <= last for a, b in loops):
@@ -79,6 +83,9 @@ def examine(lines):
                 continue
             count += 1
             accesses = [text for _, text in loop if STACK.search(text) and VECTOR.search(text)]
+            # Loads by an index, and no store: an array that is read.
+            if all(INDEXED_LOAD.search(text) for text in accesses):
+                continue
             if accesses:
                 spilled.append((name, loop, products, accesses))
     return count, spilled

@@ -1,7 +1,7 @@
 //! The products of the backward pass of attention, a block of queries by a block of keys at a time.
 
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, add_to_rows, microkernel, store_rows};
 use super::online_softmax::TilePos;
 use super::score_tile::KEY_BLOCK;
 use super::tile_f32::vectors_per_step;
@@ -40,11 +40,7 @@ pub(super) fn panel_products<S: Simd, const MR: usize, const NR: usize>(
         unsafe {
             let b = Rhs::new(panels.as_ptr().add(start * d), panel);
             let sums = microkernel::<S, _, MR, NR>(s, d, a, b, Prefetch::NONE);
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (n, sum) in sums.into_iter().enumerate() {
-                    s.store(tile.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
-                }
-            }
+            store_rows(s, &sums, tile.as_mut_ptr().add(start), KEY_BLOCK);
         }
     }
 }
@@ -105,7 +101,7 @@ unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
     unsafe {
         let sums =
             microkernel::<S, _, MR, NV>(s, terms, Lhs::columns(a, KEY_BLOCK), Rhs::new(b, width), Prefetch::NONE);
-        add_tile(s, &sums, to, width);
+        add_to_rows(s, &sums, to, width);
     }
 }
 
@@ -132,33 +128,11 @@ pub(super) fn add_row_products<S: Simd, const MR: usize, const NR: usize>(
         unsafe {
             let (b, to) = (Rhs::new(rows.as_ptr().add(column), width), to.as_mut_ptr().add(column));
             match step {
-                1 => add_tile(s, &microkernel::<S, _, MR, 1>(s, count, a, b, Prefetch::NONE), to, width),
-                3 if NR >= 3 => add_tile(s, &microkernel::<S, _, MR, 3>(s, count, a, b, Prefetch::NONE), to, width),
-                _ => add_tile(s, &microkernel::<S, _, MR, 2>(s, count, a, b, Prefetch::NONE), to, width),
+                1 => add_to_rows(s, &microkernel::<S, _, MR, 1>(s, count, a, b, Prefetch::NONE), to, width),
+                3 if NR >= 3 => add_to_rows(s, &microkernel::<S, _, MR, 3>(s, count, a, b, Prefetch::NONE), to, width),
+                _ => add_to_rows(s, &microkernel::<S, _, MR, 2>(s, count, a, b, Prefetch::NONE), to, width),
             }
         }
         column += step * S::LANES;
-    }
-}
-
-/// Adds a register tile to memory.
-///
-/// # Safety
-/// `to` can be read and written for `MR` rows of `NV` vectors, `width` values apart.
-#[inline(always)]
-unsafe fn add_tile<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    sums: &[[S::V; NV]; MR],
-    to: *mut f32,
-    width: usize,
-) {
-    for (r, sums) in sums.iter().enumerate() {
-        for (n, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller promises it.
-            unsafe {
-                let to = to.add(r * width + n * S::LANES);
-                s.store(to, s.add(s.load(to), *sum));
-            }
-        }
     }
 }

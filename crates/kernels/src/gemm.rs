@@ -18,8 +18,10 @@ use super::int8::inputs::RoundedInputs;
 use super::isa::pair_dot::PairOrder;
 use super::isa::simd::Simd;
 use super::memory::{ScratchPool, element_count};
+use super::microkernel::store_rows;
 use super::packing::{PackedWeights, Panels};
 use super::team::{SharedOut, Team};
+use super::unroll::unroll;
 
 /// The input values of a task: 1 MB in f32, half of the L2 cache.
 const BLOCK_VALUES: usize = 1 << 18;
@@ -226,22 +228,19 @@ impl GemmTask<'_> {
         assert!(panels.len() * panel_width == width && ROWS * width <= memory.0.len());
         let bias = &bias[column..][..width];
         let Some(out) = self.direct_output(column + width) else {
-            let rows = sums.into_iter().zip(memory.0.chunks_exact_mut(width));
-            for (sums, to) in rows {
-                sums.into_iter().zip(to.chunks_exact_mut(S::LANES)).for_each(|(sum, to)| s.store_slice(to, sum));
-            }
-            // SAFETY: the caller promises it.
-            return unsafe { self.store(s, &mut memory.0[..ROWS * width], panels, row) };
+            // SAFETY: the assertion checks the memory, and the caller promises the rest.
+            return unsafe {
+                store_rows(s, &sums, memory.0.as_mut_ptr(), width);
+                self.store(s, &mut memory.0[..ROWS * width], panels, row)
+            };
         };
         // SAFETY: the caller promises the rows; all columns are in the output.
         unsafe {
             let out = out.start().add((self.from + row) * out_features + column);
-            for n in 0..VECTORS {
-                let bias = s.load(bias.as_ptr().add(n * S::LANES));
-                for (r, sums) in sums.iter().enumerate() {
-                    s.store(out.add(r * out_features + n * S::LANES), s.add(sums[n], bias));
-                }
-            }
+            unroll!(n in 0..VECTORS => {
+                let (to, bias) = (out.add(n * S::LANES), s.load(bias.as_ptr().add(n * S::LANES)));
+                unroll!(r in 0..ROWS => s.store(to.add(r * out_features), s.add(sums[r][n], bias)));
+            });
         }
     }
 }

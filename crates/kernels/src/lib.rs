@@ -100,6 +100,7 @@ mod tile_bf16;
 mod tile_f32;
 mod tile_int8;
 mod tile_kernel;
+mod unroll;
 
 #[cfg(test)]
 extern crate self as candle_attention_kernels;

@@ -6,11 +6,12 @@
 use std::ops::Range;
 
 use super::error::{Error, Result};
+use super::gemm::Sums;
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{AlignedVec, ScratchPool, element_count};
-use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, microkernel, store_rows};
 use super::team::{Output, SharedOut, Team};
 
 /// The most terms that are multiplied before the next ones are packed: a panel of them stays in the L2 cache.
@@ -212,6 +213,7 @@ impl Kernel for Task<'_> {
         if a.transposed {
             self.pack_rows::<MR>();
         }
+        let mut memory = Sums::ZERO;
         for panel in self.panels.clone() {
             let panel_terms = &self.packed[panel * width * terms..][..width * terms];
             let b = Rhs::new(panel_terms.as_ptr(), width);
@@ -223,7 +225,8 @@ impl Kernel for Task<'_> {
                     unsafe {
                         let a = Lhs::columns(from.as_ptr(), MR);
                         let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
-                        self.store(s, panel, rows, &sums);
+                        store_rows(s, &sums, memory.0.as_mut_ptr(), width);
+                        self.store(s, panel, rows, &memory.0);
                     }
                 }
                 continue;
@@ -240,11 +243,12 @@ impl Kernel for Task<'_> {
                 unsafe {
                     if height == MR {
                         let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
-                        self.store(s, panel, row..first + MR, &sums[row - first..]);
+                        store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     } else {
                         let sums = microkernel::<S, _, 1, NR>(s, terms, a, b, Prefetch::NONE);
-                        self.store(s, panel, row..row + 1, &sums);
+                        store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     }
+                    self.store(s, panel, row..first + height, &memory.0[(row - first) * width..]);
                 }
                 row = first + height;
             }
@@ -274,12 +278,12 @@ impl Task<'_> {
         }
     }
 
-    /// Stores the sums of `rows`, plus the bias, or adds those of later terms.
+    /// Stores the sums of `rows`, a whole panel of each, plus the bias, or adds those of later terms.
     ///
     /// # Safety
     /// The rows are rows of this task, and no other thread writes them in this panel.
     #[inline(always)]
-    unsafe fn store<S: Simd, const NR: usize>(&self, s: S, panel: usize, rows: Range<usize>, sums: &[[S::V; NR]]) {
+    unsafe fn store<S: Simd>(&self, s: S, panel: usize, rows: Range<usize>, sums: &[f32]) {
         let Part { product, first_column, columns, first_term, width, out, .. } = *self.part;
         let all_columns = product.b.dims[1];
         let column = first_column + panel * width;
@@ -288,17 +292,17 @@ impl Task<'_> {
         if let (0, Some(values)) = (first_term, product.bias) {
             bias[..present].copy_from_slice(&values[column..][..present]);
         }
-        for (row, sums) in rows.zip(sums) {
+        for (row, sums) in rows.zip(sums.chunks_exact(width)) {
             let at = (self.first_row + row) * all_columns + column;
             // SAFETY: the caller promises that this part of the result is for this thread alone. It was written with
             // the first terms.
             unsafe {
                 let to = out.start().add(at);
                 if present == width {
-                    for (n, sum) in sums.iter().enumerate() {
-                        let to = to.add(n * S::LANES);
-                        let before = if first_term == 0 { s.load_slice(&bias[n * S::LANES..]) } else { s.load(to) };
-                        s.store(to, s.add(before, *sum));
+                    for (i, sums) in sums.chunks_exact(S::LANES).enumerate() {
+                        let to = to.add(i * S::LANES);
+                        let before = if first_term == 0 { s.load_slice(&bias[i * S::LANES..]) } else { s.load(to) };
+                        s.store(to, s.add(before, s.load_slice(sums)));
                     }
                     continue;
                 }
@@ -306,10 +310,7 @@ impl Task<'_> {
                 if first_term > 0 {
                     std::ptr::copy_nonoverlapping(to, values.as_mut_ptr(), present);
                 }
-                for (n, sum) in sums.iter().enumerate() {
-                    let values = &mut values[n * S::LANES..];
-                    s.store_slice(values, s.add(s.load_slice(values), *sum));
-                }
+                values.iter_mut().zip(sums).for_each(|(value, sum)| *value += sum);
                 std::ptr::copy_nonoverlapping(values.as_ptr(), to, present);
             }
         }

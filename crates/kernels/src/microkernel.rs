@@ -1,7 +1,10 @@
 //! The microkernel: a product of a few rows with a few columns, held in registers.
 
+use bytemuck::Zeroable;
+
 use super::convert::Convert;
 use super::isa::simd::{MAX_LANES, Simd};
+use super::unroll::unroll;
 
 /// Rows of values in memory: row `r` starts at `at + r · stride`.
 #[derive(Clone, Copy)]
@@ -132,6 +135,16 @@ impl Lhs {
     pub fn columns(at: *const f32, term_stride: usize) -> Self {
         Self { at, row_stride: 1, term_stride }
     }
+
+    /// A value, in all lanes.
+    ///
+    /// # Safety
+    /// It can be read.
+    #[inline(always)]
+    unsafe fn splat<S: Simd>(&self, s: S, row: usize, term: usize) -> S::V {
+        // SAFETY: the caller promises it.
+        s.splat(unsafe { *self.at.wrapping_add(row * self.row_stride + term * self.term_stride) })
+    }
 }
 
 /// The right operand of a product: vectors of columns, in one panel or in some that follow each other.
@@ -165,6 +178,20 @@ impl<T> Rhs<T> {
     pub fn copied_to(self, memory: *mut f32) -> Self {
         Self { copy: Some(memory), ..self }
     }
+
+    /// Vector `n` of a term.
+    ///
+    /// # Safety
+    /// It can be read.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, s: S, n: usize, term: usize) -> S::V
+    where
+        T: Convert,
+    {
+        let place = term * self.stride + n / self.vectors * self.panel + n % self.vectors * S::LANES;
+        // SAFETY: the caller promises it.
+        unsafe { T::load(s, self.at.wrapping_add(place)) }
+    }
 }
 
 /// `A · B` for `MR` rows of A and `NR` vectors of columns of B, over `k` terms.
@@ -182,16 +209,16 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
     mut b: Rhs<T>,
     mut prefetch: Prefetch,
 ) -> [[S::V; NR]; MR] {
-    let mut sums = [[s.splat(0.0); NR]; MR];
-    // On Arm the compiler would mix the terms of a block that is also copied, and keep some values on the stack.
-    let blocks = if cfg!(target_arch = "aarch64") && b.copy.is_some() { 0 } else { k / Prefetch::BLOCK };
+    let mut sums: [[S::V; NR]; MR] = Zeroable::zeroed();
+    // The compiler mixes the terms of a block of arrays of numbers, and on Arm of one that is also copied, and keeps some
+    // values on the stack.
+    let one_by_one = !S::PREFETCHES || cfg!(target_arch = "aarch64") && b.copy.is_some();
+    let blocks = if one_by_one { 0 } else { k / Prefetch::BLOCK };
     // SAFETY: each term is one of the `k`.
     unsafe {
         for block in 0..blocks {
             prefetch.fetch(s, block);
-            for term in 0..Prefetch::BLOCK {
-                add_term(s, term, &mut a, &mut b, &mut sums);
-            }
+            unroll!(term in 0..Prefetch::BLOCK => add_term(s, term, &mut a, &mut b, &mut sums));
             skip_terms(Prefetch::BLOCK, &mut a, &mut b, NR * S::LANES);
         }
         for _ in blocks * Prefetch::BLOCK..k {
@@ -214,33 +241,83 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     b: &mut Rhs<T>,
     sums: &mut [[S::V; NR]; MR],
 ) {
-    let x = |r: usize| a.at.wrapping_add(r * a.row_stride + term * a.term_stride);
-    let column = |n: usize| b.at.wrapping_add(term * b.stride + n / b.vectors * b.panel + n % b.vectors * S::LANES);
     // SAFETY: `r < MR` and `n < NR` stay inside the memory that the caller promises.
     unsafe {
         if MR == 1 {
             // Each vector is used once, as soon as it is loaded.
-            let x = s.splat(*x(0));
-            for (n, sum) in sums[0].iter_mut().enumerate() {
-                *sum = s.mul_add(x, T::load(s, column(n)), *sum);
-            }
+            let x = a.splat(s, 0, term);
+            unroll!(n in 0..NR => sums[0][n] = s.mul_add(x, b.load(s, n, term), sums[0][n]));
         } else {
-            let mut columns = [s.splat(0.0); NR];
-            for (n, to) in columns.iter_mut().enumerate() {
-                *to = T::load(s, column(n));
+            let mut columns: [S::V; NR] = Zeroable::zeroed();
+            unroll!(n in 0..NR => {
+                columns[n] = b.load(s, n, term);
                 if let Some(copy) = b.copy {
-                    s.store(copy.add((term * NR + n) * S::LANES), *to);
+                    s.store(copy.add((term * NR + n) * S::LANES), columns[n]);
                 }
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = s.splat(*x(r));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = s.mul_add(x, column, *sum);
-                }
-            }
+            });
+            unroll!(r in 0..MR => add_products(s, a.splat(s, r, term), &columns, &mut sums[r]));
         }
     }
     hide_addresses(&mut a.at, &mut b.at);
+}
+
+/// Adds the products of `x` with some vectors to their sums.
+#[inline(always)]
+pub(super) fn add_products<S: Simd, const NR: usize>(s: S, x: S::V, columns: &[S::V; NR], sums: &mut [S::V; NR]) {
+    unroll!(n in 0..NR => sums[n] = s.mul_add(x, columns[n], sums[n]));
+}
+
+/// Writes a row of a tile.
+///
+/// # Safety
+/// `NR` vectors can be written at `to`.
+#[inline(always)]
+pub(super) unsafe fn store_row<S: Simd, const NR: usize>(s: S, sums: &[S::V; NR], to: *mut f32) {
+    // SAFETY: the caller promises it.
+    unroll!(n in 0..NR => unsafe { s.store(to.add(n * S::LANES), sums[n]) });
+}
+
+/// Writes a tile to rows `stride` values apart.
+///
+/// # Safety
+/// `NR` vectors can be written in each row.
+#[inline(always)]
+pub(super) unsafe fn store_rows<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    sums: &[[S::V; NR]; MR],
+    to: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: the caller promises it.
+    unroll!(r in 0..MR => unsafe { store_row(s, &sums[r], to.add(r * stride)) });
+}
+
+/// Adds a tile to rows `stride` values apart.
+///
+/// # Safety
+/// `NR` vectors can be read and written in each row.
+#[inline(always)]
+pub(super) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
+    s: S,
+    sums: &[[S::V; NR]; MR],
+    to: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: the caller promises it.
+    unroll!(r in 0..MR => unsafe { add_to_row(s, &sums[r], to.add(r * stride)) });
+}
+
+/// Adds a row of a tile to memory.
+///
+/// # Safety
+/// `NR` vectors can be read and written at `to`.
+#[inline(always)]
+unsafe fn add_to_row<S: Simd, const NR: usize>(s: S, sums: &[S::V; NR], to: *mut f32) {
+    unroll!(n in 0..NR => {
+        let to = to.wrapping_add(n * S::LANES);
+        // SAFETY: the caller promises it.
+        unsafe { s.store(to, s.add(s.load(to), sums[n])) };
+    });
 }
 
 /// Moves both operands by some terms, each of so many `columns`.

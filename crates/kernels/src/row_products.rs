@@ -6,11 +6,15 @@
 
 use std::marker::PhantomData;
 
+use bytemuck::Zeroable;
+
 use super::convert::Convert;
 use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::StridedRows;
+use super::microkernel::{StridedRows, add_products, add_to_rows, hide_addresses, store_rows};
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile};
+use super::tile_f32::CONVERSION;
+use super::unroll::unroll;
 
 /// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
 /// terms are values, or with `PAIRS` pairs of bf16, in f32. There may be as many rows as a tile has, up to 8, and
@@ -51,16 +55,15 @@ unsafe fn scores_of<S: Simd, T: Convert, const R: usize, const PAIRS: bool>(
 ) {
     assert!(queries.len() >= R * width && scores.len() >= (R - 1) * KEY_BLOCK + S::LANES);
     let fetched = S::LANES.div_ceil(width.div_ceil(S::COLUMNS));
-    let mut sums = [s.splat(0.0); R];
+    let mut sums: [S::V; R] = Zeroable::zeroed();
     let whole = width / S::COLUMNS * S::COLUMNS;
     for at in (0..whole).step_by(S::COLUMNS) {
         ahead.fetch(s, fetched);
         // SAFETY: the caller promises the keys, and the assertion checks the queries.
         unsafe {
             let columns = s.transposed(&keys.pointers::<S>(at));
-            for (i, column) in columns.into_iter().take(S::COLUMNS).enumerate() {
-                add_column::<S, R, PAIRS>(s, queries.as_ptr().add(at + i), width, column, &mut sums);
-            }
+            let queries = queries.as_ptr().add(at);
+            unroll!(i in 0..S::COLUMNS => add_column::<S, R, PAIRS>(s, queries.add(i), width, columns[i], &mut sums));
         }
     }
     if whole < width {
@@ -73,9 +76,8 @@ unsafe fn scores_of<S: Simd, T: Convert, const R: usize, const PAIRS: bool>(
             }
         }
     }
-    for (scores, sum) in scores.chunks_mut(KEY_BLOCK).zip(sums) {
-        s.store_slice(scores, sum);
-    }
+    // SAFETY: the assertion checks the scores.
+    unroll!(r in 0..R => unsafe { s.store(scores.as_mut_ptr().add(r * KEY_BLOCK), sums[r]) });
 }
 
 /// # Safety
@@ -88,11 +90,11 @@ unsafe fn add_column<S: Simd, const R: usize, const PAIRS: bool>(
     column: S::V,
     sums: &mut [S::V; R],
 ) {
-    for (r, sum) in sums.iter_mut().enumerate() {
+    unroll!(r in 0..R => {
         // SAFETY: the caller promises it.
         let x = unsafe { *queries.add(r * stride) };
-        *sum = if PAIRS { s.dot_pairs(x.to_bits(), column, *sum) } else { s.mul_add(s.splat(x), column, *sum) };
-    }
+        sums[r] = if PAIRS { s.dot_pairs(x.to_bits(), column, sums[r]) } else { s.mul_add(s.splat(x), column, sums[r]) };
+    });
 }
 
 /// The values of consecutive tokens, and what is fetched meanwhile.
@@ -145,7 +147,10 @@ pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize>(
 struct Fits<S, T, const R: usize, const NV: usize>(PhantomData<(S, T)>);
 
 impl<S: Simd, T: Convert, const R: usize, const NV: usize> Fits<S, T, R, NV> {
-    const TILE: bool = R * NV + if T::IS_F32 { 0 } else { 4 } <= S::SUMS;
+    const TILE: bool = Self::FITS && Self::FITS_INTEGERS;
+    const FITS: bool = R * NV + if T::IS_F32 { 0 } else { CONVERSION } <= S::SUMS;
+    /// Integers take two instructions each, and with eight vectors of AVX2 the compiler keeps a sum on the stack.
+    const FITS_INTEGERS: bool = size_of::<T>() > 1 || NV < 8 || 2 * R * NV < S::SUMS;
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.
@@ -162,41 +167,39 @@ unsafe fn add_columns<S: Simd, T: Convert, const R: usize, const NV: usize>(
     [sums_of_block, output]: [&mut [f32]; 2],
     width: usize,
 ) -> usize {
-    let sums_of_block = sums_of_block.as_mut_ptr();
-    let mut sums = [[s.splat(0.0); NV]; R];
+    let (sums_of_block, output) = (sums_of_block.as_mut_ptr(), output.as_mut_ptr());
+    let mut sums: [[S::V; NV]; R] = Zeroable::zeroed();
     // SAFETY: a row of sums, of the output and a value have `NV` vectors from `column` on, and each row of weights has
     // one for each key.
     unsafe {
         if !is_first {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (v, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.load(sums_of_block.add(r * width + v * S::LANES));
-                }
-            }
+            unroll!(r in 0..R => sums[r] = load_row::<_, f32, NV>(s, sums_of_block.add(r * width)));
         }
-        for key in 0..*count {
-            ahead.fetch(s, 1);
-            let row = values.at.add(key * values.stride);
-            let mut columns = [s.splat(0.0); NV];
-            for (v, to) in columns.iter_mut().enumerate() {
-                *to = T::load(s, row.add(column + v * S::LANES));
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = s.splat(*weights.as_ptr().add(r * KEY_BLOCK + key));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = s.mul_add(x, column, *sum);
-                }
-            }
+        let (mut weights, mut row) = (weights.as_ptr(), values.at.wrapping_add(column));
+        for _ in 0..*count {
+            ahead.fetch_row(s);
+            let columns: [S::V; NV] = load_row::<_, T, NV>(s, row);
+            unroll!(r in 0..R => add_products(s, s.splat(*weights.add(r * KEY_BLOCK)), &columns, &mut sums[r]));
+            (weights, row) = (weights.wrapping_add(1), row.wrapping_add(values.stride));
+            hide_addresses(&mut weights, &mut row);
         }
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (v, sum) in sums.into_iter().enumerate() {
-                let at = r * width + v * S::LANES;
-                let to = output.as_mut_ptr().add(at);
-                if is_last { s.store(to, s.add(s.load(to), sum)) } else { s.store(sums_of_block.add(at), sum) }
-            }
+        if is_last {
+            add_to_rows(s, &sums, output, width);
+        } else {
+            store_rows(s, &sums, sums_of_block, width);
         }
     }
     NV
+}
+
+/// # Safety
+/// `NV` vectors can be read.
+#[inline(always)]
+unsafe fn load_row<S: Simd, T: Convert, const NV: usize>(s: S, from: *const T) -> [S::V; NV] {
+    let mut row: [S::V; NV] = Zeroable::zeroed();
+    // SAFETY: the caller promises it.
+    unroll!(v in 0..NV => row[v] = unsafe { T::load(s, from.add(v * S::LANES)) });
+    row
 }
 
 /// Adds the products of `rows` rows of pairs of attention weights, `KEY_BLOCK` apart, with pairs of neighboring
@@ -241,37 +244,38 @@ unsafe fn pair_products_of<S: Simd, const R: usize, const NV: usize>(
     for column in (0..width).step_by(NV * VECTOR_COLUMNS) {
         let vectors = NV.min((width - column) / VECTOR_COLUMNS);
         let output = output[column..].as_mut_ptr();
-        let mut sums = [[s.splat(0.0); NV]; R];
+        let mut sums: [[S::V; R]; NV] = Zeroable::zeroed();
         // SAFETY: a row of the output has `vectors` vectors from `column` on, and each row of weights a pair for each
         // pair of values; the caller promises the values.
         unsafe {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                for (v, sum) in sums.iter_mut().enumerate().take(vectors) {
-                    *sum = s.load(output.add(r * width + v * VECTOR_COLUMNS));
+            unroll!(v in 0..NV => {
+                if v < vectors {
+                    let from = output.add(v * VECTOR_COLUMNS);
+                    unroll!(r in 0..R => sums[v][r] = s.load(from.add(r * width)));
                 }
-            }
+            });
             for pair in 0..pairs {
                 ahead.fetch(s, 2);
                 let first = values.at.add(2 * pair * values.stride + column / 2);
                 let second = first.add(values.stride);
-                for v in (0..NV).step_by(2) {
-                    if v >= vectors {
-                        break;
+                unroll!(half in 0..NV / 2 => {
+                    if 2 * half < vectors {
+                        let at = half * VECTOR_COLUMNS;
+                        let columns = s.pair_up(s.load(first.add(at)), s.load(second.add(at)));
+                        unroll!(r in 0..R => {
+                            let x = *weights.as_ptr().add(r * KEY_BLOCK + pair);
+                            sums[2 * half][r] = s.dot_pairs(x, columns[0], sums[2 * half][r]);
+                            sums[2 * half + 1][r] = s.dot_pairs(x, columns[1], sums[2 * half + 1][r]);
+                        });
                     }
-                    let at = v * VECTOR_COLUMNS / 2;
-                    let columns = s.pair_up(s.load(first.add(at)), s.load(second.add(at)));
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = *weights.as_ptr().add(r * KEY_BLOCK + pair);
-                        sums[v] = s.dot_pairs(x, columns[0], sums[v]);
-                        sums[v + 1] = s.dot_pairs(x, columns[1], sums[v + 1]);
-                    }
-                }
+                });
             }
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (v, sum) in sums.into_iter().enumerate().take(vectors) {
-                    s.store(output.add(r * width + v * VECTOR_COLUMNS), sum);
+            unroll!(v in 0..NV => {
+                if v < vectors {
+                    let to = output.add(v * VECTOR_COLUMNS);
+                    unroll!(r in 0..R => s.store(to.add(r * width), sums[v][r]));
                 }
-            }
+            });
         }
     }
 }

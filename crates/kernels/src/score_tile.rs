@@ -381,9 +381,16 @@ impl PrefetchRows {
     /// Fetches the next `rows` rows, if there are as many.
     #[inline(always)]
     pub fn fetch<S: Simd>(&mut self, s: S, rows: usize) {
-        let rows = rows.min(self.left);
-        self.left -= rows;
-        for _ in 0..rows {
+        for _ in 0..rows.min(self.left) {
+            self.fetch_row(s);
+        }
+    }
+
+    /// Fetches the next row, if there is one.
+    #[inline(always)]
+    pub fn fetch_row<S: Simd>(&mut self, s: S) {
+        if self.left > 0 {
+            self.left -= 1;
             for byte in (0..self.row).step_by(CACHE_LINE) {
                 s.prefetch(self.at.wrapping_byte_add(byte));
             }

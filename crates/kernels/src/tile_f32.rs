@@ -3,7 +3,7 @@
 use super::convert::Convert;
 use super::exp::exp;
 use super::isa::simd::Simd;
-use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
+use super::microkernel::{Lhs, Prefetch, Rhs, add_to_rows, microkernel, store_rows};
 use super::row_products::{Values, add_value_products, row_scores};
 use super::score_tile::{KEY_BLOCK, Rows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 
@@ -92,11 +92,7 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
             unsafe {
                 let b = Rhs::new(keys.as_ptr().add(start * d), panel);
                 let sums = microkernel::<S, _, MR, NR>(s, d, a, b, Prefetch::NONE);
-                for (r, sums) in sums.into_iter().enumerate() {
-                    for (n, sum) in sums.into_iter().enumerate() {
-                        s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + start + n * S::LANES), sum);
-                    }
-                }
+                store_rows(s, &sums, scores.as_mut_ptr().add(start), KEY_BLOCK);
             }
         }
     }
@@ -201,7 +197,10 @@ pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usi
     assert!(width_v <= stride && values.len() >= count * stride && output.len() >= MR * width_v);
     let mut column = 0;
     while column < width_v {
-        let step = vectors_per_step((width_v - column) / S::LANES, const { most_vectors(MR, NR, S::SUMS) });
+        let step = vectors_per_step(
+            (width_v - column) / S::LANES,
+            const { most_vectors(MR, NR, S::SUMS - if T::IS_F32 { 0 } else { CONVERSION }) },
+        );
         let values = (values[column..].as_ptr(), stride);
         // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
         // `LANES`.
@@ -215,6 +214,9 @@ pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usi
         column += step * S::LANES;
     }
 }
+
+/// Registers that a conversion of values takes.
+pub(super) const CONVERSION: usize = 4;
 
 /// The vectors of columns of a register tile of `rows` rows, at most `vectors`, whose sums are at most `sums`.
 const fn most_vectors(rows: usize, vectors: usize, sums: usize) -> usize {
@@ -254,11 +256,6 @@ unsafe fn accumulate_columns<S: Simd, T: Convert, const MR: usize, const NV: usi
     unsafe {
         let b = Rhs::new(values, stride);
         let added = microkernel::<S, _, MR, NV>(s, count, a, b, Prefetch::NONE);
-        for (r, added) in added.into_iter().enumerate() {
-            for (n, added) in added.into_iter().enumerate() {
-                let at = output.as_mut_ptr().add(r * width_v + column + n * S::LANES);
-                s.store(at, s.add(s.load(at), added));
-            }
-        }
+        add_to_rows(s, &added, output.as_mut_ptr().add(column), width_v);
     }
 }

@@ -8,6 +8,8 @@
 //! product with a value is exact, and fused or not makes no difference. What is left, the softmax, has vectors of
 //! [16 lanes](Wide) and no fused operations. So **all instruction sets give the same bits**.
 
+use bytemuck::Zeroable;
+
 use super::elements::Elements;
 use super::exp::exp;
 use super::int8::dot::{InputInteger, InputRows, Int8Dot};
@@ -19,6 +21,7 @@ use super::microkernel::{Prefetch, StridedRows};
 use super::row_products::Values;
 use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 use super::tile_f32::{TileF32, add_value_tile};
+use super::unroll::unroll;
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -241,7 +244,9 @@ impl<D: Int8Dot, const MR: usize, const NR: usize, const R: usize> VectorKernel 
                 // More sums side by side: one row would wait for each sum before the next.
                 let rows = InputRows { stride: width * size_of::<f32>(), starts_stride: 1, ..rows(0) };
                 let [first, second] = tile.0.sums::<2, NR, false>(steps, rows, panel, &mut no_prefetch);
-                [[first; R], [second; R]]
+                let mut sums: [[[_; NR]; R]; 2] = Zeroable::zeroed();
+                [sums[0][0], sums[1][0]] = [first, second];
+                sums
             } else {
                 [
                     tile.0.sums::<R, NR, false>(steps, rows(0), panel, &mut no_prefetch),
@@ -249,16 +254,19 @@ impl<D: Int8Dot, const MR: usize, const NR: usize, const R: usize> VectorKernel 
                 ]
             }
         };
-        for (r, (first, second)) in first.into_iter().zip(second).enumerate() {
-            let of_query = &queries[r * query_width + 2 * width..];
-            let factors = [s.splat(of_query[0]), s.splat(of_query[1])];
-            let scores = &mut scores[r * KEY_BLOCK..][..NR * D::S::LANES];
-            for (v, (first, second)) in first.into_iter().zip(second).enumerate() {
-                let sum = s.add(s.mul(first, factors[0]), s.mul(second, factors[1]));
-                let at = v * D::S::LANES;
-                s.store_slice(&mut scores[at..], s.mul(sum, s.load_slice(&scales[at..])));
+        unroll!(r in 0..R => {
+            // SAFETY: as above; after both rows of a query are their factors, and there are scales and room for scores
+            // of `NR` vectors.
+            unsafe {
+                let factors = queries.as_ptr().add(r * query_width + 2 * width);
+                let factors = [s.splat(*factors), s.splat(*factors.add(1))];
+                unroll!(v in 0..NR => {
+                    let sum = s.add(s.mul(first[r][v], factors[0]), s.mul(second[r][v], factors[1]));
+                    let at = v * D::S::LANES;
+                    s.store(scores.as_mut_ptr().add(r * KEY_BLOCK + at), s.mul(sum, s.load(scales.as_ptr().add(at))));
+                });
             }
-        }
+        });
     }
 }
 

@@ -1,7 +1,10 @@
 //! Products of 8-bit integers: what an instruction set implements.
 
+use bytemuck::Zeroable;
+
 use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use crate::microkernel::{Prefetch, hide_addresses};
+use crate::unroll::unroll;
 
 /// An integer that holds a rounded input.
 pub(crate) trait InputInteger: bytemuck::Pod {
@@ -123,9 +126,9 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     const OFFSET: u8;
     const NIBBLE_OFFSET: u8;
     /// `S::LANES` sums of 32 bits.
-    type Sums: Copy;
+    type Sums: Copy + Zeroable;
     /// The weights of a step for each of `S::LANES` outputs.
-    type Weights: Copy;
+    type Weights: Copy + Zeroable;
 
     fn simd(self) -> Self::S;
     /// [`Int8Dot::call`].
@@ -196,27 +199,26 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
-            let mut sums = [[self.splat(0); VECTORS]; ROWS];
-            for (r, sums) in sums.iter_mut().enumerate() {
-                *sums = [self.splat(*a.starts.add(r * a.starts_stride)); VECTORS];
-            }
+            let mut sums: [[D::Sums; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(r in 0..ROWS => {
+                let start = self.splat(*a.starts.add(r * a.starts_stride));
+                unroll!(v in 0..VECTORS => sums[r][v] = start);
+            });
             let (mut values, mut panel) = (a.values, panel);
             // Steps of inputs whose weights are in the same bytes.
             let loads = if NIBBLES { steps / 2 } else { steps };
-            for block in 0..loads / Prefetch::BLOCK {
+            let blocks = if D::S::PREFETCHES { loads / Prefetch::BLOCK } else { 0 };
+            for block in 0..blocks {
                 prefetch.fetch(Int8Vectors::simd(self), block);
-                for _ in 0..Prefetch::BLOCK {
+                unroll!(_step in 0..Prefetch::BLOCK => {
                     add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
-                }
+                });
             }
-            for _ in 0..loads % Prefetch::BLOCK {
+            for _ in blocks * Prefetch::BLOCK..loads {
                 add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
             }
-            // Loops, because `array::map` is not always inlined.
-            let mut results = [[Int8Vectors::simd(self).splat(0.0); VECTORS]; ROWS];
-            for (results, sums) in results.iter_mut().zip(sums) {
-                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = self.to_f32(sum));
-            }
+            let mut results: [[<D::S as Simd>::V; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(r in 0..ROWS => unroll!(v in 0..VECTORS => results[r][v] = self.to_f32(sums[r][v])));
             results
         }
     }
@@ -238,34 +240,39 @@ unsafe fn add_step<D: Int8Vectors, const ROWS: usize, const VECTORS: usize, cons
     let bytes = const { <D as Int8Dot>::STEP * D::S::LANES };
     // SAFETY: the caller promises the memory.
     unsafe {
-        let x = |r: usize, step: usize| values.add(r * stride + 4 * step).cast::<i32>().read_unaligned();
+        let x = *values;
         if NIBBLES {
-            let mut weights = [dot.load_nibbles(*panel); VECTORS];
-            for (v, weights) in weights.iter_mut().enumerate().skip(1) {
-                *weights = dot.load_nibbles(panel.add(v * bytes));
-            }
-            for half in 0..2 {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let x = x(r, half);
-                    for (sum, weights) in sums.iter_mut().zip(weights) {
-                        *sum = dot.dot_nibbles(*sum, weights[half], x);
-                    }
-                }
-            }
+            let mut weights: [[D::Weights; VECTORS]; 2] = Zeroable::zeroed();
+            unroll!(v in 0..VECTORS => [weights[0][v], weights[1][v]] = dot.load_nibbles(panel.add(v * bytes)));
+            unroll!(half in 0..2 => {
+                let (x, weights) = (x.add(4 * half), &weights[half]);
+                unroll!(r in 0..ROWS => add_row::<D, VECTORS, true>(dot, x.add(r * stride), weights, &mut sums[r]));
+            });
         } else {
-            let mut weights = [dot.load(*panel); VECTORS];
-            for (v, weights) in weights.iter_mut().enumerate().skip(1) {
-                *weights = dot.load(panel.add(v * bytes));
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let x = x(r, 0);
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = dot.dot(*sum, weights, x);
-                }
-            }
+            let mut weights: [D::Weights; VECTORS] = Zeroable::zeroed();
+            unroll!(v in 0..VECTORS => weights[v] = dot.load(panel.add(v * bytes)));
+            unroll!(r in 0..ROWS => add_row::<D, VECTORS, false>(dot, x.add(r * stride), &weights, &mut sums[r]));
         }
     }
     *values = values.wrapping_add(if NIBBLES { 8 } else { 4 });
     *panel = panel.wrapping_add(VECTORS * bytes);
     hide_addresses(values, panel);
+}
+
+/// Adds the products of the inputs of one row.
+///
+/// # Safety
+/// 32 bits can be read at `x`.
+#[inline(always)]
+unsafe fn add_row<D: Int8Vectors, const VECTORS: usize, const NIBBLES: bool>(
+    dot: D,
+    x: *const i8,
+    weights: &[D::Weights; VECTORS],
+    sums: &mut [D::Sums; VECTORS],
+) {
+    // SAFETY: the caller promises it.
+    let x = unsafe { x.cast::<i32>().read_unaligned() };
+    unroll!(v in 0..VECTORS => {
+        sums[v] = if NIBBLES { dot.dot_nibbles(sums[v], weights[v], x) } else { dot.dot(sums[v], weights[v], x) };
+    });
 }

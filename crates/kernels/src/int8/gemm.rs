@@ -1,5 +1,6 @@
 //! The part of a product with quantized weights that one thread computes.
 
+use bytemuck::Zeroable;
 use half::f16;
 
 use super::dot::{InputRows, Int8Dot};
@@ -14,6 +15,7 @@ use crate::isa::Isa;
 use crate::isa::kernel::Int8Kernel;
 use crate::isa::simd::Simd;
 use crate::microkernel::Prefetch;
+use crate::unroll::unroll;
 
 /// Runs a task on the packed panels of its weights.
 pub(crate) fn run_quantized(isa: Isa, task: GemmTask, panels: &QuantizedPanels, inputs: &RoundedInputs) -> Result<()> {
@@ -182,7 +184,7 @@ impl MultiplyPanel<'_> {
         assert!(self.panel.len() >= groups * bytes && self.panel_scales.len() >= groups * width);
         assert!(row + ROWS <= self.rows);
         let groups = if BLOCKS { groups } else { 1 };
-        let mut results = [[s.splat(0.0); NR]; ROWS];
+        let mut results: [[<D::S as Simd>::V; NR]; ROWS] = Zeroable::zeroed();
         for index in 0..groups {
             // SAFETY: the assertions check the lengths for all groups; a group is a whole number of steps, and blocks
             // are an even one. This is a kernel under `run_int8`.
@@ -195,16 +197,16 @@ impl MultiplyPanel<'_> {
                 };
                 let panel = self.panel.as_ptr().add(index * bytes);
                 let sums = dot.sums::<ROWS, NR, NIBBLES>(group / D::STEP, a, panel, &mut prefetch);
-                let scale = |v: usize| s.load(self.panel_scales.as_ptr().add(index * width + v * lanes));
-                let panel_scales: [_; NR] = std::array::from_fn(scale);
-                for (r, (results, sums)) in results.iter_mut().zip(sums).enumerate() {
-                    let row_scale = s.splat(*scales.get_unchecked(r * groups + index));
-                    for ((result, sum), panel_scale) in results.iter_mut().zip(sums).zip(panel_scales) {
+                let panel_scales = self.panel_scales.as_ptr().add(index * width);
+                unroll!(v in 0..NR => {
+                    let panel_scale = s.load(panel_scales.add(v * lanes));
+                    unroll!(r in 0..ROWS => {
+                        let row_scale = s.splat(*scales.get_unchecked(r * groups + index));
                         // Not fused, so that all instruction sets give the same bits.
-                        let scaled = s.mul(sum, s.mul(row_scale, panel_scale));
-                        *result = if BLOCKS { s.add(*result, scaled) } else { scaled };
-                    }
-                }
+                        let scaled = s.mul(sums[r][v], s.mul(row_scale, panel_scale));
+                        results[r][v] = if BLOCKS { s.add(results[r][v], scaled) } else { scaled };
+                    });
+                });
             }
         }
         // SAFETY: these are rows of the task.

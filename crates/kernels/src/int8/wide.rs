@@ -1,9 +1,11 @@
 //! Vectors of 16 lanes on every instruction set.
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::dot::Int8Dot;
 use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
+use crate::unroll::unroll;
 
 /// Vectors of 16 lanes, made of those that go with products of integers, without fused multiply-adds: all instruction
 /// sets give the same bits.
@@ -36,9 +38,7 @@ macro_rules! each_vector {
         #[inline(always)]
         fn $name(self, $first: Self::V $(, $x: Self::V)*) -> Self::V {
             let mut to = $first;
-            for i in 0..Self::VECTORS {
-                to[i] = self.0.simd().$name($first[i] $(, $x[i])*);
-            }
+            unroll!(i in 0..Self::VECTORS => to[i] = self.0.simd().$name($first[i] $(, $x[i])*));
             to
         }
     )+};
@@ -49,11 +49,9 @@ macro_rules! each_load {
     ($($name:ident: $element:ty;)+) => {$(
         #[inline(always)]
         unsafe fn $name(self, from: *const $element) -> Self::V {
-            let mut to = self.splat(0.0);
-            for (i, to) in to.iter_mut().enumerate().take(Self::VECTORS) {
-                // SAFETY: the caller promises 16 values, those of `VECTORS` vectors.
-                *to = unsafe { self.0.simd().$name(from.add(i * D::S::LANES)) };
-            }
+            let mut to = Self::V::zeroed();
+            // SAFETY: the caller promises 16 values, those of `VECTORS` vectors.
+            unroll!(i in 0..Self::VECTORS => to[i] = unsafe { self.0.simd().$name(from.add(i * D::S::LANES)) });
             to
         }
     )+};
@@ -90,7 +88,9 @@ unsafe impl<D: Int8Dot> Simd for Wide<D> {
 
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
-        [self.0.simd().splat(x); VECTORS]
+        let (vector, mut to) = (self.0.simd().splat(x), Self::V::zeroed());
+        unroll!(i in 0..Self::VECTORS => to[i] = vector);
+        to
     }
     #[inline(always)]
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
@@ -109,28 +109,25 @@ unsafe impl<D: Int8Dot> Simd for Wide<D> {
     #[inline(always)]
     fn reduce_max(self, a: Self::V) -> f32 {
         let (s, mut largest) = (self.0.simd(), a[0]);
-        for vector in a.iter().take(Self::VECTORS).skip(1) {
-            largest = s.max(*vector, largest);
-        }
+        unroll!(i in 0..Self::VECTORS - 1 => largest = s.max(a[i + 1], largest));
         s.reduce_max(largest)
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, a: Self::V) {
-        for (i, vector) in a.into_iter().enumerate().take(Self::VECTORS) {
-            // SAFETY: the caller promises room for 16 values, those of `VECTORS` vectors.
-            unsafe { self.0.simd().store(to.add(i * D::S::LANES), vector) };
-        }
+        // SAFETY: the caller promises room for 16 values, those of `VECTORS` vectors.
+        unroll!(i in 0..Self::VECTORS => unsafe { self.0.simd().store(to.add(i * D::S::LANES), a[i]) });
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Self::V {
-        let mut to = self.splat(0.0);
-        for (i, to) in to.iter_mut().enumerate().take(Self::VECTORS) {
+        let mut to = Self::V::zeroed();
+        unroll!(i in 0..Self::VECTORS => {
             let first = i * D::S::LANES;
             // SAFETY: the caller promises 16 indices and the values at their places.
-            *to = unsafe { self.0.simd().gather(from.add(first * step), step, indices.add(first)) };
-        }
+            to[i] = unsafe { self.0.simd().gather(from.add(first * step), step, indices.add(first)) };
+        });
         to
     }
+    const PREFETCHES: bool = D::S::PREFETCHES;
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         self.0.simd().prefetch(at);

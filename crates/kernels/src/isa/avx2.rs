@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
@@ -10,6 +11,7 @@ use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
 use crate::convert::Convert;
 use crate::int8::avx2::Avx2Int8;
 use crate::int8::vnni::Vnni;
+use crate::unroll::unroll;
 
 /// AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -109,11 +111,11 @@ unsafe impl Simd for Avx2 {
     unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [__m256; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 8 rows; `self` proves that the processor has AVX2.
         unsafe {
-            let mut halves = [_mm256_setzero_ps(); 4];
-            for (r, halves) in halves.iter_mut().enumerate() {
+            let mut halves: [_; 4] = Zeroable::zeroed();
+            unroll!(r in 0..4 => {
                 let [low, high] = [rows[r], rows[r + 4]];
                 let bits = || _mm_unpacklo_epi64(_mm_loadl_epi64(low.cast()), _mm_loadl_epi64(high.cast()));
-                *halves = match T::HALVES {
+                halves[r] = match T::HALVES {
                     None => {
                         let low = _mm256_castps128_ps256(_mm_loadu_ps(low.cast()));
                         _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(high.cast()))
@@ -123,11 +125,11 @@ unsafe impl Simd for Avx2 {
                         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits())))
                     }
                 };
-            }
+            });
             let [a, b, c, d] = halves;
-            let low = [_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d)].map(|pairs| _mm256_castps_pd(pairs));
-            let high = [_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d)].map(|pairs| _mm256_castps_pd(pairs));
-            let mut columns = [_mm256_setzero_ps(); MAX_LANES];
+            let low = [_mm256_castps_pd(_mm256_unpacklo_ps(a, b)), _mm256_castps_pd(_mm256_unpacklo_ps(c, d))];
+            let high = [_mm256_castps_pd(_mm256_unpackhi_ps(a, b)), _mm256_castps_pd(_mm256_unpackhi_ps(c, d))];
+            let mut columns: [_; MAX_LANES] = Zeroable::zeroed();
             columns[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low[0], low[1]));
             columns[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low[0], low[1]));
             columns[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high[0], high[1]));
@@ -135,6 +137,7 @@ unsafe impl Simd for Avx2 {
             columns
         }
     }
+    const PREFETCHES: bool = true;
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::avx2::Avx2;
@@ -11,6 +12,7 @@ use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
 use crate::convert::Convert;
 use crate::exp::exp2_bf16;
 use crate::int8::avx512_vnni::Avx512Vnni;
+use crate::unroll::unroll;
 
 /// AVX-512F; with `BF16` the processor has AVX512-BW, AVX512-DQ and AVX512-BF16, too.
 #[derive(Debug, Clone, Copy)]
@@ -132,20 +134,19 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [__m512; MAX_LANES] {
         // SAFETY: the caller promises 16 values at each of 16 rows; `self` proves that the processor has AVX-512.
         unsafe {
-            let (mut pairs, mut fours) = ([_mm512_setzero_ps(); 16], [_mm512_setzero_ps(); 16]);
-            for i in (0..16).step_by(2) {
-                let (a, b) = (T::load(self, rows[i]), T::load(self, rows[i + 1]));
-                (pairs[i], pairs[i + 1]) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-            }
-            for i in (0..16).step_by(4) {
-                for j in 0..2 {
-                    let (a, b) = (_mm512_castps_pd(pairs[i + j]), _mm512_castps_pd(pairs[i + j + 2]));
-                    fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-                    fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-                }
-            }
-            let mut columns = [_mm512_setzero_ps(); 16];
-            for j in 0..4 {
+            let (mut pairs, mut fours): ([_; 16], [_; 16]) = Zeroable::zeroed();
+            unroll!(i in 0..8 => {
+                let (a, b) = (T::load(self, rows[2 * i]), T::load(self, rows[2 * i + 1]));
+                (pairs[2 * i], pairs[2 * i + 1]) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            });
+            unroll!(i in 0..8 => {
+                let (i, j) = (i / 2 * 4, i % 2);
+                let (a, b) = (_mm512_castps_pd(pairs[i + j]), _mm512_castps_pd(pairs[i + j + 2]));
+                fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+            });
+            let mut columns: [_; 16] = Zeroable::zeroed();
+            unroll!(j in 0..4 => {
                 let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
                 let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
                 let odd = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
@@ -153,7 +154,7 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
                 columns[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
                 columns[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
                 columns[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
-            }
+            });
             columns
         }
     }
@@ -173,7 +174,8 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
         // SAFETY: `PLACES` are 32 values; with `BF16` the processor has AVX512-BW.
         unsafe {
             let (first, second) = (_mm512_castps_si512(first), _mm512_castps_si512(second));
-            let [low, high] = PLACES.each_ref().map(|places| _mm512_loadu_si512(places.as_ptr().cast()));
+            let low = _mm512_loadu_si512(PLACES[0].as_ptr().cast());
+            let high = _mm512_loadu_si512(PLACES[1].as_ptr().cast());
             let low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, low, second));
             [low, _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, high, second))]
         }
@@ -193,6 +195,7 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
         }
         self.ldexp(p, x)
     }
+    const PREFETCHES: bool = true;
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.

@@ -3,10 +3,13 @@
 
 use std::arch::x86_64::*;
 
+use bytemuck::Zeroable;
+
 use super::avx512::Avx512;
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use crate::microkernel::Prefetch;
+use crate::microkernel::{Prefetch, store_rows};
+use crate::unroll::unroll;
 
 /// AVX512-BF16 and AVX-512F.
 #[derive(Debug, Clone, Copy)]
@@ -72,30 +75,25 @@ impl Avx512Bf16 {
         // SAFETY: `r < ROWS`, `v < VECTORS` and `pair < pairs` stay inside the memory that the caller promises; `self`
         // proves that the processor has the instructions.
         unsafe {
-            let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+            let mut sums: [[__m512; VECTORS]; ROWS] = Zeroable::zeroed();
             if tile.accumulate {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_loadu_ps(c.add(r * tile.c_stride + v * VECTOR_COLUMNS));
-                    }
-                }
+                unroll!(r in 0..ROWS => {
+                    let row = c.add(r * tile.c_stride);
+                    unroll!(v in 0..VECTORS => sums[r][v] = _mm512_loadu_ps(row.add(v * VECTOR_COLUMNS)));
+                });
             }
             let (mut a, mut b) = (a, b);
             for block in 0..tile.pairs / Prefetch::BLOCK {
                 tile.prefetch.fetch(self.0, block);
-                for pair in 0..Prefetch::BLOCK {
-                    add_pair(a.add(pair), a_stride, b.add(pair * b_stride), &mut sums);
-                }
+                unroll!(pair in 0..Prefetch::BLOCK => {
+                    add_pair(a.add(pair), a_stride, b.add(pair * b_stride), &mut sums)
+                });
                 (a, b) = (a.add(Prefetch::BLOCK), b.add(Prefetch::BLOCK * b_stride));
             }
             for pair in 0..tile.pairs % Prefetch::BLOCK {
                 add_pair(a.add(pair), a_stride, b.add(pair * b_stride), &mut sums);
             }
-            for (r, sums) in sums.into_iter().enumerate() {
-                for (v, sum) in sums.into_iter().enumerate() {
-                    _mm512_storeu_ps(c.add(r * tile.c_stride + v * VECTOR_COLUMNS), sum);
-                }
-            }
+            store_rows(self.0, &sums, c, tile.c_stride);
         }
     }
 
@@ -147,16 +145,12 @@ unsafe fn add_pair<const ROWS: usize, const VECTORS: usize>(
 ) {
     // SAFETY: `v < VECTORS` and `r < ROWS` stay inside the memory that the caller promises.
     unsafe {
-        let mut columns = [_mm512_setzero_si512(); VECTORS];
-        for (v, column) in columns.iter_mut().enumerate() {
-            *column = _mm512_loadu_si512(b.add(v * VECTOR_COLUMNS).cast());
-        }
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let x = _mm512_set1_epi32((*a.add(r * a_stride)).cast_signed());
-            for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = _mm512_dpbf16_ps(*sum, cast_to_bf16(x), cast_to_bf16(column));
-            }
-        }
+        let mut columns: [__m512i; VECTORS] = Zeroable::zeroed();
+        unroll!(v in 0..VECTORS => columns[v] = _mm512_loadu_si512(b.add(v * VECTOR_COLUMNS).cast()));
+        unroll!(r in 0..ROWS => {
+            let x = cast_to_bf16(_mm512_set1_epi32((*a.add(r * a_stride)).cast_signed()));
+            unroll!(v in 0..VECTORS => sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, cast_to_bf16(columns[v])));
+        });
     }
 }
 

@@ -86,6 +86,7 @@ unsafe impl Simd for Neon {
             columns
         }
     }
+    const PREFETCHES: bool = true;
     #[inline(always)]
     fn prefetch(self, at: *const f32) {
         // SAFETY: a prefetch never faults, and changes no register. It has no intrinsic on stable Rust.

@@ -1,10 +1,12 @@
 //! The SIMD operations that each instruction set implements: vectors of f32 and what the kernels do with them.
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::pair_dot::Pair;
 use crate::convert::{Convert, f32_to_bf16};
 use crate::exp::exp2_bf16;
+use crate::unroll::unroll;
 
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
@@ -24,7 +26,7 @@ pub(crate) trait VectorKernel {
 /// `load` and the stores access `LANES` values at the pointer and nothing else, and `gather` those that it describes.
 pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// A vector of `LANES` values.
-    type V: Copy;
+    type V: Copy + Zeroable;
     const LANES: usize;
     /// Vectors of sums that kernels keep in registers beside what they multiply.
     const SUMS: usize;
@@ -169,12 +171,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
         // SAFETY: the caller promises it.
         unsafe {
-            for (c, column) in self.transposed(rows).into_iter().take(Self::COLUMNS).enumerate() {
-                self.store(to.add(c * stride), column);
-            }
+            let columns = self.transposed(rows);
+            unroll!(c in 0..Self::COLUMNS => self.store(to.add(c * stride), columns[c]));
         }
     }
 
+    /// Whether [`prefetch`](Self::prefetch) does something.
+    const PREFETCHES: bool = false;
     /// Asks for the cache line at `at`, which need not be memory of the process. Does nothing where there is no such
     /// instruction.
     #[inline(always)]
