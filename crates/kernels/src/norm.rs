@@ -1,10 +1,13 @@
 //! Layer and RMS normalization, with the residual addition before it, in one pass over rows of activations.
 
+use bytemuck::Zeroable;
+
 use super::error::{Error, Result};
 use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::Simd;
 use super::team::Team;
+use super::unroll::unroll;
 
 /// Values that one thread takes at a time, in whole rows.
 const TASK_VALUES: usize = 1 << 14;
@@ -63,15 +66,24 @@ impl Kernel for NormTask<'_> {
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
         let Self { norm: RowNorm { weight, bias, eps, rms }, xs, residual } = self;
         let width = weight.len();
+        let whole = width / S::LANES * S::LANES;
         for (row, xs) in xs.chunks_exact_mut(width).enumerate() {
             if let Some(residual) = residual {
                 let residual = &residual[row * width..][..width];
-                xs.iter_mut().zip(residual).for_each(|(x, residual)| *x += residual);
+                for (xs, residual) in xs.chunks_exact_mut(S::LANES).zip(residual.chunks_exact(S::LANES)) {
+                    s.store_slice(xs, s.add(s.load_slice(xs), s.load_slice(residual)));
+                }
+                xs[whole..].iter_mut().zip(&residual[whole..]).for_each(|(x, residual)| *x += residual);
             }
             let mean = if rms { 0.0 } else { sum(s, xs, 0.0, false) / width as f32 };
             let variance = sum(s, xs, mean, true) / width as f32;
             let factor = 1.0 / (variance + eps).sqrt();
-            for ((x, weight), bias) in xs.iter_mut().zip(weight).zip(bias) {
+            let parameters = weight.chunks_exact(S::LANES).zip(bias.chunks_exact(S::LANES));
+            for (xs, (weight, bias)) in xs.chunks_exact_mut(S::LANES).zip(parameters) {
+                let normalized = s.mul(s.sub(s.load_slice(xs), s.splat(mean)), s.splat(factor));
+                s.store_slice(xs, s.add(s.mul(normalized, s.load_slice(weight)), s.load_slice(bias)));
+            }
+            for ((x, weight), bias) in xs[whole..].iter_mut().zip(&weight[whole..]).zip(&bias[whole..]) {
                 *x = (*x - mean) * factor * weight + bias;
             }
         }
@@ -84,12 +96,13 @@ const SUMS: usize = 4;
 /// `Σ (x - offset)`, or `Σ (x - offset)²` if `squares`.
 #[inline(always)]
 fn sum<S: Simd>(s: S, xs: &[f32], offset: f32, squares: bool) -> f32 {
-    let (mut sums, offsets) = ([s.splat(0.0); SUMS], s.splat(offset));
+    let (mut sums, offsets): ([S::V; SUMS], _) = (Zeroable::zeroed(), s.splat(offset));
     let mut blocks = xs.chunks_exact(SUMS * S::LANES);
     for block in &mut blocks {
-        for (sum, vector) in sums.iter_mut().zip(block.chunks_exact(S::LANES)) {
-            *sum = add_term(s, *sum, s.sub(s.load_slice(vector), offsets), squares);
-        }
+        unroll!(i in 0..SUMS => {
+            let vector = s.load_slice(&block[i * S::LANES..]);
+            sums[i] = add_term(s, sums[i], s.sub(vector, offsets), squares);
+        });
     }
     let vectors = blocks.remainder().chunks_exact(S::LANES);
     let mut rest = 0.0;

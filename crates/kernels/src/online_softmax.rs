@@ -7,6 +7,7 @@ use super::isa::simd::{Simd, VectorKernel};
 use super::mask::{Lengths, Mask, PairRule, Seen};
 use super::problem::Problem;
 use super::score_tile::{KEY_BLOCK, ScoreTile};
+use super::unroll::unroll;
 
 /// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from
 /// `start`.
@@ -155,7 +156,7 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
             state.row_sum[r] = state.row_sum[r] * rescale + s.reduce_add(sum);
             if rescale != 1.0 {
                 let width_v = state.width_v;
-                state.output[r * width_v..(r + 1) * width_v].iter_mut().for_each(|x| *x *= rescale);
+                s.scale(&mut state.output[r * width_v..(r + 1) * width_v], rescale);
             }
         }
     }
@@ -166,16 +167,19 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
 #[inline(always)]
 fn scale_and_find_largest<S: Simd>(s: S, factor: f32, row: &mut [f32]) -> f32 {
     // Side by side: one alone would wait for each comparison before the next.
-    let mut largest = [s.splat(f32::NEG_INFINITY); 4];
+    let least = s.splat(f32::NEG_INFINITY);
+    let mut largest = [least, least, least, least];
     for block in row.chunks_mut(4 * S::LANES) {
-        for (largest, scores) in largest.iter_mut().zip(block.chunks_exact_mut(S::LANES)) {
-            let mut score = s.load_slice(scores);
-            if factor != 1.0 {
-                score = s.mul(score, s.splat(factor));
-                s.store_slice(scores, score);
+        unroll!(i in 0..4 => {
+            if let Some(scores) = block.get_mut(i * S::LANES..(i + 1) * S::LANES) {
+                let mut score = s.load_slice(scores);
+                if factor != 1.0 {
+                    score = s.mul(score, s.splat(factor));
+                    s.store_slice(scores, score);
+                }
+                largest[i] = s.max(score, largest[i]);
             }
-            *largest = s.max(score, *largest);
-        }
+        });
     }
     s.reduce_max(s.max(s.max(largest[0], largest[1]), s.max(largest[2], largest[3])))
 }

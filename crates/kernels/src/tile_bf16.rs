@@ -103,7 +103,8 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
                 continue;
             }
             let upcast = queries.as_f32(i, upcast);
-            scaled.iter_mut().zip(upcast).for_each(|(to, x)| *to = x * factor);
+            scaled.copy_from_slice(upcast);
+            self.0.scale(scaled, factor);
             self.1.round_to_pairs(scaled, to);
         }
     }

@@ -72,7 +72,8 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     fn pack_queries(self, queries: Tokens, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
         for (i, to) in to.chunks_exact_mut(queries.d).enumerate() {
             let query = queries.as_f32(i, buffer);
-            to.iter_mut().zip(query).for_each(|(to, x)| *to = x * factor);
+            to.copy_from_slice(query);
+            self.0.scale(to, factor);
         }
     }
 

@@ -5,11 +5,14 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use bytemuck::Zeroable;
+
 use super::dot::{InputRows, Int8Dot};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_dotprod::NeonDotprod;
 use crate::microkernel::Prefetch;
+use crate::unroll::unroll;
 
 /// Register tile: 8 × 2 sums and 2 vectors of weights take 18 of the 32 registers, the inputs of four steps 8 more.
 pub(crate) const MR: usize = 8;
@@ -47,11 +50,9 @@ impl NeonDotprod {
         weights: [int8x16_t; VECTORS],
         x: [int8x16_t; ROWS],
     ) {
-        for (sums, x) in sums.iter_mut().zip(x) {
-            for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = self.dot::<LANE>(*sum, weights, x);
-            }
-        }
+        unroll!(r in 0..ROWS => {
+            unroll!(v in 0..VECTORS => sums[r][v] = self.dot::<LANE>(sums[r][v], weights[v], x[r]));
+        });
     }
 }
 
@@ -78,27 +79,31 @@ unsafe impl Int8Dot for NeonDotprod {
     ) -> [[float32x4_t; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
-            let mut sums: [[int32x4_t; VECTORS]; ROWS] =
-                std::array::from_fn(|r| [vdupq_n_s32(*a.starts.add(r * a.starts_stride)); VECTORS]);
+            let mut sums: [[int32x4_t; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(r in 0..ROWS => {
+                let start = vdupq_n_s32(*a.starts.add(r * a.starts_stride));
+                unroll!(v in 0..VECTORS => sums[r][v] = start);
+            });
             let inputs = |r: usize, step: usize| a.values.add(r * a.stride + 4 * step);
-            let weights = |row: usize| -> [int8x16_t; VECTORS] {
-                std::array::from_fn(|v| vld1q_s8(panel.add((row * VECTORS + v) * 16).cast()))
+            let weights = |row: usize| {
+                let mut weights: [int8x16_t; VECTORS] = Zeroable::zeroed();
+                unroll!(v in 0..VECTORS => weights[v] = vld1q_s8(panel.add((row * VECTORS + v) * 16).cast()));
+                weights
             };
             // The weights of two steps.
             let two = |row: usize| -> [[int8x16_t; VECTORS]; 2] {
                 if !NIBBLES {
                     return [weights(row), weights(row + 1)];
                 }
-                let mut two = [weights(row / 2); 2];
-                for v in 0..VECTORS {
-                    [two[0][v], two[1][v]] = nibbles(two[0][v]);
-                }
+                let (both, mut two): (_, [[int8x16_t; VECTORS]; 2]) = (weights(row / 2), Zeroable::zeroed());
+                unroll!(v in 0..VECTORS => [two[0][v], two[1][v]] = nibbles(both[v]));
                 two
             };
             let whole = steps / STEPS * STEPS;
             for step in (0..whole).step_by(STEPS) {
                 prefetch.step(self.0, if NIBBLES { step / 2 } else { step });
-                let x = std::array::from_fn(|r| vld1q_s8(inputs(r, step)));
+                let mut x: [int8x16_t; ROWS] = Zeroable::zeroed();
+                unroll!(r in 0..ROWS => x[r] = vld1q_s8(inputs(r, step)));
                 let [even, odd] = two(step);
                 self.step::<ROWS, VECTORS, 0>(&mut sums, even, x);
                 self.step::<ROWS, VECTORS, 1>(&mut sums, odd, x);
@@ -107,17 +112,16 @@ unsafe impl Int8Dot for NeonDotprod {
                 self.step::<ROWS, VECTORS, 3>(&mut sums, odd, x);
             }
             for step in whole..steps {
-                let x = std::array::from_fn(|r| {
-                    vreinterpretq_s8_s32(vdupq_n_s32(inputs(r, step).cast::<i32>().read_unaligned()))
+                let mut x: [int8x16_t; ROWS] = Zeroable::zeroed();
+                unroll!(r in 0..ROWS => {
+                    let four = inputs(r, step).cast::<i32>().read_unaligned();
+                    x[r] = vreinterpretq_s8_s32(vdupq_n_s32(four));
                 });
                 let weights = if NIBBLES { two(step)[step % 2] } else { weights(step) };
                 self.step::<ROWS, VECTORS, 0>(&mut sums, weights, x);
             }
-            // Loops here and above, because `array::map` is not always inlined.
-            let mut results = [[vdupq_n_f32(0.0); VECTORS]; ROWS];
-            for (results, sums) in results.iter_mut().zip(sums) {
-                results.iter_mut().zip(sums).for_each(|(result, sum)| *result = vcvtq_f32_s32(sum));
-            }
+            let mut results: [[float32x4_t; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(r in 0..ROWS => unroll!(v in 0..VECTORS => results[r][v] = vcvtq_f32_s32(sums[r][v])));
             results
         }
     }

@@ -5,11 +5,14 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use bytemuck::Zeroable;
+
 use super::dot::{InputRows, Int8Dot};
 use super::neon::nibbles;
 use crate::isa::neon::Neon;
 use crate::isa::neon_bf16::NeonBf16;
 use crate::microkernel::Prefetch;
+use crate::unroll::unroll;
 
 /// Register tile: 8 × 2 sums, 4 registers of weights and one of inputs take 21 of the 32 registers. Each step has 16
 /// instructions for 512 products.
@@ -63,53 +66,57 @@ unsafe impl Int8Dot for NeonBf16 {
         unsafe {
             let second = |first: usize| (first + 1).min(ROWS - 1);
             // Of the rows, only the first of each two is used: it has the sums of both.
-            let mut sums = [[[vdupq_n_s32(0); 2]; VECTORS]; ROWS];
-            for first in (0..ROWS).step_by(2) {
-                let start = |r: usize| vdup_n_s32(*a.starts.add(r * a.starts_stride));
-                sums[first] = [[vcombine_s32(start(first), start(second(first))); 2]; VECTORS];
-            }
+            let mut sums: [[[int32x4_t; 2]; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(first in 0..ROWS => {
+                if first % 2 == 0 {
+                    let start = |r: usize| vdup_n_s32(*a.starts.add(r * a.starts_stride));
+                    let starts = vcombine_s32(start(first), start(second(first)));
+                    unroll!(v in 0..VECTORS => (sums[first][v][0], sums[first][v][1]) = (starts, starts));
+                }
+            });
             let from = |row: usize, v: usize| {
                 let from = panel.add((row * VECTORS + v) * 32);
                 [vld1q_s8(from.cast()), vld1q_s8(from.add(16).cast())]
             };
             let mut multiply = |step: usize, weights: [[int8x16_t; 2]; VECTORS]| {
-                for first in (0..ROWS).step_by(2) {
-                    let input = |r: usize| vld1_s8(a.values.add(r * a.stride + 8 * step));
-                    let x = vcombine_s8(input(first), input(second(first)));
-                    for (sums, weights) in sums[first].iter_mut().zip(weights) {
-                        for (sum, weights) in sums.iter_mut().zip(weights) {
-                            *sum = self.add_products(*sum, x, weights);
-                        }
+                unroll!(first in 0..ROWS => {
+                    if first % 2 == 0 {
+                        let input = |r: usize| vld1_s8(a.values.add(r * a.stride + 8 * step));
+                        let x = vcombine_s8(input(first), input(second(first)));
+                        unroll!(v in 0..VECTORS => {
+                            sums[first][v][0] = self.add_products(sums[first][v][0], x, weights[v][0]);
+                            sums[first][v][1] = self.add_products(sums[first][v][1], x, weights[v][1]);
+                        });
                     }
-                }
+                });
             };
             if NIBBLES {
                 for row in 0..steps / 2 {
                     prefetch.step(self.neon(), row);
-                    let mut two = [[[vdupq_n_s8(0); 2]; VECTORS]; 2];
-                    for v in 0..VECTORS {
+                    let mut two: [[[int8x16_t; 2]; VECTORS]; 2] = Zeroable::zeroed();
+                    unroll!(v in 0..VECTORS => {
                         let [left, right] = from(row, v);
                         [two[0][v][0], two[1][v][0]] = nibbles(left);
                         [two[0][v][1], two[1][v][1]] = nibbles(right);
-                    }
+                    });
                     multiply(2 * row, two[0]);
                     multiply(2 * row + 1, two[1]);
                 }
             } else {
                 for step in 0..steps {
                     prefetch.step(self.neon(), step);
-                    multiply(step, std::array::from_fn(|v| from(step, v)));
+                    let mut weights: [[int8x16_t; 2]; VECTORS] = Zeroable::zeroed();
+                    unroll!(v in 0..VECTORS => weights[v] = from(step, v));
+                    multiply(step, weights);
                 }
             }
-            // Loops here and above, because `array::map` is not always inlined.
-            let mut results = [[vdupq_n_f32(0.0); VECTORS]; ROWS];
-            for (r, results) in results.iter_mut().enumerate() {
-                for (result, [left, right]) in results.iter_mut().zip(sums[r / 2 * 2]) {
-                    let (left, right) = (vreinterpretq_s64_s32(left), vreinterpretq_s64_s32(right));
-                    let row = if r % 2 == 0 { vzip1q_s64(left, right) } else { vzip2q_s64(left, right) };
-                    *result = vcvtq_f32_s32(vreinterpretq_s32_s64(row));
-                }
-            }
+            let mut results: [[float32x4_t; VECTORS]; ROWS] = Zeroable::zeroed();
+            unroll!(r in 0..ROWS => unroll!(v in 0..VECTORS => {
+                let [left, right] = sums[r / 2 * 2][v];
+                let (left, right) = (vreinterpretq_s64_s32(left), vreinterpretq_s64_s32(right));
+                let row = if r % 2 == 0 { vzip1q_s64(left, right) } else { vzip2q_s64(left, right) };
+                results[r][v] = vcvtq_f32_s32(vreinterpretq_s32_s64(row));
+            }));
             results
         }
     }

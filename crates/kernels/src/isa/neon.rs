@@ -4,6 +4,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::mem::MaybeUninit;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
@@ -75,10 +76,11 @@ unsafe impl Simd for Neon {
     unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [float32x4_t; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 4 rows; `self` proves that the processor has NEON.
         unsafe {
-            let [a, b, c, d] = [rows[0], rows[1], rows[2], rows[3]].map(|row| T::load(self, row));
+            let (a, b) = (T::load(self, rows[0]), T::load(self, rows[1]));
+            let (c, d) = (T::load(self, rows[2]), T::load(self, rows[3]));
             let [ac, bd] = [vzip1q_f32(a, c), vzip1q_f32(b, d)];
             let [ac_high, bd_high] = [vzip2q_f32(a, c), vzip2q_f32(b, d)];
-            let mut columns = [vdupq_n_f32(0.0); MAX_LANES];
+            let mut columns: [_; MAX_LANES] = Zeroable::zeroed();
             columns[0] = vzip1q_f32(ac, bd);
             columns[1] = vzip2q_f32(ac, bd);
             columns[2] = vzip1q_f32(ac_high, bd_high);

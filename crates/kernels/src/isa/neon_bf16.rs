@@ -8,11 +8,14 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use bytemuck::Zeroable;
+
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::neon::Neon;
 use super::neon_fhm::NeonFhm;
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
 use crate::int8::neon_i8mm;
+use crate::unroll::unroll;
 
 /// FEAT_BF16 and FEAT_I8MM, which processors get together (both are part of Armv8.6), and all that is older.
 #[derive(Debug, Clone, Copy)]
@@ -109,20 +112,18 @@ impl NeonBf16 {
         // SAFETY: `r < ROWS`, `n < COLUMNS` and `step < pairs / 2` stay inside the memory that the caller promises.
         unsafe {
             let c = |r: usize, n: usize| c.add(2 * r * tile.c_stride + first + 2 * n);
-            let mut sums = [[vdupq_n_f32(0.0); COLUMNS]; ROWS];
+            let mut sums: [[float32x4_t; COLUMNS]; ROWS] = Zeroable::zeroed();
             if tile.accumulate {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for (n, two) in sums.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                        let rows = [vld1q_f32(c(r, 2 * n)), vld1q_f32(c(r, 2 * n).add(tile.c_stride))];
-                        *two = swap_halves(rows);
-                    }
-                }
+                unroll!(r in 0..ROWS => unroll!(n in 0..COLUMNS / 2 => {
+                    let rows = [vld1q_f32(c(r, 2 * n)), vld1q_f32(c(r, 2 * n).add(tile.c_stride))];
+                    [sums[r][2 * n], sums[r][2 * n + 1]] = swap_halves(rows);
+                }));
             }
             for step in 0..tile.pairs / 2 {
-                let mut columns = [vdupq_n_u32(0); COLUMNS];
-                for (n, two) in columns.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                let mut columns: [uint32x4_t; COLUMNS] = Zeroable::zeroed();
+                unroll!(n in 0..COLUMNS / 2 => {
                     let at = b.add(2 * step * b_stride);
-                    *two = if PACKED {
+                    [columns[2 * n], columns[2 * n + 1]] = if PACKED {
                         let at = at.add(2 * first + 8 * n);
                         [vld1q_u32(at), vld1q_u32(at.add(4))]
                     } else {
@@ -130,23 +131,19 @@ impl NeonBf16 {
                         let (even, odd) = (vld1q_u32(at), vld1q_u32(at.add(b_stride)));
                         [vzip1q_u32(even, odd), vzip2q_u32(even, odd)]
                     };
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
+                });
+                unroll!(r in 0..ROWS => {
                     let at = a.add(2 * r * a_stride + step * a_step);
                     let rows =
                         if PACKED { vld1q_u32(at) } else { vcombine_u32(vld1_u32(at), vld1_u32(at.add(a_stride))) };
-                    for (sum, columns) in sums.iter_mut().zip(columns) {
-                        *sum = self.multiply_add(rows, columns, *sum);
-                    }
-                }
+                    unroll!(n in 0..COLUMNS => sums[r][n] = self.multiply_add(rows, columns[n], sums[r][n]));
+                });
             }
-            for (r, sums) in sums.iter().enumerate() {
-                for (n, two) in sums.as_chunks::<2>().0.iter().enumerate() {
-                    let [upper, lower] = swap_halves(*two);
-                    vst1q_f32(c(r, 2 * n), upper);
-                    vst1q_f32(c(r, 2 * n).add(tile.c_stride), lower);
-                }
-            }
+            unroll!(r in 0..ROWS => unroll!(n in 0..COLUMNS / 2 => {
+                let [upper, lower] = swap_halves([sums[r][2 * n], sums[r][2 * n + 1]]);
+                vst1q_f32(c(r, 2 * n), upper);
+                vst1q_f32(c(r, 2 * n).add(tile.c_stride), lower);
+            }));
         }
     }
 

@@ -7,12 +7,14 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 use std::mem::MaybeUninit;
 
+use bytemuck::Zeroable;
 use half::f16;
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
 use super::neon::{Neon, f32_to_f16};
 use super::neon_dotprod::NeonDotprod;
 use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS};
+use crate::unroll::unroll;
 
 /// FEAT_FHM, FEAT_DotProd and NEON.
 #[derive(Debug, Clone, Copy)]
@@ -97,28 +99,29 @@ impl NeonFhm {
         // SAFETY: `r < ROWS`, `n < EIGHTS` and `pair < pairs` stay inside the memory that the caller promises.
         unsafe {
             let c = |r: usize, n: usize| c.add(r * tile.c_stride + first + 8 * n);
-            let mut sums = [[[vdupq_n_f32(0.0); 2]; EIGHTS]; ROWS];
+            let mut sums: [[[float32x4_t; 2]; EIGHTS]; ROWS] = Zeroable::zeroed();
             if tile.accumulate {
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    for (n, sum) in sums.iter_mut().enumerate() {
-                        *sum = [vld1q_f32(c(r, n)), vld1q_f32(c(r, n).add(4))];
-                    }
-                }
+                unroll!(r in 0..ROWS => unroll!(n in 0..EIGHTS => {
+                    sums[r][n] = [vld1q_f32(c(r, n)), vld1q_f32(c(r, n).add(4))];
+                }));
             }
             for step in (0..tile.pairs).step_by(PAIRS) {
-                let x: [Halves; ROWS] = std::array::from_fn(|r| vld1q_u16(a.add(r * a_stride + step).cast()));
+                let mut x: [Halves; ROWS] = Zeroable::zeroed();
+                unroll!(r in 0..ROWS => x[r] = vld1q_u16(a.add(r * a_stride + step).cast()));
                 // One pair of each row: the values in two lanes.
                 macro_rules! pair {
                     ($pair:literal) => {
                         // The first values of the pairs of eight columns, and the second ones.
-                        let columns: [uint16x8x2_t; EIGHTS] =
-                            std::array::from_fn(|n| vld2q_u16(b.add((step + $pair) * b_stride + first + 8 * n).cast()));
-                        for (sums, x) in sums.iter_mut().zip(x) {
-                            for (sum, columns) in sums.iter_mut().zip(columns) {
-                                *sum = self.multiply_add::<{ 2 * $pair }>(*sum, columns.0, x);
-                                *sum = self.multiply_add::<{ 2 * $pair + 1 }>(*sum, columns.1, x);
-                            }
-                        }
+                        let b = b.add((step + $pair) * b_stride + first);
+                        let mut columns: [[Halves; 2]; EIGHTS] = Zeroable::zeroed();
+                        unroll!(n in 0..EIGHTS => {
+                            let uint16x8x2_t(even, odd) = vld2q_u16(b.add(8 * n).cast());
+                            columns[n] = [even, odd];
+                        });
+                        unroll!(r in 0..ROWS => unroll!(n in 0..EIGHTS => {
+                            sums[r][n] = self.multiply_add::<{ 2 * $pair }>(sums[r][n], columns[n][0], x[r]);
+                            sums[r][n] = self.multiply_add::<{ 2 * $pair + 1 }>(sums[r][n], columns[n][1], x[r]);
+                        }));
                     };
                 }
                 pair!(0);
@@ -126,12 +129,10 @@ impl NeonFhm {
                 pair!(2);
                 pair!(3);
             }
-            for (r, sums) in sums.iter().enumerate() {
-                for (n, [left, right]) in sums.iter().enumerate() {
-                    vst1q_f32(c(r, n), *left);
-                    vst1q_f32(c(r, n).add(4), *right);
-                }
-            }
+            unroll!(r in 0..ROWS => unroll!(n in 0..EIGHTS => {
+                vst1q_f32(c(r, n), sums[r][n][0]);
+                vst1q_f32(c(r, n).add(4), sums[r][n][1]);
+            }));
         }
     }
 }

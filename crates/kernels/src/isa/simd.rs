@@ -205,6 +205,16 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
         unsafe { self.store(to.as_mut_ptr(), a) }
     }
 
+    /// Multiplies all values of a slice with `factor`.
+    #[inline(always)]
+    fn scale(self, xs: &mut [f32], factor: f32) {
+        let (vectors, rest) = xs.split_at_mut(xs.len() / Self::LANES * Self::LANES);
+        for vector in vectors.chunks_exact_mut(Self::LANES) {
+            self.store_slice(vector, self.mul(self.load_slice(vector), self.splat(factor)));
+        }
+        rest.iter_mut().for_each(|x| *x *= factor);
+    }
+
     /// Lane 0.
     #[inline(always)]
     fn first_lane(self, a: Self::V) -> f32 {
