@@ -1,6 +1,7 @@
 //! `AttentionConfig`: the validated configuration of an attention layer.
 
 mod call_input;
+mod combinations;
 mod latent;
 mod output_stage;
 mod parameters;
@@ -8,7 +9,7 @@ mod steps;
 
 pub use call_input::CallInput;
 pub use latent::LatentAttention;
-pub use output_stage::{GateActivation, GateOver, OutputGate};
+pub use output_stage::{Differential, GateActivation, GateOver, OutputGate};
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
 use crate::error::{Error, Result};
@@ -61,8 +62,8 @@ pub enum KeyValueSource {
     /// One projection for both (`attention_k_eq_v` in Gemma 4): values are the keys as they are projected, before any
     /// step, and have steps of their own.
     KeysAsValues,
-    /// Another layer (`num_kv_shared_layers` in Gemma 3n): the layer projects queries alone, and each call gives it the
-    /// [`KeyValues`](crate::KeyValues) of the other one.
+    /// Another layer (`num_kv_shared_layers` in Gemma 3n), or another model (Gemma 4's assistants): the layer projects
+    /// queries alone, and each call gives it the [`KeyValues`](crate::KeyValues) of the other one.
     Shared {
         /// The number of the other layer in its model, if it is known: for people and error messages.
         layer: Option<usize>,
@@ -156,7 +157,8 @@ pub struct AttentionConfig {
     /// of the layer can have [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15
-    /// to 1e15; default no.
+    /// to 1e15; default no. Products of queries with distances are a part of the score (Gemma 3n's audio); biases are
+    /// added to what is capped.
     pub softcap: Option<f64>,
     /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any step (MPT, OLMo), from 1e-15 to
     /// 1e15; default no.
@@ -182,6 +184,8 @@ pub struct AttentionConfig {
     /// as many queries as blocks (Hiera as SAM 2 has it); default none. Patches come row by row, in a square, such as a
     /// window of the image; such a layer has neither positions nor masks nor a cache.
     pub query_pool: Option<usize>,
+    /// Whether pairs of heads are subtracted from one another (DiffLlama); default no.
+    pub differential: Option<Differential>,
     /// Whether tokens may be global ([Longformer](https://arxiv.org/abs/2004.05150)), as each call says
     /// ([`global_tokens`](crate::AttentionOptions::global_tokens)): every query sees them beside its window, and their
     /// own queries see every token, with projections of queries, keys and values of their own; default no.
@@ -228,6 +232,7 @@ impl PartialEq for AttentionConfig {
             max_keys,
             between_channels,
             query_pool,
+            differential,
             global_tokens,
             latent,
             dropout,
@@ -257,7 +262,8 @@ impl PartialEq for AttentionConfig {
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
             && *max_keys == other.max_keys
             && (between_channels, latent) == (&other.between_channels, &other.latent)
-            && (query_pool, global_tokens) == (&other.query_pool, &other.global_tokens)
+            && (query_pool, differential) == (&other.query_pool, &other.differential)
+            && *global_tokens == other.global_tokens
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -314,6 +320,7 @@ impl AttentionConfig {
             max_keys: None,
             between_channels: false,
             query_pool: None,
+            differential: None,
             global_tokens: false,
             latent: None,
             dropout: 0.0,
@@ -368,6 +375,8 @@ impl AttentionConfig {
         with_between_channels, between_channels: bool = between_channels;
         /// Sets the side of the blocks of patches that make one query.
         with_query_pool, query_pool: usize = Some(query_pool);
+        /// Sets the numbers of differential attention.
+        with_differential, differential: Differential = Some(differential);
         /// Sets whether tokens may be global.
         with_global_tokens, global_tokens: bool = global_tokens;
         /// Sets the sizes of latent attention.
@@ -511,67 +520,15 @@ impl AttentionConfig {
             return Err(Error::config("value_head_dim", d[1], format!("{}: values are rotated as keys are", d[0])));
         }
         self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
+        if let (Some(cap), Position::RelativeSinusoids(scheme)) = (self.softcap, &self.position)
+            && !scheme.in_halves
+        {
+            return Err(Error::config("softcap", cap, "none beside relative sinusoids with vectors"));
+        }
         self.check_reshaped()?;
+        self.check_differential()?;
         self.check_global_tokens()?;
         self.check_key_value_source()
-    }
-
-    /// Checks that a layer with attention between channels or of pooled queries has nothing that belongs to its tokens.
-    fn check_reshaped(&self) -> Result<()> {
-        if let Some(side) = self.query_pool.filter(|side| *side < 2) {
-            return Err(Error::config("query_pool", side, "at least 2"));
-        }
-        let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
-        let found = match self {
-            Self { between_channels: false, query_pool: None, .. } => return Ok(()),
-            Self { between_channels: true, query_pool: Some(_), .. } => "both".to_string(),
-            _ if !self.position.is_none() => format!("{} positions", self.position),
-            _ if !self.mask.is_full() => format!("the mask {}", self.mask),
-            _ if self.latent.is_some() || d != d_v => "values of another size than keys".to_string(),
-            _ if self.add_bias_kv || self.add_zero_attn => "extra keys".to_string(),
-            _ if self.scoring != Scoring::ScaledDotProduct => "additive scoring".to_string(),
-            _ if self.key_value_source != KeyValueSource::Projections => "keys and values of another kind".to_string(),
-            _ => return Ok(()),
-        };
-        let what = "a layer with attention between channels or of pooled queries";
-        Err(Error::value(what, found, "none of what belongs to tokens"))
-    }
-
-    /// Checks that a layer with global tokens has nothing that is made of its projections alone.
-    fn check_global_tokens(&self) -> Result<()> {
-        let reshapes = self.between_channels || self.query_pool.is_some();
-        let has_more = self.latent.is_some() || self.output_gate.is_some() || reshapes || !self.position.is_none();
-        if self.global_tokens && (has_more || self.key_value_source != KeyValueSource::Projections) {
-            let allowed = "false beside latents, a gate, positions, pooled queries or keys of another kind";
-            return Err(Error::config("global_tokens", true, allowed));
-        }
-        Ok(())
-    }
-
-    /// Checks that the rest of the configuration leaves keys and values to their source.
-    fn check_key_value_source(&self) -> Result<()> {
-        let what = match self.key_value_source {
-            KeyValueSource::Projections => return Ok(()),
-            KeyValueSource::KeysAsValues => {
-                let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
-                if d != d_v {
-                    return Err(Error::config("value_head_dim", d_v, format!("{d}: values are the keys")));
-                }
-                "a layer whose values are its keys"
-            }
-            KeyValueSource::Shared { .. } => {
-                if (1..3).any(|side| self.steps.weighted_norm(side).is_some() || self.steps.has_learned_factor(side)) {
-                    let expected = "without weights: another layer makes the keys and values";
-                    return Err(Error::value("the steps of keys and values", "with learned weights", expected));
-                }
-                "a layer with the keys and values of another one"
-            }
-        };
-        if self.add_bias_kv || self.position.scheme().distance_embedding_count(1) != [0; 2] {
-            let found = if self.add_bias_kv { "add_bias_kv".to_string() } else { self.position.to_string() };
-            return Err(Error::value(what, found, "none of it: it has no projections for that"));
-        }
-        Ok(())
     }
 }
 

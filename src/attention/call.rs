@@ -374,7 +374,7 @@ impl OpenCall<'_> {
     /// Runs the call over tensors, and returns its keys and values, too, for layers that have none of their own.
     pub(super) fn share(mut self) -> Result<(CallOutput, KeyValues)> {
         if self.layer.capabilities.reshapes {
-            let found = "channels in place of tokens, or pooled queries";
+            let found = "channels in place of tokens, pooled queries, or pairs of heads";
             return Err(Error::value("the layer whose keys are to be shared", found, "one that compares its tokens"));
         }
         if self.options.global_tokens.is_some() {
@@ -448,20 +448,18 @@ impl OpenCall<'_> {
     }
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to what attention returns.
-    pub(super) fn finish(&self, mut attended: AttentionOutput) -> Result<CallOutput> {
-        if self.layer.capabilities.reshapes {
-            attended.output = self.layer.reshaped_back(attended.output)?;
+    pub(super) fn finish(&self, attended: AttentionOutput) -> Result<CallOutput> {
+        let (layer, dtype) = (self.layer, self.xs[0].dtype());
+        let mut by_head = attended.output;
+        if let Some(mask) = self.options.head_mask {
+            let (b, _, h, _) = by_head.dims4()?;
+            let sequences = if mask.rank() == 2 { b } else { 1 };
+            by_head = by_head.broadcast_mul(&mask.to_dtype(by_head.dtype())?.reshape((sequences, 1, h, 1))?)?;
         }
-        let (layer, (b, s_q, h, d_v)) = (self.layer, attended.output.dims4()?);
-        let dtype = self.xs[0].dtype();
-        let by_head = match self.options.head_mask {
-            Some(mask) => {
-                let sequences = if mask.rank() == 2 { b } else { 1 };
-                let mask = mask.to_dtype(attended.output.dtype())?.reshape((sequences, 1, h, 1))?;
-                attended.output.broadcast_mul(&mask)?
-            }
-            None => attended.output,
-        };
+        if layer.capabilities.reshapes {
+            by_head = layer.reshaped_back(by_head)?;
+        }
+        let (b, s_q, h, d_v) = by_head.dims4()?;
         let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, self.tokens.places());
         let query = if self.tokens.ragged().is_some() { self.xs[0].unsqueeze(0)? } else { self.xs[0].clone() };
         context = match places {

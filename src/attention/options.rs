@@ -126,7 +126,8 @@ impl<'a> AttentionInputs<'a> {
     /// Self-attention of a layer with the keys and values of another one: every token of `xs` `(b, s, query_size)`
     /// attends to `key_values`, which the other layer returned for the same tokens
     /// ([`MultiHeadAttention::attend_sharing`](crate::MultiHeadAttention::attend_sharing)), with and without a cache.
-    /// `xs` may be the last of these tokens alone. Positions are those of that call. `mask` has one column per key.
+    /// `xs` may be the last of these tokens alone. Positions are those of that call, unless the layer
+    /// [requires](crate::CallInput::Positions) those of its queries. `mask` has one column per key.
     pub fn shared(xs: &'a Tensor, key_values: &'a KeyValues, mask: impl Into<CallMask<'a>>) -> Self {
         Self { tokens: Tokens::Shared(key_values), ..Self::self_attention(xs, mask) }
     }

@@ -11,7 +11,7 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    DISTANCE_EMBEDDINGS, GateNames, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
+    DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
 };
 use crate::families::layouts::LAYOUTS;
 use crate::weights::CONTEXT_NORM_PARTS;
@@ -154,7 +154,7 @@ impl Layout {
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let parameter = |name: &str| {
-            let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names);
+            let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names).chain(&IN_ALL_LAYOUTS);
             stored.any(|stored| *stored == name || below(stored, name).is_some())
         };
         let ignored = |name: &str| {

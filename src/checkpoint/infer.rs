@@ -193,6 +193,7 @@ fn out_in(source: &dyn WeightSource, name: &str, orientation: Orientation, into_
     })?;
     match (shape.as_slice(), orientation, into_heads) {
         ([out, input, ones @ ..], Orientation::Pointwise(n), _) if ones == vec![1; n] => Ok((*out, *input)),
+        (&[out, input, 1], Orientation::Grouped, _) if input > 0 && out.is_multiple_of(input) => Ok((out, out)),
         (&[out, input], Orientation::OutIn, _) | (&[input, out], Orientation::InOut | Orientation::Kernel, _) => {
             Ok((out, input))
         }

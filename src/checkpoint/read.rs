@@ -269,6 +269,15 @@ impl Reader<'_> {
                 let weight = source.get_reshaped(names.weight, &stored, &[out, input])?;
                 return Ok(LinearWeights { weight, bias: bias(&[out])? });
             }
+            Orientation::Grouped => {
+                // A source that does not tell shapes has one group.
+                let divides =
+                    |size: &usize| *size > 0 && input.is_multiple_of(*size) && out.is_multiple_of(input / size);
+                let of_group = source.shape(names.weight)?.and_then(|shape| shape.get(1).copied()).filter(divides);
+                let of_group = of_group.unwrap_or(input);
+                let weight = source.get_reshaped(names.weight, &[out, of_group, 1], &[out, of_group])?;
+                return Ok(LinearWeights { weight: block_diagonal(&weight, input)?, bias: bias(&[out])? });
+            }
             Orientation::InOut => {
                 let weight = source.get(names.weight, &[input, out])?.t()?;
                 return Ok(LinearWeights { weight, bias: bias(&[out])? });
@@ -342,6 +351,17 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// The matrix `(out, width)` of groups whose rows are `weight` `(out, width / groups)`. Differentiable.
+pub(super) fn block_diagonal(weight: &Tensor, width: usize) -> Result<Tensor> {
+    let (out, columns) = weight.dims2()?;
+    let groups = width.checked_div(columns).unwrap_or(0).max(1);
+    let block = |group: usize| {
+        let rows = weight.narrow(0, group * (out / groups), out / groups)?;
+        rows.pad_with_zeros(1, group * columns, width.saturating_sub((group + 1) * columns))
+    };
+    Ok(Tensor::cat(&(0..groups).map(block).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
 }
 
 /// `len` rows of a projection, as views.

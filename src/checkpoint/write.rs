@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
+use crate::checkpoint::read::block_diagonal;
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
 use crate::error::{Error, Result};
@@ -303,6 +304,7 @@ impl Writer<'_> {
             (Orientation::Pointwise(ones), _) => {
                 dense.weight.contiguous()?.reshape([dense.weight.dims(), &vec![1; ones]].concat())?
             }
+            (Orientation::Grouped, _) => self.groups(&dense.weight)?.unsqueeze(2)?,
             (Orientation::Kernel, Some([heads, d])) => dense.weight.t()?.contiguous()?.reshape((input, heads, d))?,
             (Orientation::InOut | Orientation::Kernel, _) => dense.weight.t()?.contiguous()?,
         };
@@ -315,6 +317,20 @@ impl Writer<'_> {
             to.insert(names.bias.to_string(), bias);
         }
         Ok(())
+    }
+
+    /// The rows `(out, in / groups)` of a weight with as many inputs as outputs, in as many groups as it has.
+    fn groups(&self, weight: &Tensor) -> Result<Tensor> {
+        let (out, input) = weight.dims2()?;
+        for size in (1..=out).filter(|size| out == input && out.is_multiple_of(*size)) {
+            let block = |start: usize| weight.narrow(0, start, size)?.narrow(1, start, size);
+            let rows = (0..out).step_by(size).map(block).collect::<candle_core::Result<Vec<_>>>()?;
+            let rows = Tensor::cat(&rows, 0)?;
+            if same_elements(&block_diagonal(&rows, input)?, &weight.contiguous()?)? {
+                return Ok(rows);
+            }
+        }
+        Err(self.cannot(&format!("a projection of {input} numbers to {out}"), "one that needs no square weights"))
     }
 
     fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &LinearWeights) -> Result<()> {

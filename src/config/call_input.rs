@@ -30,7 +30,8 @@ pub enum CallInput {
         /// A mask is added as it is.
         scaled: bool,
     },
-    /// Where the tokens stand, integers `(s)` or `(b, s)`: they are some patches of a video, in an order of their own.
+    /// Where the tokens stand, integers `(s)` or `(b, s)`: some patches of a video, in an order of their own, or the
+    /// queries of a model that drafts for another one, over the [`KeyValues`](crate::KeyValues) of that model.
     ///
     /// By [`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions).
     Positions,

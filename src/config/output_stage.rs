@@ -1,4 +1,4 @@
-//! The gate between the heads and the output projection.
+//! What happens between the heads and the output projection: the difference of pairs of heads, and the gate.
 
 use crate::setters;
 
@@ -53,5 +53,30 @@ impl OutputGate {
             GateOver::Element => heads * value_head_dim,
             GateOver::Head => heads,
         }
+    }
+}
+
+/// Differential attention ([Ye 2024](https://arxiv.org/abs/2410.05258)): heads `i` and `i + h/2` are a pair, which
+/// shares the values of two heads, and of which one softmax is taken from the other.
+///
+/// ```text
+/// V = [v_j, v_{j + h_kv/2}]                           the values of the pair's key-value heads, side by side
+/// C = softmax(Q_i K_iᵀ) V - λ · softmax(Q_{i+h/2} K_{i+h/2}ᵀ) V
+/// λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init    with learned vectors of `head_dim` elements
+/// context = (1 - λ_init) · C / sqrt(mean(C²) + eps)   2 · v_head_dim elements per pair
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Differential {
+    /// The part of `λ` that is not learned; finite.
+    pub lambda_init: f64,
+    /// Added to the mean square of the context of a pair; finite, more than 0.
+    pub eps: f64,
+}
+
+impl Differential {
+    /// Differential attention with these numbers.
+    pub fn new(lambda_init: f64, eps: f64) -> Self {
+        Self { lambda_init, eps }
     }
 }

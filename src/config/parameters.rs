@@ -4,8 +4,8 @@ use candle_nn::Init;
 
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
 use crate::weights::{
-    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LOGIT_SCALE, NORM_PARTS, Parameter, Presence, SCORE,
-    SINKS,
+    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE, NORM_PARTS, Parameter,
+    Presence, SCORE, SINKS,
 };
 
 /// The fields of the configuration that ask for the norms of queries, keys and values.
@@ -40,6 +40,14 @@ impl AttentionConfig {
                 .with_head_axis(0)
                 .with_presence(asked(self.scoring == Scoring::Additive))
         });
+
+        rows.extend(LAMBDAS.map(|name| {
+            Parameter {
+                field: "differential",
+                ..Parameter::new(name, [d], Init::Randn { mean: 0.0, stdev: 0.1 })
+                    .with_presence(asked(self.differential.is_some()))
+            }
+        }));
 
         rows.push(Parameter {
             field: "sinks",

@@ -1,9 +1,10 @@
 //! Decoder families: causal self-attention.
 
 use crate::config::{CallInput, NormKind, NormOver};
+use crate::families::encoders::MODERNBERT_WINDOW;
 use crate::families::family::{
-    BART, BASE, Causal, Family, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OWN, ROTARY, Required, RotaryLayers,
-    RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OF_KINDS, OWN, ROTARY,
+    Required, RotaryLayers, RotaryRow, Scale, Sides, Window, WindowLayers,
 };
 use crate::families::gated::DELTA;
 use crate::position::RotaryStyle;
@@ -99,12 +100,7 @@ const GPTJ: Family = Family {
 const GEMMA3: Family = Family {
     causal: Causal::UnlessBidirectional,
     window: windows(WindowLayers::AllButLastOf { key: Some("sliding_window_pattern"), default: 6 }),
-    positions: LayerPositions::Rotary(RotaryRow {
-        theta: 1_000_000.0,
-        window_theta: Some(10_000.0),
-        scales_windowed: false,
-        ..ROTARY
-    }),
+    positions: LayerPositions::Rotary(GEMMA_ROTARY),
     scale: Scale::QueryPreAttnScalar,
     qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
     defaults: &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0)],
@@ -114,6 +110,7 @@ const GEMMA3: Family = Family {
 #[rustfmt::skip]
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
+    Family { model_types: &["diffllama"], differential: true, defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
@@ -367,7 +364,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["gemma2", "vaultgemma"],
         window: ALTERNATING,
         scale: Scale::QueryPreAttnScalar,
-        softcap: true,
+        softcap: Some("attn_logit_softcapping"),
         defaults: GEMMA2_DEFAULTS,
         ..LLAMA
     },
@@ -377,7 +374,7 @@ pub(crate) const DECODERS: &[Family] = &[
         causal: Causal::IfDecoder,
         window: ALTERNATING,
         scale: Scale::QueryPreAttnScalar,
-        softcap: true,
+        softcap: Some("attn_logit_softcapping"),
         defaults: GEMMA2_DEFAULTS,
         ..LLAMA
     },
@@ -457,13 +454,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["cohere_compass_text"],
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow {
-            layers: RotaryLayers::IfKindStated,
-            window_theta: Some(10_000.0),
-            mrope: Some(Mrope::Alternating),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfKindStated, mrope: Some(Mrope::Alternating), ..OF_KINDS }),
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
@@ -500,11 +491,7 @@ pub(crate) const DECODERS: &[Family] = &[
         layouts: &["modernbert-decoder"],
         // Which its config class makes of `local_attention`.
         ignores: &["sliding_window"],
-        window: Window {
-            layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
-            key: "local_attention",
-            sides: Sides::Both,
-        },
+        window: MODERNBERT_WINDOW,
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
     },

@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Sides,
-    StepsRow, Window, WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, OF_KINDS, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
+    Sides, StepsRow, Window, WindowLayers,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -24,6 +24,13 @@ const GTE: Family = Family {
 
 const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
 
+/// ModernBERT's windows, whose key counts both sides.
+pub(super) const MODERNBERT_WINDOW: Window = Window {
+    layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
+    key: "local_attention",
+    sides: Sides::Both,
+};
+
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
     Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
@@ -31,14 +38,11 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
     Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
     Family { model_types: &["albert"], layouts: &["albert"], ..BASE },
+    Family { model_types: &["squeezebert"], layouts: &["squeezebert"], ..BASE },
     Family {
         model_types: &["modernbert"],
         layouts: &["modernbert"],
-        window: Window {
-            layers: WindowLayers::AllButFirstOf { key: Some("global_attn_every_n_layers"), default: 3 },
-            key: "local_attention",
-            sides: Sides::Both,
-        },
+        window: MODERNBERT_WINDOW,
         defaults: &[("local_attention", 128.0)],
         positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY }),
         ..BASE
@@ -81,12 +85,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         model_types: &["ultrabert"],
         layouts: OWN,
         window: Window { layers: WindowLayers::Listed, ..BASE.window },
-        positions: LayerPositions::Rotary(RotaryRow {
-            theta: 2_560_000.0,
-            window_theta: Some(10_000.0),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 2_560_000.0, ..OF_KINDS }),
         qk_norm: None,
         ..BASE
     },

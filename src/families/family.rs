@@ -1,7 +1,10 @@
 //! `Family`: one row per published model family, for its attention layers.
 
 use crate::config::{CallInput, GateActivation, NormKind, NormOver};
-use crate::position::{GridFrequencies, RotaryStyle};
+pub(crate) use crate::families::positions::{
+    GEMMA_ROTARY, LayerPositions, Mrope, OF_KINDS, PATCH_ROTARY, PatchRotaryRow, PatchWindows, ROTARY, RotaryLayers,
+    RotaryRow,
+};
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
@@ -26,8 +29,8 @@ pub(crate) struct Family {
     pub positions: LayerPositions,
     /// The factor on the scores.
     pub scale: Scale,
-    /// Whether the key `attn_logit_softcapping` caps the scores.
-    pub softcap: bool,
+    /// The key for the cap on the scores.
+    pub softcap: Option<&'static str>,
     /// Whether the key `clip_qkv` limits queries, keys and values.
     pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
@@ -45,6 +48,8 @@ pub(crate) struct Family {
     /// Whether the last layers, as many as the key `num_kv_shared_layers` states, have the keys and values of the last
     /// layer of their kind before them.
     pub shares_keys: bool,
+    /// Whether all layers have the keys and values of another model, for which this one drafts (Gemma 4's assistants).
+    pub drafts: bool,
     /// The key that, if it is set, makes the keys of layers without a window their values; an empty one is always set.
     pub keys_as_values: Option<&'static str>,
     /// How the sizes of heads differ between layers.
@@ -60,6 +65,8 @@ pub(crate) struct Family {
     /// Whether the first blocks of stages pool their queries, as `blocks_per_stage`, `num_query_pool_stages` and
     /// `query_stride` say (SAM 2).
     pub pools_queries: bool,
+    /// Whether pairs of heads are subtracted, with a factor that depends on the number of the layer (DiffLlama).
+    pub differential: bool,
     /// Whether tokens of layers with a window may be global (Longformer).
     pub global_tokens: bool,
     /// What the family does with latents, if its keys and values are made of them.
@@ -142,7 +149,7 @@ pub(crate) const BASE: Family = Family {
     window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
-    softcap: false,
+    softcap: None,
     clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
     gate: None,
@@ -158,12 +165,14 @@ pub(crate) const BASE: Family = Family {
         value_factor: None,
     },
     shares_keys: false,
+    drafts: false,
     keys_as_values: None,
     head_sizes: HeadSizes::Same,
     chunks: None,
     defaults: &[],
     between_channels: None,
     pools_queries: false,
+    differential: false,
     global_tokens: false,
     latent: None,
     stages: false,
@@ -288,210 +297,6 @@ pub(crate) enum WindowLayers {
     SecondBelowLayerNumber,
     /// Those that are not rotated, if `use_sliding_window` is set, or as `layer_types` says (SmolLM3).
     NotRotated,
-}
-
-/// How attention is made aware of positions. Embeddings added to the input of the model are not part of it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum LayerPositions {
-    /// By what checkpoint and configuration hold: a table of biases of patches, or the keys of timm's EVA.
-    FromWeights,
-    /// Rotation of queries and keys.
-    Rotary(RotaryRow),
-    /// A rotation that each call gives: MLCD learns the angles of its class token outside its layers.
-    Given(RotaryStyle),
-    /// Rotation by frame, row and column of patches (V-JEPA 2).
-    Video,
-    /// Rotation by row and column of patches (DINOv3).
-    DinoRotary,
-    /// Rotation by row and column of patches, without tokens before them.
-    PatchRotary(PatchRotaryRow),
-    /// ALiBi (BLOOM).
-    Alibi,
-    /// ALiBi as the nested `attn_config` has it (MPT).
-    MptAlibi,
-    /// T5's buckets as the configuration has them, in both directions outside the decoder.
-    T5Bias,
-    /// T5's buckets as MPNet fixes them; its configuration's number only sizes the table.
-    MpnetBias,
-    /// Embeddings of distances (DeBERTa). `v2`: with buckets, shared projections and norms. `silent`: which a file that
-    /// does not state them has, all (SEW-D) or none.
-    Disentangled { v2: bool, silent: bool },
-    /// Biases of offsets inside windows, computed by a network (Swin v2). `shrinks`: whether each stage has half as
-    /// many rows and columns as the one before.
-    ComputedBias { shrinks: bool },
-    /// Projected sinusoids of distances (Parakeet).
-    RelativeSinusoids,
-    /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
-    Conformer(&'static str),
-    /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a
-    /// block (Granite Speech).
-    RelativeKeyBlocks(&'static str),
-    /// Embeddings of distances in the layers below this component, that all of them share: of as many before a query as
-    /// the key states, less one, and as many after it (SpeechT5).
-    SharedRelativeKeys(&'static str, &'static str),
-    /// Embeddings of rows and columns between patches, if the checkpoint holds them (SAM).
-    RelativeKey2d,
-    /// Embeddings of distances within `window_size` tokens, of keys and values (VITS).
-    RelativeKeyValue,
-    /// Gated biases of buckets (WavLM).
-    GatedBias,
-}
-
-impl LayerPositions {
-    /// Whether tensors of a layer show its positions, so that a layer without them is an error.
-    pub(crate) fn are_in_weights(&self) -> bool {
-        matches!(
-            self,
-            Self::FromWeights
-                | Self::T5Bias
-                | Self::MpnetBias
-                | Self::Disentangled { .. }
-                | Self::ComputedBias { .. }
-                | Self::RelativeSinusoids
-                | Self::Conformer(_)
-                | Self::RelativeKeyBlocks(_)
-                | Self::SharedRelativeKeys(..)
-                | Self::RelativeKey2d
-                | Self::RelativeKeyValue
-                | Self::GatedBias
-        )
-    }
-}
-
-/// Rotary positions of a family: defaults of what the configuration may state.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct RotaryRow {
-    /// Which layers are rotated.
-    pub layers: RotaryLayers,
-    /// Pairs of neighbors instead of pairs that are half a head apart.
-    pub interleaved: bool,
-    /// Whether angles are negative (nanochat).
-    pub reversed: bool,
-    /// How many heads are rotated; `None`: all.
-    pub heads: Option<usize>,
-    /// The share of a head that is rotated if the configuration is silent; `None`: all, whatever it states.
-    pub share: Option<f64>,
-    /// Whether the key `rotary_dim` states how many elements of a head are rotated (GPT-J).
-    pub rotary_dim: bool,
-    /// The least elements of a head that are rotated, if `projection_dim` states how many: half of it for all heads
-    /// (CLVP).
-    pub least_of_projection: Option<usize>,
-    /// The base of the wavelengths if the configuration is silent.
-    pub theta: f64,
-    /// The same for layers with a sliding window, if it differs.
-    pub window_theta: Option<f64>,
-    /// Whether context-extension scaling also applies to layers with a sliding window.
-    pub scales_windowed: bool,
-    /// How the pairs of a head belong to the axes of M-RoPE, if `mrope_section` is stated. Without explicit positions
-    /// the axes are equal, and the rotation is the usual one.
-    pub mrope: Option<Mrope>,
-    /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
-    pub required_in_config: bool,
-}
-
-/// How the pairs of a head belong to the axes of M-RoPE: time, row and column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mrope {
-    /// One block of pairs after the other (Qwen2-VL).
-    Blocks,
-    /// In turn (Qwen3-VL).
-    Alternating,
-}
-
-/// Which layers rotate queries and keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RotaryLayers {
-    /// All.
-    All,
-    /// Those with a sliding window (Cohere 2).
-    Windowed,
-    /// Those with a sliding window; all, if the model has no windows (EXAONE 4).
-    WindowedIfAny,
-    /// Those that `no_rope_layers` marks with 1. If it is absent, all but the last of each group of
-    /// `no_rope_layer_interval` layers (SmolLM3).
-    NoRopeLayers,
-    /// All, each with its own base in `layer_rope_theta`; not those whose base is 0 (Granite with windows).
-    OwnTheta,
-    /// All but those whose entry in `layer_rope_theta` is 0 (Muse): the base of the others is `rope_theta`.
-    NonZeroTheta,
-    /// All, if `position_embedding_type` has this value (ESM).
-    IfStated(&'static str),
-    /// None: queries and keys of a head are turned by one angle, whatever their places, which changes no score
-    /// (X-Codec 2).
-    None,
-    /// All, if this key is true (Zamba 2), as it is where the row has a default (CLVP).
-    IfSet(&'static str),
-    /// All, if the configuration states a base (OLMo Hybrid).
-    IfTheta,
-    /// Those of a kind, with a window or without, for which the configuration states a rotation (Cohere Compass).
-    IfKindStated,
-    /// All, unless `alibi` is set: then ALiBi in Falcon's rounding.
-    UnlessAlibi,
-}
-
-/// Rotary positions as Llama has them.
-pub(crate) const ROTARY: RotaryRow = RotaryRow {
-    layers: RotaryLayers::All,
-    interleaved: false,
-    reversed: false,
-    heads: None,
-    share: None,
-    rotary_dim: false,
-    least_of_projection: None,
-    theta: 10_000.0,
-    window_theta: None,
-    scales_windowed: true,
-    mrope: None,
-    required_in_config: false,
-};
-
-/// Rotation by row and column of patches: what families do differently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PatchRotaryRow {
-    /// How rows and columns share the wavelengths.
-    pub frequencies: GridFrequencies,
-    /// The key for the side of the blocks in which patches come, and its default; `None`: patches come row by row.
-    pub block: Option<(&'static str, usize)>,
-    /// Which elements form a pair.
-    pub style: RotaryStyle,
-    /// Whether the first half of the angles belongs to columns.
-    pub columns_first: bool,
-    /// Whether each half of a head is rotated by itself.
-    pub halves: bool,
-    /// The number of the first row and column.
-    pub first: usize,
-    /// Tokens before the patches, which are not rotated.
-    pub prefix_tokens: usize,
-    /// Tokens after the patches.
-    pub suffix_tokens: usize,
-    /// Windows of patches.
-    pub windows: PatchWindows,
-}
-
-/// Rotation by row and column of patches that come row by row, in half-split pairs.
-pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
-    frequencies: GridFrequencies::Same,
-    block: None,
-    style: RotaryStyle::HalfSplit,
-    columns_first: false,
-    halves: false,
-    first: 0,
-    prefix_tokens: 0,
-    suffix_tokens: 0,
-    windows: PatchWindows::None,
-};
-
-/// How patches that are rotated by row and column come in windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PatchWindows {
-    /// There are none.
-    None,
-    /// Patches come window by window, each `window_size` pixels wide, and see their own window but in the layers that
-    /// `fullatt_block_indexes` lists (Qwen2.5-VL).
-    Ordered,
-    /// Windows of `window_size` patches a side are rows of the batch, but in the layers that `global_attn_indexes`
-    /// lists, where rows and columns are scaled as if the image were one window (SAM 3).
-    Rows,
 }
 
 /// Latent attention of a family; its sizes are those of the weights.

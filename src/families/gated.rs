@@ -3,8 +3,8 @@
 use crate::config::{GateActivation, NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, ContextNormRow, Family, GateRow, HeadSizes, LayerPositions, MaxKeys, Mrope, OWN, QueryFactor,
-    ROTARY, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+    BART, BASE, Causal, ContextNormRow, Family, GateRow, HeadSizes, LayerPositions, MaxKeys, Mrope, OF_KINDS, OWN,
+    QueryFactor, ROTARY, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
 };
 
 const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
@@ -75,13 +75,7 @@ pub(crate) const GATED: &[Family] = &[
         ignores: &["gating"],
         gate: SOFTPLUS,
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow {
-            share: Some(1.0),
-            theta: 500_000.0,
-            window_theta: Some(10_000.0),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 500_000.0, ..OF_KINDS }),
         defaults: &[("sliding_window", 512.0)],
         ..QWEN3
     },
@@ -92,12 +86,7 @@ pub(crate) const GATED: &[Family] = &[
         states: &["layer_types"],
         gate: Some(GateRow { activation: GateActivation::Sigmoid, switch: Some(("use_attention_gate", true)) }),
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow {
-            theta: 1_000_000.0,
-            window_theta: Some(10_000.0),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..OF_KINDS }),
         defaults: &[("sliding_window", 256.0), ("norm_eps", 1e-5)],
         ..QWEN3
     },
@@ -111,12 +100,7 @@ pub(crate) const GATED: &[Family] = &[
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         scale: Scale::QueryPreAttnScalar,
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow {
-            share: Some(1.0),
-            window_theta: Some(10_000.0),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), ..OF_KINDS }),
         defaults: &[("rms_norm_eps", 1e-5), ("query_pre_attn_scalar", 128.0)],
         ..LLAMA
     },
@@ -126,12 +110,7 @@ pub(crate) const GATED: &[Family] = &[
         states: &["layer_types"],
         gate: SIGMOID,
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow {
-            layers: RotaryLayers::Windowed,
-            window_theta: Some(10_000.0),
-            required_in_config: true,
-            ..ROTARY
-        }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..OF_KINDS }),
         steps: StepsRow { query_factor: QueryFactor::Beam, ..BASE.steps },
         defaults: &[("sliding_window", 512.0)],
         ..QWEN3

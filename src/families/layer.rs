@@ -4,20 +4,17 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, CallInput, HeadNorm};
+use crate::config::{AttentionConfig, CallInput, Differential, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
 use crate::families::keys::RecordedSection;
 use crate::families::table::layer_family;
 use crate::io::{number, stated};
-use crate::position::{
-    Alibi, AlibiFormula, Disentangled, GatedRelativeBias, GivenRotation, Position, RelativeKey, RelativeKey2d,
-    RelativeKeyValue, RelativeSinusoids, RotaryStyle, T5RelativeBias,
-};
+use crate::position::{Alibi, AlibiFormula, GivenRotation, Position, RelativeSinusoids, RotaryStyle, T5RelativeBias};
 
 /// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 8] = [
+const HEADS: [&str; 9] = [
     "num_attention_heads_per_layer",
     "num_attention_heads",
     "n_heads",
@@ -26,6 +23,7 @@ const HEADS: [&str; 8] = [
     "attention_heads",
     "resampler_n_heads",
     "num_self_attention_heads",
+    "conf_num_attention_heads",
 ];
 /// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
 /// by layer, also if only headers are read. The largest published models have 128.
@@ -271,15 +269,17 @@ impl<'a> Layer<'a> {
             config.latent = Some(self.latent(&row, latent, &config)?);
         }
         config.scale = self.scale(d)?;
-        if self.family.softcap {
-            config.softcap = self.float("attn_logit_softcapping")?;
-        }
+        config.softcap = self.family.softcap.map(|key| self.float(key)).transpose()?.flatten();
         if self.family.clip_qkv {
             let beside = self.float("clip_qkv");
             config.clip_qkv = self.nested_float("clip_qkv")?.map_or(beside, Ok)?;
         }
         config.between_channels = self.family.between_channels.is_some_and(|part| self.is_below(part));
         config.query_pool = if self.family.pools_queries { self.query_pool()? } else { None };
+        if self.family.differential {
+            let lambda_init = 0.8 - 0.6 * (-0.3 * self.index as f64).exp();
+            config.differential = Some(Differential::new(lambda_init, self.norm_eps()?));
+        }
         config.global_tokens = self.family.global_tokens && !self.cross && self.has_window()?;
         config.output_gate = self.output_gate(&config, contents.gate)?;
         config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
@@ -428,7 +428,8 @@ impl<'a> Layer<'a> {
             LayerPositions::Disentangled { v2, silent } => self.disentangled(v2, silent)?,
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
             LayerPositions::ComputedBias { shrinks } => self.computed_bias(shrinks)?,
-            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids),
+            LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids::default()),
+            LayerPositions::LocalSinusoids(right) => self.local_sinusoids(right)?,
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
             LayerPositions::SharedRelativeKeys(part, key) => self.shared_relative_keys(part, key)?,
@@ -458,142 +459,5 @@ impl<'a> Layer<'a> {
         }
         let bidirectional = self.family.causal != Causal::Always && !self.prefix.contains("decoder");
         Ok(Position::T5RelativeBias(T5RelativeBias::new(buckets, distance, bidirectional)))
-    }
-}
-
-impl Layer<'_> {
-    fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
-        let key = "position_embeddings_type";
-        let stated = self.section.get(key);
-        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
-            return Ok(Position::None);
-        }
-        Ok(match stated.map_or(Some(default), Value::as_str) {
-            Some("relative") => Position::RelativeSinusoids(RelativeSinusoids),
-            Some("relative_key") => {
-                let side = |key: &str, default: usize| Ok::<_, Error>(self.number(key)?.unwrap_or(default));
-                let left = side("left_max_position_embeddings", 64)?;
-                Position::RelativeKey(RelativeKey::new(left, side("right_max_position_embeddings", 8)?))
-            }
-            None if stated.is_some_and(Value::is_null) => Position::None,
-            _ => {
-                return Err(Error::UnsupportedKey {
-                    key: key.to_string(),
-                    value: stated.map(Value::to_string).unwrap_or_default(),
-                    model_type: self.model_type.to_string(),
-                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
-                });
-            }
-        })
-    }
-
-    fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
-        let required = |key: &'static str| {
-            self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))
-        };
-        let most = required(key)?;
-        let keys = RelativeKey::new(most, most).with_reversed(true).with_block(required("context_size")?);
-        Ok(Position::RelativeKey(keys))
-    }
-
-    fn shared_relative_keys(&self, part: &str, key: &'static str) -> Result<Position> {
-        let most = self.number(key)?;
-        if !self.is_below(part) {
-            return Ok(Position::None);
-        }
-        let most = most.filter(|most| *most > 0).ok_or_else(|| Error::config(key, "none", "a number of distances"))?;
-        Ok(Position::RelativeKey(RelativeKey::new(most - 1, most).with_reversed(true)))
-    }
-
-    /// `rows`: those of the tables that the checkpoint holds.
-    fn relative_key_2d(&self, rows: Option<[usize; 2]>) -> Result<Position> {
-        for key in ["use_rel_pos", "use_relative_position_embeddings"] {
-            if let Some(stated) = self.flag(key)?.filter(|stated| *stated != rows.is_some()) {
-                let found = if rows.is_some() { "holds such tables" } else { "holds no such tables" };
-                return Err(Error::config(key, stated, format!("{}: the layer {found}", rows.is_some())));
-            }
-        }
-        let Some(rows) = rows else { return Ok(Position::None) };
-        match rows.into_iter().find(|rows| rows % 2 == 0) {
-            Some(even) => Err(Error::value("the rows of a table of relative positions", even, "an odd number")),
-            None => Ok(Position::RelativeKey2d(RelativeKey2d::new(rows.map(|rows| rows.div_ceil(2))))),
-        }
-    }
-
-    /// Without a `window_size`, or with 0, there are no positions.
-    fn relative_key_value(&self) -> Result<Position> {
-        Ok(match self.number("window_size")? {
-            None | Some(0) => Position::None,
-            Some(window) => Position::RelativeKeyValue(RelativeKeyValue::new(window)),
-        })
-    }
-
-    fn gated_bias(&self) -> Result<Position> {
-        let buckets = self.number("num_buckets")?.unwrap_or(320);
-        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
-            buckets,
-            self.number("max_bucket_distance")?.unwrap_or(800),
-        )))
-    }
-
-    /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
-    pub(super) fn disentangled_scale(&self, d: usize) -> Result<f64> {
-        let [c2p, p2c] = self.terms()?;
-        Ok(Disentangled::new(1).with_c2p(c2p).with_p2c(p2c).scale(d))
-    }
-
-    /// Whether content is compared with positions (`c2p`), and positions with content (`p2c`).
-    fn terms(&self) -> Result<[bool; 2]> {
-        let terms = match self.section.get("pos_att_type") {
-            Some(Value::String(terms)) => terms.split('|').map(str::trim).collect(),
-            Some(Value::Array(terms)) if terms.iter().all(Value::is_string) => {
-                terms.iter().filter_map(Value::as_str).collect()
-            }
-            Some(other) if !other.is_null() => {
-                return Err(Error::value("config key `pos_att_type`", other, "c2p and p2c"));
-            }
-            None if matches!(self.family.positions, LayerPositions::Disentangled { silent: true, .. }) => {
-                vec!["p2c", "c2p"]
-            }
-            _ => Vec::new(),
-        };
-        match terms.iter().find(|term| !["c2p", "p2c", ""].contains(term)) {
-            Some(other) => Err(Error::value("config key `pos_att_type`", other, "c2p and p2c")),
-            None => Ok([terms.contains(&"c2p"), terms.contains(&"p2c")]),
-        }
-    }
-
-    pub(super) fn disentangled(&self, v2: bool, silent: bool) -> Result<Position> {
-        // A key that is `null` is stated.
-        let is_set = |key: &str| match self.section.get(key) {
-            None => Ok(silent),
-            Some(_) => Ok::<_, Error>(self.flag(key)? == Some(true)),
-        };
-        if !is_set("relative_attention")? {
-            return Ok(Position::None);
-        }
-        let [c2p, p2c] = self.terms()?;
-        // Negative or 0 means none.
-        let positive = |key: &str| match self.section.get(key).map(Value::as_i64) {
-            None => Ok(self.family.default(key).map(|default| default as usize)),
-            Some(Some(n)) if n > 0 => Ok(Some(n as usize)),
-            Some(None) if !self.section.json[key].is_null() => {
-                Err(Error::value(format!("config key `{key}`"), &self.section.json[key], "a whole number"))
-            }
-            _ => Ok(None),
-        };
-        let longest = self.number("max_position_embeddings")?.unwrap_or(512);
-        let mut disentangled =
-            Disentangled::new(positive("max_relative_positions")?.unwrap_or(longest)).with_c2p(c2p).with_p2c(p2c);
-        if v2 {
-            disentangled.position_buckets = positive("position_buckets")?;
-            disentangled.share_att_key = is_set("share_att_key")?;
-            let unstated = if silent { "layer_norm" } else { "none" };
-            let norm = self.text("norm_rel_ebd")?.unwrap_or(unstated);
-            if norm.split('|').any(|norm| norm.trim() == "layer_norm") {
-                disentangled.norm_eps = Some(self.float("layer_norm_eps")?.unwrap_or(1e-7));
-            }
-        }
-        Ok(Position::Disentangled(disentangled))
     }
 }

@@ -1,7 +1,7 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
 use crate::config::ProjectionBias;
-use crate::weights::{BIAS_KV, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
+use crate::weights::{BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,9 @@ pub(crate) enum Orientation {
     InOut,
     /// `[out, in]`, followed by this many dimensions of 1, as convolutions of single pixels (2) or frames (1) have it.
     Pointwise(usize),
+    /// `[out, in / groups, 1]`, with as many outputs as inputs: a convolution of single frames in groups, each from its
+    /// own inputs to its own outputs.
+    Grouped,
     /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them
     /// (Flax, Keras).
     Kernel,
@@ -307,14 +310,15 @@ pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
     [GLOBAL[2], "self.value_global", "longformer_self_attn.value_global"],
 ];
 /// Parameters that have the same name in all layouts.
-const IN_ALL_LAYOUTS: [&str; 3] = [BIAS_KV[0], BIAS_KV[1], SCORE];
-/// The names of parameters beside the projections in all families. A module stands for the tensors below it. The norm
-/// of the context has names by layout alone.
+pub(crate) const IN_ALL_LAYOUTS: [&str; 7] =
+    [BIAS_KV[0], BIAS_KV[1], SCORE, LAMBDAS[0], LAMBDAS[1], LAMBDAS[2], LAMBDAS[3]];
+/// The names of the other parameters beside the projections in all families. A module stands for the tensors below it.
+/// The norm of the context has names by layout alone.
 pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (NORMS[0], &[QK_NORMS[0][0], QK_NORMS[1][0], QK_NORMS[2][0], QK_NORMS[3][0], QK_NORMS[4][0]]),
     (NORMS[1], &[QK_NORMS[0][1], QK_NORMS[1][1], QK_NORMS[2][1], QK_NORMS[3][1], QK_NORMS[4][1]]),
     (NORMS[2], &[NORMS[2]]),
-    (FACTORS[0], &[FACTORS[0], "per_dim_scale"]),
+    (FACTORS[0], &[FACTORS[0], "per_dim_scale", "attn.per_dim_scale"]),
     (FACTORS[1], &[FACTORS[1]]),
     (FACTORS[2], &[FACTORS[2]]),
     (LOGIT_SCALE, &[LOGIT_SCALE, "self.logit_scale"]),
@@ -322,9 +326,6 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (GLOBAL[0], &GLOBAL_NAMES[0]),
     (GLOBAL[1], &GLOBAL_NAMES[1]),
     (GLOBAL[2], &GLOBAL_NAMES[2]),
-    (BIAS_KV[0], &[BIAS_KV[0]]),
-    (BIAS_KV[1], &[BIAS_KV[1]]),
-    (SCORE, &[SCORE]),
 ];
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
 pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";

@@ -38,6 +38,11 @@ macro_rules! frames {
         LinearNames { orientation: Orientation::Pointwise(1), ..linear!($name) }
     };
 }
+macro_rules! grouped {
+    ($name:literal) => {
+        LinearNames { orientation: Orientation::Grouped, ..linear!($name) }
+    };
+}
 macro_rules! kernel {
     ($name:literal) => {
         LinearNames {
@@ -340,6 +345,9 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(pixels, "q", "k", "v"), o: pixels!("proj_out"), after: &["norm"], ..BASE },
     Layout { name: "frames", families: "WavTokenizer",
         qkv: split!(frames, "q", "k", "v"), o: frames!("proj_out"), after: &["norm"], ..BASE },
+    Layout { name: "squeezebert", families: "SqueezeBERT",
+        qkv: split!(grouped, "attention.query", "attention.key", "attention.value"), o: grouped!("post_attention.conv1d"),
+        after: &["layernorm", "intermediate", "output"], ..BASE },
     Layout { name: "x-clip", families: "X-CLIP, prompts", o: linear!("proj"), biases: &[ONLY_OUT],
         excludes: &["q_proj.bias"], ..BASE },
     Layout { name: "ctrl", families: "CTRL",
@@ -422,6 +430,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "to_q", "to_k", "to_v"), o: linear!("to_out.0"), ..BASE },
     Layout { name: "qwen2.5-omni", families: "vision of Qwen2.5-Omni",
         qkv: split!(linear, "q", "k", "v"), o: linear!("proj"), ..BASE },
+    Layout { name: "gemma3n-audio", families: "audio of Gemma 3n",
+        qkv: split!(linear, "attn.q_proj", "attn.k_proj", "attn.v_proj"), o: linear!("post"), biases: &[NONE],
+        parameters: &[(FACTORS[0], "attn.per_dim_scale")],
+        position: &[PositionName { stored: "attn.relative_position_embedding.pos_proj.weight", ..RELATIVE_SINUSOIDS[0] }],
+        after: &["pre_attn_norm", "post_norm"], ..BASE },
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },

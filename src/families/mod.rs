@@ -23,6 +23,8 @@ pub(crate) mod layout;
 pub(crate) mod layouts;
 mod output_stage;
 mod patches;
+mod positions;
+mod relative;
 mod rotary;
 mod speech;
 mod stepped;

@@ -3,8 +3,8 @@
 use crate::config::CallInput;
 use crate::families::decoders::LLAMA;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale, Window,
-    WindowLayers,
+    BART, BASE, Causal, Family, LayerPositions, OWN, QueryFactor, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
+    StepsRow, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -61,6 +61,23 @@ pub(crate) const SPEECH: &[Family] = &[
         model_types: &["fastspeech2_conformer", "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder"],
         layouts: CONFORMER,
         positions: LayerPositions::RelativeSinusoids,
+        ..PLAIN
+    },
+    // A window of tokens before each other one.
+    Family {
+        model_types: &["gemma3n_audio"],
+        layouts: &["gemma3n-audio"],
+        causal: Causal::Always,
+        window: Window { key: "conf_attention_context_left", ..STREAM.window },
+        positions: LayerPositions::LocalSinusoids("conf_attention_context_right"),
+        scale: Scale::One,
+        softcap: Some("conf_attention_logit_cap"),
+        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
+        defaults: &[
+            ("conf_num_attention_heads", 8.0),
+            ("conf_attention_context_left", 13.0),
+            ("conf_attention_logit_cap", 50.0),
+        ],
         ..PLAIN
     },
     Family {

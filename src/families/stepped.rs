@@ -1,10 +1,11 @@
 //! Decoders that do more between projection and scores than a norm before a rotation: norms after it or without
 //! weights, factors by position, keys that are values or belong to another layer.
 
+use crate::config::CallInput;
 use crate::families::decoders::{DECODER, EVERYWHERE, QWEN3, rotary, windows};
 use crate::families::family::{
-    BASE, Causal, Family, HeadSizes, IMAGES, LayerPositions, OWN, QueryFactor, ROTARY, RotaryLayers, RotaryRow, Scale,
-    StepsRow, WeightlessNorm, WindowLayers,
+    BASE, Causal, Family, GEMMA_ROTARY, HeadSizes, IMAGES, LayerPositions, OF_KINDS, OWN, QueryFactor, ROTARY,
+    Required, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
 };
 
 /// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
@@ -13,12 +14,7 @@ const GEMMA3N: Family = Family {
     // Which its files state and its model does not use.
     ignores: &["query_pre_attn_scalar"],
     window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
-    positions: LayerPositions::Rotary(RotaryRow {
-        theta: 1_000_000.0,
-        window_theta: Some(10_000.0),
-        scales_windowed: false,
-        ..ROTARY
-    }),
+    positions: LayerPositions::Rotary(GEMMA_ROTARY),
     scale: Scale::One,
     steps: StepsRow { value_norm: true, ..BASE.steps },
     shares_keys: true,
@@ -32,23 +28,34 @@ const GEMMA3N: Family = Family {
 };
 const GEMMA4_DEFAULTS: &[(&str, f64)] =
     &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
+const UNIFIED_DEFAULTS: &[(&str, f64)] = &[
+    ("sliding_window", 1024.0),
+    ("num_hidden_layers", 30.0),
+    ("global_head_dim", 512.0),
+    ("num_key_value_heads", 4.0),
+];
 const GEMMA4: Family = Family {
     layouts: &["candle-attention", "keys-as-values", "shared-keys"],
     reads: &["proportional"],
     ignores: &[],
     causal: Causal::UnlessAllBidirectional,
     window: windows(WindowLayers::AllButLastOf6AndLast),
-    positions: LayerPositions::Rotary(RotaryRow {
-        theta: 1_000_000.0,
-        window_theta: Some(10_000.0),
-        required_in_config: true,
-        ..ROTARY
-    }),
+    positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..OF_KINDS }),
     keys_as_values: Some("attention_k_eq_v"),
     head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
     defaults: GEMMA4_DEFAULTS,
     note: Some(IMAGES),
     ..GEMMA3N
+};
+const ASSISTANT: Family = Family {
+    // The model makes its own masks.
+    ignores: &["use_bidirectional_attention"],
+    causal: Causal::Never,
+    drafts: true,
+    masks_text: true,
+    requires: &[Required::new(CallInput::Positions)],
+    note: Some("keys and values are those of the last layer of its kind in the model that it drafts for"),
+    ..GEMMA4
 };
 /// HunYuan: norms after the rotation, whose base its files multiply by a power of `alpha`.
 const HUNYUAN: Family = Family {
@@ -62,16 +69,10 @@ const HUNYUAN: Family = Family {
 pub(crate) const STEPPED: &[Family] = &[
     Family { model_types: &["gemma3n_text"], ..GEMMA3N },
     Family { model_types: &["gemma4_text"], ..GEMMA4 },
-    Family {
-        model_types: &["gemma4_unified_text"],
-        defaults: &[
-            ("sliding_window", 1024.0),
-            ("num_hidden_layers", 30.0),
-            ("global_head_dim", 512.0),
-            ("num_key_value_heads", 4.0),
-        ],
-        ..GEMMA4
-    },
+    Family { model_types: &["gemma4_unified_text"], defaults: UNIFIED_DEFAULTS, ..GEMMA4 },
+    // Models that draft for a Gemma 4, one token at a time: windows reach one token further back.
+    Family { model_types: &["gemma4_assistant"], ..ASSISTANT },
+    Family { model_types: &["gemma4_unified_assistant"], defaults: UNIFIED_DEFAULTS, ..ASSISTANT },
     // Encoder and decoder are one model, whose layers the file has once.
     Family {
         model_types: &["diffusion_gemma_text"],

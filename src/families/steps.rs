@@ -122,6 +122,9 @@ impl Layer<'_> {
             Some(key) => key.is_empty() || self.flag(key)? == Some(true),
         };
         let shared = if self.family.shares_keys { self.number("num_kv_shared_layers")?.unwrap_or(0) } else { 0 };
+        if self.family.drafts {
+            return Ok(KeyValueSource::Shared { layer: None });
+        }
         let first = match shared {
             0 => usize::MAX,
             _ => self.number("num_hidden_layers")?.unwrap_or(usize::MAX).saturating_sub(shared),
@@ -135,7 +138,6 @@ impl Layer<'_> {
                     return Ok(KeyValueSource::Shared { layer: Some(index) });
                 }
             }
-            // No layer has keys of its own in an assistant (Gemma 4), whose positions follow those of another model.
             return wrong("those of a model with a layer of this kind before those that share its keys");
         }
         match (as_values && !self.has_window()?, found) {

@@ -9,8 +9,6 @@ const fn unsupported(model_types: &'static [&'static str], why: &'static str) ->
 
 #[rustfmt::skip]
 pub(crate) const UNSUPPORTED: &[Family] = &[
-    unsupported(&["gemma4_assistant", "gemma4_unified_assistant"], "keys and values of another model"),
-    unsupported(&["diffllama"], "differential attention"),
     unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
@@ -25,7 +23,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["dinat"], "attention to neighbors on a grid"),
     unsupported(&["mobilevitv2"], "scores of single tokens in place of those of pairs"),
     unsupported(&["swiftformer"], "additive attention of a global query"),
-    unsupported(&["squeezebert"], "grouped convolutions in place of the projections"),
     unsupported(&["cvt", "levit"], "convolutions in place of the projections"),
     unsupported(&["rwkv"], "a recurrent state in place of scores"),
     unsupported(
@@ -41,7 +38,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
         "a model of timm: layers are read from timm's own files, as of the family `timm`",
     ),
-    unsupported(&["gemma3n_audio", "gemma4_audio"], "relative positions inside the cap on the scores"),
+    unsupported(&["gemma4_audio"], "limits on the inputs and outputs of projections"),
     unsupported(
         &["mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",

@@ -82,7 +82,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["videoprism_vision_model"],
         layouts: OWN,
-        softcap: true,
+        softcap: Some("attn_logit_softcapping"),
         defaults: &[("attn_logit_softcapping", 50.0)],
         ..PLAIN
     },
@@ -279,7 +279,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["videoprism_text_model"],
         layouts: OWN,
-        softcap: true,
+        softcap: Some("attn_logit_softcapping"),
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },

@@ -56,6 +56,13 @@ impl AttentionMask {
         Self { terms: terms.cloned().collect(), starts: self.starts.clone() }
     }
 
+    /// The products with embeddings of distances, and all else of the mask.
+    pub(crate) fn split_products(&self) -> [Self; 2] {
+        let (products, others) =
+            self.terms.iter().cloned().partition(|term: &Arc<dyn MaskTerm>| term.distance_embeddings() != [0; 2]);
+        [products, others].map(|terms| Self { terms, starts: self.starts.clone() })
+    }
+
     /// The mask as rules over positions alone, `None` if it needs a tensor.
     pub(crate) fn structure(&self) -> Option<MaskStructure> {
         let mut lowered = LoweredMask::default();

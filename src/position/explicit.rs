@@ -51,7 +51,7 @@ impl ExplicitPositions {
         self.rows
     }
 
-    pub(super) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.tokens
     }
 

@@ -11,6 +11,7 @@ use super::scheme::{LayerSizes, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, accumulate_dtype};
+use crate::setters;
 use crate::tensor::element_count;
 use crate::weights::{LinearWeights, Parameter};
 
@@ -29,32 +30,48 @@ const THETA: f32 = 10_000.0;
 /// sinusoids of `2 s - 1` distances are projected once and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct RelativeSinusoids;
+pub struct RelativeSinusoids {
+    /// Whether all sines come before all cosines, the longest wavelength is `2π · 10,000`, and there are no vectors `u`
+    /// and `v` (the [Universal Speech Model](https://arxiv.org/abs/2303.01037), audio of Gemma 3n); default no.
+    pub in_halves: bool,
+}
 
 impl RelativeSinusoids {
+    setters! {
+        /// Sets whether all sines come before all cosines, and there are no vectors.
+        with_in_halves, in_halves: bool = in_halves;
+    }
+
     /// The sinusoids of all distances of a sequence of `length` tokens, the longest before a query first, projected:
     /// `(2 length - 1, h · d)`.
-    fn project(call: &EmbeddingCall, length: usize) -> Result<Tensor> {
+    fn project(self, call: &EmbeddingCall, length: usize) -> Result<Tensor> {
         let weight = call.state.weights().require(PROJECTION)?;
         let (out, width) = weight.dims2()?;
         let dtype = accumulate_dtype(call.qkv.like());
         element_count("the embeddings of distances", &[2 * length, out.max(width)])?;
-        let sinusoids = sinusoids(length, width)?.to_device(weight.device())?;
+        let sinusoids = self.sinusoids(length, width)?.to_device(weight.device())?;
         // The projection reads its input in its own dtype.
         let sinusoids = sinusoids.to_dtype(weight.dtype())?.unsqueeze(0)?;
         let projection = Linear::new(PROJECTION, LinearWeights::new(weight.clone(), None), out, width)?;
         Ok(projection.forward_in_dtype(&sinusoids, dtype)?.squeeze(0)?)
     }
-}
 
-/// Sines and cosines in turn, `(2 length - 1, width)`, of the positions `1 - length ..` of a query after a key. Angles
-/// are computed in f32, as in the reference.
-fn sinusoids(length: usize, width: usize) -> Result<Tensor> {
-    let frequencies: Vec<f32> = (0..width / 2).map(|i| 1.0 / THETA.powf((2 * i) as f32 / width as f32)).collect();
-    let last = length as i64 - 1;
-    let angles = (-last..=last).flat_map(|position| frequencies.iter().map(move |f| f64::from(position as f32 * f)));
-    let values: Vec<f64> = angles.flat_map(|angle| [angle.sin(), angle.cos()]).collect();
-    Ok(Tensor::from_vec(values, (2 * length - 1, width), &Device::Cpu)?)
+    /// Sines and cosines `(2 length - 1, width)` of the positions `1 - length ..` of a query after a key. Angles are
+    /// computed in f32, as in the references.
+    fn sinusoids(self, length: usize, width: usize) -> Result<Tensor> {
+        let pairs = width / 2;
+        let exponent = |i: usize| match self.in_halves {
+            false => (2 * i) as f32 / width as f32,
+            true => i as f32 / pairs.saturating_sub(1).max(1) as f32,
+        };
+        let frequencies: Vec<f32> = (0..pairs).map(|i| 1.0 / THETA.powf(exponent(i))).collect();
+        let last = length as i64 - 1;
+        let angles =
+            (-last..=last).flat_map(|position| frequencies.iter().map(move |f| f64::from(position as f32 * f)));
+        let angles = Tensor::from_vec(angles.collect(), (2 * length - 1, pairs), &Device::Cpu)?;
+        let parts = [angles.sin()?, angles.cos()?];
+        Ok(if self.in_halves { Tensor::cat(&parts, 1)? } else { Tensor::stack(&parts, 2)?.flatten_from(1)? })
+    }
 }
 
 impl fmt::Display for RelativeSinusoids {
@@ -76,11 +93,9 @@ impl PositionScheme for RelativeSinusoids {
         let (h, d, width) = (sizes.num_attention_heads, sizes.head_dim, sizes.hidden_size);
         let bound = (6.0 / (h * d + width) as f64).sqrt();
         let parameter = |name, rows, columns, init| Parameter::new(name, [rows, columns], init).with_head_axis(0);
-        vec![
-            parameter(PROJECTION, h * d, width, Init::Uniform { lo: -bound, up: bound }),
-            parameter(CONTENT_BIAS, h, d, Init::Const(0.0)),
-            parameter(POSITION_BIAS, h, d, Init::Const(0.0)),
-        ]
+        let projection = parameter(PROJECTION, h * d, width, Init::Uniform { lo: -bound, up: bound });
+        let vectors = [CONTENT_BIAS, POSITION_BIAS].map(|name| parameter(name, h, d, Init::Const(0.0)));
+        [projection].into_iter().chain(vectors.into_iter().filter(|_| !self.in_halves)).collect()
     }
 
     fn traits(&self) -> SchemeTraits {
@@ -88,23 +103,27 @@ impl PositionScheme for RelativeSinusoids {
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {
-        state.weights().require(CONTENT_BIAS).map(Some)
+        if self.in_halves { Ok(None) } else { state.weights().require(CONTENT_BIAS).map(Some) }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
         let fixed = !call.state.tracks_gradient();
         let needed = call.s_q.max(call.s_kv).max(1);
-        let (length, all) = call.state.grown(fixed, needed, |length| Self::project(call, length))?;
+        let (length, all) = call.state.grown(fixed, needed, |length| self.project(call, length))?;
         let count = 2 * needed - 1;
         let c2p = all.narrow(0, length - needed, count)?;
+        let first = 1 - call.s_kv as i64;
+        let indices = (first..call.s_q as i64).map(|distance| (needed as i64 - 1 - distance) as u32).collect();
+        let all = DistanceEmbeddings { c2p: Some(c2p.clone()), p2c: None, bias: None, count, indices, first };
+        if self.in_halves {
+            return Ok(Some(all));
+        }
         // Queries come with `u`: (q + v) · r is (q + u) · r + (v - u) · r, and the second term depends on no query.
         let vector = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(c2p.dtype())?);
         let difference = (vector(POSITION_BIAS)? - vector(CONTENT_BIAS)?)?; // (h, d)
         let (h, d) = difference.dims2()?;
         let bias = c2p.reshape((count, h, d))?.broadcast_mul(&difference)?.sum(D::Minus1)?;
-        let first = 1 - call.s_kv as i64;
-        let indices = (first..call.s_q as i64).map(|distance| (needed as i64 - 1 - distance) as u32).collect();
-        Ok(Some(DistanceEmbeddings { c2p: Some(c2p), p2c: None, bias: Some(bias), count, indices, first }))
+        Ok(Some(DistanceEmbeddings { bias: Some(bias), ..all }))
     }
 
     fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {
@@ -120,7 +139,13 @@ mod tests {
 
     #[test]
     fn sinusoids_are_in_the_order_of_positions() {
-        let values = sinusoids(3, 4).unwrap().to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap();
+        let values = RelativeSinusoids::default()
+            .sinusoids(3, 4)
+            .unwrap()
+            .to_dtype(DType::F32)
+            .unwrap()
+            .to_vec2::<f32>()
+            .unwrap();
         assert_eq!(values.len(), 5);
         assert_eq!(values[2], [0.0, 1.0, 0.0, 1.0]);
         let (near, far) = (2f32, 0.02f32);

@@ -48,6 +48,10 @@ impl MultiHeadAttention {
             let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
         }
+        if config.differential.is_some() {
+            let expected = "one whose heads depend on no other: those of differential attention are pairs";
+            return Err(Error::value("a layer to prune", "one with differential attention", expected));
+        }
         let weights = self.weights()?;
         let shifts = weights.parameters.get(CONTEXT_NORM_PARTS[1]).is_some();
         if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {

@@ -5,7 +5,7 @@ use candle_attention_kernels::Dropout;
 use candle_core::{D, Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::mask::{AttnShape, DenseMask, lowest_finite};
+use crate::mask::{AttentionMask, AttnShape, DenseMask, lowest_finite};
 use crate::sdpa::non_finite::Asking;
 use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite, score_functions};
 use crate::tensor::{check_allocation, compute_dtype, element_count};
@@ -30,7 +30,11 @@ pub(super) fn attend(
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let changes = options.mask.has_score_functions();
     let mask = if changes { &options.mask.without_score_functions() } else { &*options.mask };
-    let mut mask = mask.dense(call.shape, options.appended_keys, compute, k.device())?;
+    // The products of queries with distances are scores as those with keys, and so below the cap.
+    let [products, others] = &mask.split_products();
+    let (products, mask) = if options.softcap.is_some() { (products, others) } else { (&AttentionMask::full(), mask) };
+    let dense = |mask: &AttentionMask| mask.dense(call.shape, options.appended_keys, compute, k.device());
+    let mut mask = dense(mask)?;
     let asking = Asking::from_device(k.device());
 
     let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
@@ -51,7 +55,11 @@ pub(super) fn attend(
         scores_of(&q, &k)?
     };
     let scores = match options.softcap {
-        Some(cap) => ((scores / cap)?.tanh()? * cap)?,
+        Some(cap) => {
+            let products = dense(products)?.bias;
+            let scores = products.map_or(Ok(scores.clone()), |products| scores.broadcast_add(&products))?;
+            ((scores / cap)?.tanh()? * cap)?
+        }
         None => scores,
     };
     let scores = if changes { score_functions::apply(&scores, &options.mask, call.shape)? } else { scores };

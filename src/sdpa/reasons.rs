@@ -11,7 +11,9 @@ pub(super) fn first_reason<const N: usize>(reasons: [(bool, &str); N]) -> Option
 
 /// Why no fused kernel for GPUs can run a call; `None` if one may.
 pub(super) fn no_fused_kernel(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let capped = options.softcap.is_some() && call.distance_embeddings != [0; 2];
     let elsewhere = [
+        (capped, "products with embeddings of distances are capped, and it adds them to capped scores"),
         (call.tracks_gradient, "a gradient is tracked, and it has no backward pass"),
         (options.dropout > 0.0, "it does not drop attention weights"),
         (options.mask.has_score_functions(), "scores go through a function, which it cannot call"),

@@ -29,6 +29,8 @@ pub(crate) const NORM_PARTS: [[&str; 2]; 3] =
 pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
 /// The learned factor of the queries of each head, as a logarithm, `(h, 1, 1)`.
 pub(crate) const LOGIT_SCALE: &str = "logit_scale";
+/// The vectors of differential attention, `(d)`.
+pub(crate) const LAMBDAS: [&str; 4] = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"];
 /// The projections of queries, keys and values of global tokens.
 pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
 /// Their weights `(out, in)` and biases `(out)`.
@@ -51,6 +53,7 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 ///   shared by all heads, `(heads, d)`, one per head, or `(heads · d)`, over all heads together.
 /// - `scaling`, `k_scaling`, `v_scaling` `(d)`: learned factors of queries, keys and values.
 /// - `logit_scale` `(h, 1, 1)`: the logarithm of a factor of the queries of each head.
+/// - `lambda_q1`, `lambda_k1`, `lambda_q2`, `lambda_k2` `(d)`: the vectors of differential attention.
 /// - `query_global`, `key_global`, `value_global`: the projections of global tokens, each a `.weight` and perhaps a
 ///   `.bias`, of the shapes of the others.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.

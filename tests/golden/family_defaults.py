@@ -5,7 +5,7 @@ type that a row in src/families names and transformers knows. Values are those o
 without arguments; `layer_types` is that of the first eight layers. `knows` lists which keys of
 src/families/keys.rs, and which sizes, the class has or the code of its models reads: transformers ignores the others.
 
-Made with transformers 5.23.0; EARLIER with the same regular expressions from 4.57.6.
+Made with transformers 5.24.0; EARLIER with the same regular expressions from 4.57.6.
 Re-run:  python tests/golden/family_defaults.py
 """
 
@@ -19,6 +19,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from common import FIXTURES
+from model_types_tiny import ARGUMENTS
 
 KEYS = [
     "num_attention_heads", "rope_parameters", "layer_types", "sliding_window", "local_attention",
@@ -66,7 +67,7 @@ named = set(re.findall(r'"([\w-]+)"', text))
 held = {}
 for model_type in sorted(named & set(CONFIG_MAPPING.keys())):
     try:
-        config = CONFIG_MAPPING[model_type]()
+        config = CONFIG_MAPPING[model_type](**ARGUMENTS.get(model_type, {}))
     except Exception as e:  # a configuration of parts that must be given
         print(model_type, e)
         continue

@@ -140,7 +140,7 @@ def build(cls, config):
 
 def tiny_config(model_type, variant, further=None):
     cls = CONFIG_MAPPING[model_type]
-    d = tiny.shrink(cls().to_dict(), variant)
+    d = tiny.shrink(cls(**tiny.ARGUMENTS.get(model_type, {})).to_dict(), variant)
     tiny.set_keys(d, tiny.CHANGES.get(model_type, {}) | tiny.FURTHER.get(further, {}))
     config = cls.from_dict(d)
     config._attn_implementation = "eager"
@@ -210,6 +210,9 @@ def given_tensors(name, given, arguments, tensors, factor=1.0, neighbors=False):
             tensors[f"golden.{name}.score_bias"] = sum(values) * factor
         if what == "positions" and values:
             tensors[f"golden.{name}.positions"] = values[0].float()
+        if what == "shared" and values:
+            for part, t in zip(("shared_keys", "shared_values"), values[0]):
+                tensors[f"golden.{name}.{part}"] = t.transpose(1, 2)
         if what == "cos_sin" and values:
             for part, t in zip(("cos", "sin"), values[0]):  # pairs that are half a head apart, or neighbors
                 pairs = t[..., ::2] if neighbors else t[..., : t.shape[-1] // 2]

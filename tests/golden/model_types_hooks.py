@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections import UserDict
 
 import torch
 
@@ -18,6 +19,7 @@ LAYOUTS = [
     (["attn.q", "attn.k", "attn.v"], "attn.o"),
     (["q", "k", "v"], "o"),
     (["attention.query", "attention.key", "attention.value"], "output.dense"),
+    (["attention.query", "attention.key", "attention.value"], "post_attention.conv1d"),
     (["qkv"], "proj"),
     (["q_proj", "k_proj", "v_proj"], "out_proj"),
     (["q_proj", "k_proj", "v_proj"], "proj"),
@@ -59,6 +61,7 @@ LAYOUTS = [
     (["to_q", "to_k", "to_v"], "to_out.0"),
     (["query_proj", "key_proj", "value_proj"], "out_proj"),
     (["query", "key_protein", "value_protein"], "out_proj"),
+    (["attn.q_proj", "attn.k_proj", "attn.v_proj"], "post"),
     (["linear_q", "linear_k", "linear_v"], "linear_out"),
     (["q_proj", "k_proj", "v_proj"], "linear_out"),
     (["self.query", "self.key", "self.value"], "output"),
@@ -211,6 +214,8 @@ def watch_arguments(model, path, here):
                          for p in (m.layout_query, m.layout_key)]
                 scores = heads[0] @ heads[1].transpose(-1, -2)
                 here["arguments"]["layout_scores"] = scores / (m.attention_head_size // m.channel_shrink_ratio) ** 0.5
+            if isinstance(shared := given.get("shared_kv_states"), (dict, UserDict)) and hasattr(m, "layer_type"):
+                given["shared_kv_states"] = shared.get(m.layer_type)
             for name, value in {**given, **given.get("kwargs", {})}.items():
                 if isinstance(value, torch.Tensor):
                     here["arguments"][name] = clean(value) if value.is_floating_point() else value.clone()

@@ -292,6 +292,8 @@ CHANGES = {
     "clvp": {f"{part}_config.{key}": value for part in ("text", "speech") for key, value in
              {"hidden_size": 80, "num_attention_heads": 2}.items()},
     "longformer": {"attention_window": [4, 8]},
+    "gemma3n_audio": {"conf_num_attention_heads": 2, "conf_num_hidden_layers": 2, "conf_attention_chunk_size": 3,
+                      "conf_attention_context_left": 4, "conf_attention_logit_cap": 3.0},
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
     "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
@@ -385,6 +387,13 @@ CHANGES = {
     "gemma3n": {"text_config.layer_types": ["sliding_attention", "full_attention"] * 2,
                 "text_config.num_hidden_layers": 4, "text_config.num_kv_shared_layers": 2,
                 "text_config.intermediate_size": 16, "text_config.activation_sparsity_pattern": DELETE},
+    # All layers share keys and values: those of another model.
+    **dict.fromkeys(["gemma4_assistant", "gemma4_unified_assistant"], {"backbone_hidden_size": WIDTH} | {
+        f"text_config.{key}": value for key, value in {
+            "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_attention_heads": 4, "head_dim": 8,
+            "num_key_value_heads": 2, "attention_k_eq_v": True, "global_head_dim": 16,
+            "num_global_key_value_heads": 1}.items()}),
     # Their own 512 would make scores so large that f32 has no five digits left.
     **dict.fromkeys(["gemma4", "gemma4_unified", "embedding_gemma2"], {"text_config.global_head_dim": 16}),
     "diffusion_gemma_text": {"global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 2,
@@ -406,6 +415,9 @@ CHANGES = {
     "mimo_v2_flash": {"v_head_dim": 4},
     "timesfm2_5": {"patch_length": 4, "context_length": 64},
 }
+# Arguments of config classes that refuse their own defaults.
+ARGUMENTS = {"gemma4_assistant": {"text_config": {
+    "model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}}
 # Detectors: a small backbone, and images that its strides divide.
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1],
           "layer_type": "basic", "num_channels": 3, "out_features": ["stage4"]}
@@ -545,6 +557,8 @@ ROWS_AND_COLUMNS = {"sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_m
 GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos", "rel_2d_pos"]}),
          "layoutlmv3": {"score_bias": ["position_bias"]},
          "muse_glimmer_assistant": {"mask": ["attention_mask"]},
+         **dict.fromkeys(["gemma4_assistant", "gemma4_unified_assistant"],
+                         {"positions": ["position_ids"], "shared": ["shared_kv_states"]}),
          "cpmant": {"score_bias": ["position_bias"], "mask": ["attention_mask"]},
          "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
          **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model", "videoprism",
@@ -637,6 +651,8 @@ def given(name, model, cfg):
         return torch.tensor([[4, 4]], dtype=torch.int32)
     if name == "merge_sizes":
         return torch.tensor([2])
+    if name in ("audio_mel", "audio_mel_mask"):
+        return torch.zeros(1, 72, dtype=torch.bool) if name.endswith("mask") else torch.randn(1, 72, cfg.input_feat_size)
     if name == "codebook_idx":
         return 2
     if name == "input_ids" and model.__class__.__name__ == "BarkFineModel":
@@ -847,6 +863,12 @@ def muse_glimmer_assistant():
                 position_ids=torch.arange(9)[None], attention_mask={"full_attention": mask, "sliding_attention": mask})
 
 
+def gemma4_assistant():
+    pair = lambda heads, d: (torch.randn(1, heads, 9, d), torch.randn(1, heads, 9, d))
+    return dict(inputs_embeds=torch.randn(1, 1, 2 * WIDTH), position_ids=torch.tensor([[9]]),
+                shared_kv_states={"sliding_attention": pair(2, 8), "full_attention": pair(1, 16)})
+
+
 def evolla():
     return dict(input_ids=ids(), attention_mask=torch.ones(1, LENGTH, dtype=torch.long), protein_input_ids=ids(7),
                 protein_attention_mask=torch.ones(1, 7, dtype=torch.long))
@@ -900,6 +922,7 @@ METHODS = dict.fromkeys(["chameleon_vqgan", "apertus1p5_vision_tokenizer"], "enc
 PARTS = {**dict.fromkeys(["instructblip_qformer", "instructblipvideo_qformer"], instructblip_qformer),
          **dict.fromkeys(["evolla", "EvollaModel"], evolla), "phi4_multimodal_audio": phi4_multimodal_audio,
          "qwen2_5_omni_dit": qwen2_5_omni_dit, "timesfm": timesfm,
+         **dict.fromkeys(["gemma4_assistant", "gemma4_unified_assistant"], gemma4_assistant),
          "muse_glimmer_assistant": muse_glimmer_assistant, "florence_vision": florence_vision, "wavtokenizer": wavtokenizer} | {f"{whole}_{part.__name__.removeprefix('sam3_')}": part for whole in ("sam3", "sam3_lite_text")
          for part in (sam3_detr_encoder, sam3_detr_decoder, sam3_mask_decoder)}
 

@@ -446,13 +446,11 @@ impl DistanceEmbeddings<'_> {
             return Err(Error::value("the list of embeddings of distances", found, expected));
         }
         let size = count.checked_mul(h).and_then(|size| size.checked_mul(d));
-        match [self.c2p, self.p2c].into_iter().flatten().find(|values| Some(values.len()) != size) {
-            Some(values) => {
-                let expected = format!("{count} embeddings of {h} heads of {d}");
-                Err(Error::shape("the embeddings of distances", &[values.len()], expected))
-            }
-            None => Ok(()),
-        }
+        let wrong = [self.c2p, self.p2c].into_iter().flatten().find(|values| Some(values.len()) != size);
+        wrong.map_or(Ok(()), |values| {
+            let expected = format!("{count} embeddings of {h} heads of {d}");
+            Err(Error::shape("the embeddings of distances", &[values.len()], expected))
+        })
     }
 
     /// The embeddings at the distances from a query at `position` to `count` keys from `key` on.

@@ -124,10 +124,18 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
                 row[pos.count..].fill(f32::NEG_INFINITY);
                 scale_and_find_largest(s, score_factor, row)
             } else {
-                scale_and_softcap(s, score_factor, problem.softcap, row);
-                row[pos.count..].fill(f32::NEG_INFINITY);
                 let products = products.map(|of| (of.products, of.row + r, score_factor));
-                apply_mask(s, mask, pos, pos.query + r, products, &mut row[..pos.count]);
+                // A cap is on the sum of a score and its products.
+                let capped = products.filter(|_| problem.softcap.is_some());
+                if let Some((products, row_of_block, factor)) = capped {
+                    scale_and_softcap(s, factor, None, row);
+                    let (_, (from, to)) = visible_keys(mask, pos, pos.query + r, pos.count);
+                    let position = mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
+                    products.add(s, row_of_block, position, pos.start + from, factor, &mut row[from.min(to)..to]);
+                }
+                scale_and_softcap(s, if capped.is_some() { 1.0 } else { score_factor }, problem.softcap, row);
+                row[pos.count..].fill(f32::NEG_INFINITY);
+                apply_mask(s, mask, pos, pos.query + r, products.xor(capped), &mut row[..pos.count]);
                 scale_and_find_largest(s, 1.0, row)
             };
             let new_max = largest.max(old_max);

@@ -107,11 +107,8 @@ impl Problem<'_> {
     pub(super) fn checked_output_size(&self) -> Result<usize> {
         let Self { h, h_kv, d, d_v, appended, batch, .. } = *self;
         if !h.is_multiple_of(h_kv) {
-            return Err(Error::value(
-                "the number of query heads",
-                h,
-                format!("a multiple of {h_kv}, the key-value heads"),
-            ));
+            let expected = format!("a multiple of {h_kv}, the key-value heads");
+            return Err(Error::value("the number of query heads", h, expected));
         }
         if d == 0 {
             return Err(Error::value("the head dimension", d, "at least 1"));

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::PendingBias;
 use crate::position::ExplicitPositions;
+use crate::tensor::{check_float, same_dtype_and_device};
 
 /// The keys and values that one call of a layer attended to, with the positions of its tokens, for later layers of the
 /// same model that have none of their own (Gemma 3n, Gemma 4).
@@ -62,6 +63,22 @@ pub struct KeyValues {
 }
 
 impl KeyValues {
+    /// Keys `(b, s_kv, num_key_value_heads, head_dim)` after all steps, and values, that something else has made: the
+    /// model that a model of its kind drafts for (Gemma 4's assistants).
+    ///
+    /// # Errors
+    /// If they are not of one number of sequences, tokens and heads, of one dtype, and on one device.
+    pub fn new(keys: &Tensor, values: &Tensor) -> Result<Self> {
+        let (b, s, h_kv, _) = keys.dims4().map_err(|_| Error::shape("keys", keys.dims(), "(b, s_kv, h_kv, d)"))?;
+        if values.rank() != 4 || values.dims()[..3] != keys.dims()[..3] {
+            return Err(Error::shape("values", values.dims(), format!("({b}, {s}, {h_kv}, d_v)")));
+        }
+        check_float("keys", keys)?;
+        same_dtype_and_device("values", values, keys)?;
+        let (keys, values, mask) = (keys.clone(), values.clone(), AttentionMask::full());
+        Ok(Self { keys, values, tokens: s, explicit: None, lengths: None, new_tokens: None, mask })
+    }
+
     /// The number of keys, which are the columns of a mask.
     pub fn len(&self) -> usize {
         self.keys.dims()[1]

@@ -8,9 +8,10 @@ use super::{CallTokens, Counted, Projection};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
 use crate::attention::options::{AttentionInputs, AttentionOptions};
-use crate::config::KeyValueSource;
+use crate::config::{CallInput, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::position::ExplicitPositions;
 use crate::tensor::check_shape;
 
 pub(super) struct Shared<'a>(pub &'a KeyValues);
@@ -35,6 +36,9 @@ impl CallTokens for Shared<'_> {
             let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));
             return Err(Error::Device { tensor: "the keys of another layer".to_string(), found, expected });
         }
+        if config.requires.contains(&CallInput::Positions) {
+            return Ok(b); // They say where the queries stand.
+        }
         let unequal = shared.new_tokens.as_ref().is_some_and(|new| new.unequal.is_some());
         if s > shared.tokens || unequal && s < shared.tokens {
             let expected = format!("{}, the tokens of the call that made the keys", shared.tokens);
@@ -49,16 +53,18 @@ impl CallTokens for Shared<'_> {
 
     fn count<'m>(
         &mut self,
-        _: &MultiHeadAttention,
+        layer: &MultiHeadAttention,
         [query, ..]: &[Tensor; 3],
-        _: &AttentionOptions,
+        options: &AttentionOptions,
         mask: Cow<'m, AttentionMask>,
     ) -> Result<(Counted, Cow<'m, AttentionMask>)> {
+        let (b, s, _) = query.dims3()?;
+        let given = layer.explicit_positions(options, b, s)?;
         let counted = Counted {
-            explicit: self.0.explicit.clone(),
-            new_tokens: self.0.new_tokens.clone(),
+            new_tokens: self.0.new_tokens.clone().filter(|_| given.is_none()),
+            explicit: given.or_else(|| self.0.explicit.clone()),
             stored: Some((self.0.keys.dtype(), self.0.tracks_gradient())),
-            ..Counted::new([query.dim(0)?, query.dim(1)?, self.0.len()])
+            ..Counted::new([b, s, self.0.len()])
         };
         let mask = mask.into_owned().and(self.0.mask.clone());
         if !mask.counts_tokens() {
@@ -78,8 +84,9 @@ impl CallTokens for Shared<'_> {
     }
 
     fn keys(&mut self, projection: &Projection, _: &mut Cow<AttentionMask>) -> Result<[Tensor; 3]> {
-        let Projection { layer, xs, positions, dtype, .. } = projection;
-        let q = layer.project_queries(xs[0], self.0.tokens, *dtype, positions)?;
+        let Projection { layer, xs, positions, dtype, counted, .. } = projection;
+        let tokens = counted.explicit.as_ref().map_or(self.0.tokens, ExplicitPositions::tokens);
+        let q = layer.project_queries(xs[0], tokens, *dtype, positions)?;
         Ok([q, self.0.keys.clone(), self.0.values.clone()])
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use candle_attention::checkpoint::{Checkpoint, ModelConfig, config_from_json, detect, layouts, write_layers};
+use candle_attention::checkpoint::{
+    Checkpoint, ModelAttention, ModelConfig, VarMapSource, config_from_json, detect, layouts, write_layers,
+};
 use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionConfig, MultiHeadAttention};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::common::{Files, family_config, numbers, says};
@@ -69,6 +71,47 @@ fn every_layer_survives_writing_in_every_layout_that_holds_it() {
     }
     println!("{written} written, {refused} refused");
     assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
+}
+
+/// Convolutions in groups (SqueezeBERT) are matrices with blocks, which are written as the groups that they are.
+#[test]
+fn grouped_convolutions_are_written_in_their_groups() {
+    let checkpoint = Files::open_all("model_types").checkpoint("squeezebert");
+    let json = family_config(&checkpoint);
+    let (prefix, names) = ("encoder.layers.0", ["attention.query.weight", "post_attention.conv1d.weight"]);
+    let model = checkpoint.attention_with(prefix, &json, DType::F32, &CPU).unwrap();
+    let (config, weights) = (model.layer.config().clone(), model.layer.weights().unwrap());
+    let written = weights.to_layout(&config, layout("squeezebert")).unwrap();
+    for (name, columns) in names.into_iter().zip([4, 16]) {
+        let stored = checkpoint.tensor(&format!("{prefix}.{name}"), &CPU).unwrap();
+        assert_eq!(stored.dims(), [16, columns, 1]);
+        assert_eq!(bits(&written[name]), bits(&stored), "{name}");
+    }
+    assert_eq!(weights.to_layout(&config, layout("vit")).unwrap()["attention.query.weight"].dims(), [16, 16]);
+
+    // What is learned is the convolution, not the zeros between its groups.
+    let map = checkpoint.to_varmap(prefix, DType::F32, &CPU).unwrap();
+    let layer = ModelAttention::load(&json, VarMapSource::new(&map).at(prefix)).unwrap().layer;
+    let xs = Tensor::ones((1, 3, 16), DType::F32, &CPU).unwrap();
+    let gradients = layer.forward(&xs).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let variable = map.data().lock().unwrap()[&format!("{prefix}.{}", names[0])].clone();
+    assert_eq!(gradients.get(&variable).unwrap().dims(), [16, 4, 1]);
+
+    // A pruned projection is no square, from which the groups would be known.
+    let pruned = model.layer.prune_heads(&[1]).unwrap();
+    let failed = pruned.weights().unwrap().to_layout(pruned.config(), layout("squeezebert"));
+    says(failed, &["the layout for a projection of 16 numbers to 12 is layout `squeezebert`"]);
+
+    // Groups that do not divide the width.
+    let mut tensors: HashMap<String, Tensor> =
+        written.into_iter().map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect();
+    tensors.insert(format!("{prefix}.{}", names[0]), Tensor::zeros((16, 5, 1), DType::F32, &CPU).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layer.safetensors");
+    candle_core::safetensors::save(&tensors, &file).unwrap();
+    let broken = Checkpoint::open(&file).unwrap();
+    says(broken.attention_with(prefix, &json, DType::F32, &CPU).map(|_| ()), &[names[0], "[16, 5, 1]"]);
+    says(MultiHeadAttention::load(&config, broken.at(prefix, DType::F32, &CPU)).map(|_| ()), &[names[0], "[16, 5, 1]"]);
 }
 
 #[test]

@@ -94,8 +94,10 @@ impl Walked {
 
     /// The keys and values of the layer that has those of this one, if it is another one.
     fn shared_keys(&self, case: &Case, model: &ModelAttention) -> Result<Option<KeyValues>, Error> {
-        let KeyValueSource::Shared { layer: Some(other) } = model.layer.config().key_value_source else {
-            return Ok(None);
+        let KeyValueSource::Shared { layer } = model.layer.config().key_value_source else { return Ok(None) };
+        let Some(other) = layer else {
+            let [keys, values] = ["keys", "values"].map(|part| self.get(case, &format!("shared_{part}")).unwrap());
+            return Ok(Some(KeyValues::new(&keys, &values)?));
         };
         let number = case.prefix.split('.').find(|part| part.parse::<usize>().is_ok()).unwrap();
         let prefix = case.prefix.replacen(&format!(".{number}."), &format!(".{other}."), 1);

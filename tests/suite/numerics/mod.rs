@@ -2,6 +2,7 @@
 
 mod all_calls;
 mod concurrent_writes;
+mod differential;
 mod empty_inputs;
 mod explicit_positions;
 mod frozen;

@@ -7,7 +7,8 @@ use candle_attention::position::{
 };
 use candle_attention::weights::{AttentionWeights, LinearWeights, Parameters, QkvWeights};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ProjectionBias,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention,
+    ProjectionBias,
 };
 use candle_core::{D, DType, Device, Module, Tensor};
 
@@ -23,7 +24,13 @@ fn relative_positions_are_the_same_everywhere() {
     let sinusoids = grouped.clone().with_position(RelativeSinusoids::default());
     Everywhere::new(sinusoids.clone()).without_cache().check(1);
     Everywhere::new(sinusoids.with_mask(windowed.clone())).without_cache().with_tokens(70).check(2);
+    let halves = RelativeSinusoids::default().with_in_halves(true);
+    let local = AttentionMask::window(Some(3), Some(0));
+    let capped = config.clone().with_position(halves).with_mask(local).with_softcap(0.7);
+    Everywhere::new(capped.clone()).without_cache().check(10);
+    Everywhere::new(capped).in_layout("candle-attention").without_cache().with_tokens(70).check(11);
     let keys = grouped.with_position(RelativeKey::new(4, 2)).with_mask(windowed);
+    Everywhere::new(keys.clone().with_softcap(1.5)).without_cache().check(12);
     Everywhere::new(keys).without_cache().check(3);
     let reversed = RelativeKey::new(0, 20).with_reversed(true).with_block(9);
     Everywhere::new(config.clone().with_position(reversed)).without_cache().check(4);
@@ -131,6 +138,51 @@ fn relative_sinusoids_are_those_of_transformer_xl() {
         dot(&plus(&case.query(b, h, i), &v[h * SIZE..][..SIZE]), &projected) * (SIZE as f64).powf(-0.5)
     };
     case.check(&case.qkv[0].broadcast_add(&u).unwrap(), &term, &AttentionOptions::default());
+}
+
+/// The Universal Speech Model: `cap · tanh((q · k + q · W r(i - j)) / √d / cap)`, where all sines come first.
+#[test]
+fn capped_scores_include_their_products_with_sinusoids() {
+    let (cap, scale) = (0.5, (SIZE as f64).powf(-0.5));
+    let halves = RelativeSinusoids::default().with_in_halves(true);
+    let case = Case::new(halves, &[("relative_k_proj.weight", &[WIDTH, WIDTH])], 11, 7);
+    let weights = case.layer.weights().unwrap();
+    let layer = MultiHeadAttention::from_weights(&case.layer.config().clone().with_softcap(cap), weights).unwrap();
+    let w = case.weight("relative_k_proj.weight");
+    let [_, keys, values] = &case.qkv;
+    let key = |b: usize, h: usize, j: usize| numbers(&keys.get(b).unwrap().get(j).unwrap().get(h).unwrap());
+    let score = |b: usize, h: usize, i: usize, j: usize| {
+        let wave = |c: usize| (i as f64 - j as f64) / 10_000f64.powf((c % 4) as f64 / 3.0);
+        let r: Vec<f64> = (0..WIDTH).map(|c| if c < 4 { wave(c).sin() } else { wave(c).cos() }).collect();
+        let projected: Vec<f64> = (h * SIZE..(h + 1) * SIZE).map(|row| dot(&w[row * WIDTH..][..WIDTH], &r)).collect();
+        let query = case.query(b, h, i);
+        cap * ((dot(&query, &key(b, h, j)) + dot(&query, &projected)) * scale / cap).tanh()
+    };
+    let nothing = case.qkv[0].zeros_like().unwrap();
+    let (want, _) = attend(&nothing, keys, values, &Score::Dot(scale), &|b, h, i, j| Some(score(b, h, i, j)));
+    let inputs = AttentionInputs::self_attention(&case.xs, AttentionMask::full());
+    let plan = layer.plan(&inputs, &AttentionOptions::default()).unwrap().to_string();
+    assert!(plan.starts_with("backend cpu"), "{plan}");
+    let got = layer.forward(&case.xs).unwrap();
+    for backend in [Backend::Cpu, Backend::Eager] {
+        let got = layer.attend_with(&inputs, &AttentionOptions::default().with_backend(backend)).unwrap().output;
+        assert_close("a layer", &got, &want.flatten_from(2).unwrap(), 2e-5);
+    }
+    // With a mask of each kind, on both backends.
+    let lengths = AttentionMask::lengths(&[11, 7]).and(AttentionMask::window(Some(2), Some(4)));
+    for mask in [lengths, AttentionMask::from_score_fn(|score, _, _, q, k| score - q.abs_diff(k) as f32)] {
+        let inputs = AttentionInputs::self_attention(&case.xs, &mask);
+        let of = |backend| layer.attend_with(&inputs, &AttentionOptions::default().with_backend(backend)).unwrap();
+        assert_close(&mask.to_string(), &of(Backend::Cpu).output, &of(Backend::Eager).output, 1e-5);
+    }
+    says(
+        AttentionConfig::new(8, 2).with_position(RelativeSinusoids::default()).with_softcap(cap).validate(),
+        &["softcap = 0.5", "vectors"],
+    );
+    // Appended keys have no distance.
+    let config = layer.config().clone().with_add_zero_attn(true);
+    let more = MultiHeadAttention::from_weights(&config, layer.weights().unwrap()).unwrap();
+    assert_eq!(more.forward(&case.xs).unwrap().dims(), got.dims());
 }
 
 /// Shaw: `q · (k + e[clip(j - i)]) / √d`; Granite Speech counts the other way.

@@ -3,8 +3,8 @@
 use candle_attention::checkpoint::{ModelAttention, VarMapSource};
 use candle_attention::position::{Rotary, RotaryScaling, RotaryStyle};
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Factor, HeadNorm, KeyValueSource, KvCache,
-    MultiHeadAttention, NormKind, NormOver, ProjectionBias, Step, Steps,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, CallInput, Factor, HeadNorm, KeyValueSource,
+    KeyValues, KvCache, MultiHeadAttention, NormKind, NormOver, ProjectionBias, Step, Steps,
 };
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
@@ -278,6 +278,54 @@ fn keys_of_another_layer_are_those_that_it_attended_to() {
             }
         }
     }
+}
+
+/// A model that drafts for another one (Gemma 4's assistants): its query stands after the keys, where the call says.
+#[test]
+fn queries_of_a_drafter_stand_where_the_call_says() {
+    let (own, shared) = sharing(&gemma(), DType::F32);
+    let config = shared.config().clone().with_requires(&[CallInput::Positions]).with_mask(AttentionMask::full());
+    let drafter = MultiHeadAttention::from_weights(&config, shared.weights().unwrap()).unwrap();
+    let xs = Random::new(5).tensor(&[2, 7, 12], DType::F32);
+    let (first, last) = (xs.narrow(1, 0, 6).unwrap(), xs.narrow(1, 6, 1).unwrap());
+    let options = AttentionOptions::default();
+    // The last token sees the others, and not itself.
+    let sees = AttentionMask::from_pattern_fn(|q, k| q < 6 || k < 6);
+    let want = own.attend(&xs, &xs, &xs, &sees).unwrap().narrow(1, 6, 1).unwrap();
+    let inputs = AttentionInputs::self_attention(&first, None);
+    let (_, key_values) = own.attend_sharing(&inputs, &options).unwrap();
+    let mut cache = KvCache::growing();
+    let (_, cached) = own.attend_sharing(&inputs.with_cache(&mut cache), &options).unwrap();
+    let [keys, values] = key_values.tensors();
+    let given = KeyValues::new(keys, values).unwrap();
+    let places = Tensor::new(&[[6i64]], &CPU).unwrap();
+    for key_values in [&key_values, &cached, &given] {
+        let inputs = AttentionInputs::shared(&last, key_values, None);
+        let got = drafter.attend_with(&inputs, &options.with_positions(&places)).unwrap().output;
+        assert_close("a drafter", &got, &want, 1e-5);
+        says(drafter.attend_with(&inputs, &options), &["positions"]);
+        let wrong = Tensor::new(&[5i64, 6], &CPU).unwrap();
+        says(drafter.attend_with(&inputs, &options.with_positions(&wrong)), &["positions", "[2, 1]"]);
+        says(shared.attend_with(&inputs, &options.with_positions(&places)), &["those of the call that made the keys"]);
+    }
+    // Sequences of unequal length, each with its own place.
+    let mut cache = KvCache::growing();
+    let inputs = AttentionInputs::self_attention(&first, None);
+    let (_, unequal) = own.attend_sharing(&inputs.with_cache_lengths(&mut cache, &[6, 4]), &options).unwrap();
+    let places = Tensor::new(&[[6u32], [4]], &CPU).unwrap();
+    let inputs = AttentionInputs::shared(&last, &unequal, None);
+    let got = drafter.attend_with(&inputs, &options.with_positions(&places)).unwrap().output;
+    for (i, length) in [6, 4].into_iter().enumerate() {
+        let alone = first.narrow(0, i, 1).unwrap().narrow(1, 0, length).unwrap();
+        let (_, keys) = own.attend_sharing(&AttentionInputs::self_attention(&alone, None), &options).unwrap();
+        let (query, place) = (last.narrow(0, i, 1).unwrap(), Tensor::new(&[length as u32], &CPU).unwrap());
+        let inputs = AttentionInputs::shared(&query, &keys, None);
+        let want = drafter.attend_with(&inputs, &options.with_positions(&place)).unwrap().output;
+        assert_close("unequal", &got.narrow(0, i, 1).unwrap(), &want, 1e-5);
+    }
+    says(KeyValues::new(keys, &values.narrow(1, 0, 5).unwrap()), &["values", "(2, 6, 2, d_v)"]);
+    says(KeyValues::new(&keys.flatten_from(2).unwrap(), values), &["keys", "(b, s_kv, h_kv, d)"]);
+    says(KeyValues::new(keys, &values.to_dtype(DType::F64).unwrap()), &["values"]);
 }
 
 /// Gradients flow through shared keys into the layer that made them.
