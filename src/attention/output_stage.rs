@@ -7,10 +7,10 @@ use candle_attention_kernels::{GateFunction, Isa, RowGate, Team};
 use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::steps::{normalize, softplus};
-use crate::config::{GateActivation, NormKind};
+use crate::attention::steps::{norm_parameters, normalize, softplus};
+use crate::config::GateActivation;
 use crate::error::Result;
-use crate::ops::{NormParameters, accumulate_dtype};
+use crate::ops::accumulate_dtype;
 use crate::tensor::compute_dtype;
 
 impl MultiHeadAttention {
@@ -57,14 +57,7 @@ impl MultiHeadAttention {
     /// The norm of the context `(tokens, h · d_v)` in place.
     pub(super) fn normalize_context(&self, team: Team, context: &mut [f32]) -> Result<()> {
         let (Some(norm), Some(weights)) = (&self.config.context_norm, &self.norms.context) else { return Ok(()) };
-        let norm = NormParameters {
-            weight: &weights.weight,
-            bias: weights.bias.as_ref(),
-            eps: norm.eps,
-            rms: norm.kind != NormKind::Layer,
-            offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-        };
-        norm.normalize_rows(Isa::detect()?, team, context, None)
+        norm_parameters(norm, weights).normalize_rows(Isa::detect()?, team, context, None)
     }
 }
 

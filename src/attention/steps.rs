@@ -204,14 +204,13 @@ impl MultiHeadAttention {
                 Step::Rotate => {}
                 Step::Norm(norm) => {
                     let Some(weights) = norms.next() else { continue };
-                    let norm = NormParameters {
-                        weight: &weights.weight,
-                        bias: weights.bias.as_ref(),
-                        eps: norm.eps,
-                        rms: norm.kind != NormKind::Layer,
-                        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-                    };
-                    norm.normalize_parts(Isa::detect()?, team, qkv, width, of_side.clone())?;
+                    norm_parameters(norm, weights).normalize_parts(
+                        Isa::detect()?,
+                        team,
+                        qkv,
+                        width,
+                        of_side.clone(),
+                    )?;
                 }
                 Step::Factor(factor) => {
                     let of_elements = match (factor, self.parameters.get(FACTORS[side])) {
@@ -239,6 +238,17 @@ pub(super) fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tens
     // Without overflow: ln(1 + eʷ) = max(w, 0) + ln(1 + e^-|w|).
     let softplus = (weight.relu()? + (weight.abs()?.neg()?.exp()? + 1.0)?.log()?)?;
     Ok((softplus * scale)?.to_dtype(dtype)?)
+}
+
+/// A norm as the kernels of the CPU take it.
+pub(super) fn norm_parameters<'a>(norm: &HeadNorm, weights: &'a NormWeights) -> NormParameters<'a> {
+    NormParameters {
+        weight: &weights.weight,
+        bias: weights.bias.as_ref(),
+        eps: norm.eps,
+        rms: norm.kind != NormKind::Layer,
+        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
+    }
 }
 
 /// xs `(b, s, h, d)` normalized per head, or over all heads of a token.

@@ -107,6 +107,15 @@ const GEMMA3: Family = Family {
     ..LLAMA
 };
 
+const GEMMA2: Family = Family {
+    model_types: &["gemma2", "vaultgemma"],
+    window: ALTERNATING,
+    scale: Scale::QueryPreAttnScalar,
+    softcap: Some("attn_logit_softcapping"),
+    defaults: GEMMA2_DEFAULTS,
+    ..LLAMA
+};
+
 #[rustfmt::skip]
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
@@ -360,24 +369,9 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 1024.0)],
         ..QWEN3
     },
-    Family {
-        model_types: &["gemma2", "vaultgemma"],
-        window: ALTERNATING,
-        scale: Scale::QueryPreAttnScalar,
-        softcap: Some("attn_logit_softcapping"),
-        defaults: GEMMA2_DEFAULTS,
-        ..LLAMA
-    },
+    GEMMA2,
     // The part of T5Gemma that states `is_decoder` is its decoder.
-    Family {
-        model_types: &["t5_gemma_module"],
-        causal: Causal::IfDecoder,
-        window: ALTERNATING,
-        scale: Scale::QueryPreAttnScalar,
-        softcap: Some("attn_logit_softcapping"),
-        defaults: GEMMA2_DEFAULTS,
-        ..LLAMA
-    },
+    Family { model_types: &["t5_gemma_module"], causal: Causal::IfDecoder, ..GEMMA2 },
     Family { model_types: &["olmo2"], ..OLMO2 },
     Family { model_types: &["flex_olmo"], positions: theta(500_000.0), defaults: &[], ..OLMO2 },
     // `clip_qkv`, which limits queries and keys after their norms, is refused.

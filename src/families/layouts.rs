@@ -52,6 +52,16 @@ macro_rules! kernel {
         }
     };
 }
+/// The network that computes a table of biases of patches.
+macro_rules! network {
+    ($module:literal) => {
+        [
+            PositionName { stored: concat!($module, ".0.weight"), ..relative("cpb_mlp.0.weight") },
+            PositionName { stored: concat!($module, ".0.bias"), ..relative("cpb_mlp.0.bias") },
+            PositionName { stored: concat!($module, ".2.weight"), ..relative("cpb_mlp.2.weight") },
+        ]
+    };
+}
 macro_rules! split {
     ($linear:ident, $q:literal, $k:literal, $v:literal) => {
         QkvNames::Split([$linear!($q), $linear!($k), $linear!($v)])
@@ -122,58 +132,38 @@ const fn distances(key: &'static str, query: &'static str) -> [PositionName; 3] 
 const DEBERTA_POSITION: &[PositionName] = &distances("self.pos_proj", "self.pos_q_proj");
 const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "self.pos_query_proj");
 /// This crate's own layout names all weights as the schemes do.
-const OWN_POSITION: &[PositionName] = {
-    let [key, query, embeddings] = distances("pos_key_proj", "pos_query_proj");
-    let [projection, u, v] = RELATIVE_SINUSOIDS;
-    let [table, gate, gate_bias, factor] = GATED;
-    let [rows, columns] = PATCH_POSITION;
-    let [of_keys, of_values] = KEYS_AND_VALUES;
-    &[
-        bias_table(RELATIVE_BIAS, RELATIVE_BIAS),
-        bias_table(PATCH_BIAS, PATCH_BIAS),
-        relative("cpb_mlp.0.weight"),
-        relative("cpb_mlp.0.bias"),
-        relative("cpb_mlp.2.weight"),
-        key,
-        query,
-        embeddings,
-        projection,
-        u,
-        v,
-        SHAW,
-        SHAW_REVERSED,
-        of_keys,
-        of_values,
-        rows,
-        columns,
-        table,
-        gate,
-        gate_bias,
-        factor,
-    ]
-};
+const OWN_POSITION: &[PositionName] = &joined::<21>(&[
+    &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS)],
+    &network!("cpb_mlp"),
+    &distances("pos_key_proj", "pos_query_proj"),
+    &RELATIVE_SINUSOIDS,
+    &[SHAW, SHAW_REVERSED],
+    &KEYS_AND_VALUES,
+    &PATCH_POSITION,
+    &GATED,
+]);
+
+/// `N` names, list after list.
+const fn joined<const N: usize>(lists: &[&[PositionName]]) -> [PositionName; N] {
+    let (mut all, mut count, mut list) = ([relative(""); N], 0, 0);
+    while list < lists.len() {
+        let mut i = 0;
+        while i < lists[list].len() {
+            all[count] = lists[list][i];
+            (count, i) = (count + 1, i + 1);
+        }
+        list += 1;
+    }
+    assert!(count == N);
+    all
+}
 
 /// A tensor that the scheme and its families name alike.
 const fn relative(name: &'static str) -> PositionName {
     PositionName { role: PositionRole::Relative, scheme: name, stored: name }
 }
 
-/// The network that computes a table of biases of patches.
-const fn network(names: [&'static str; 3]) -> [PositionName; 3] {
-    let schemes = ["cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight"];
-    let mut all = [PositionName { role: PositionRole::Relative, scheme: "", stored: "" }; 3];
-    let mut i = 0;
-    while i < 3 {
-        all[i] = PositionName { role: PositionRole::Relative, scheme: schemes[i], stored: names[i] };
-        i += 1;
-    }
-    all
-}
-const SWIN_V2_POSITION: &[PositionName] = &network([
-    "self.continuous_position_bias_mlp.0.weight",
-    "self.continuous_position_bias_mlp.0.bias",
-    "self.continuous_position_bias_mlp.2.weight",
-]);
+const SWIN_V2_POSITION: &[PositionName] = &network!("self.continuous_position_bias_mlp");
 
 const SHAW: PositionName = relative("distance_embedding.weight");
 const SHAW_REVERSED: PositionName = relative(REVERSED_KEYS);
@@ -187,10 +177,7 @@ const GATED: [PositionName; 4] = [
     relative("gru_rel_pos_const"),
 ];
 const KEYS_AND_VALUES: [PositionName; 2] = [relative("emb_rel_k"), relative("emb_rel_v")];
-const BART_POSITION: &[PositionName] = {
-    let ([table, gate, gate_bias, factor], [keys, values]) = (GATED, KEYS_AND_VALUES);
-    &[table, gate, gate_bias, factor, keys, values]
-};
+const BART_POSITION: &[PositionName] = &joined::<6>(&[&GATED, &KEYS_AND_VALUES]);
 const CONFORMER_POSITION: &[PositionName] = {
     let [projection, u, v] = RELATIVE_SINUSOIDS;
     &[
@@ -200,10 +187,7 @@ const CONFORMER_POSITION: &[PositionName] = {
         SHAW,
     ]
 };
-const TIMM_POSITION: &[PositionName] = {
-    let [rows, columns] = PATCH_POSITION;
-    &[bias_table(PATCH_BIAS, PATCH_BIAS), rows, columns]
-};
+const TIMM_POSITION: &[PositionName] = &joined::<3>(&[&[bias_table(PATCH_BIAS, PATCH_BIAS)], &PATCH_POSITION]);
 
 /// The usual value of each column.
 const BASE: Layout = Layout {

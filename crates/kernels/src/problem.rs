@@ -35,7 +35,7 @@ pub struct AttentionProblem<'a, T, K = HeadsView<'a, T>> {
     pub d_v: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Scores become `softcap · tanh(score / softcap)` before they are masked.
+    /// Scores, with their products with embeddings, become `softcap · tanh(score / softcap)` before they are masked.
     pub softcap: Option<f32>,
     /// One score per head that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,

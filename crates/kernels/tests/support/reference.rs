@@ -31,13 +31,14 @@ pub fn naive<T: Element>(problem: &AttentionProblem<T>) -> Vec<f64> {
             .map(|j| {
                 let key = &k[at(problem.k.strides, b, j, h_kv)..][..problem.d];
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                let score = dot * f64::from(problem.scale);
+                let start = s_kv as i64 - s_q as i64;
+                let products = match j < s_kv {
+                    true => embedded(&problem.mask, [b, h, i, j], [query, key], problem.h, start),
+                    false => 0.0,
+                };
+                let score = (dot + products) * f64::from(problem.scale);
                 let score = problem.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
-                if j >= s_kv {
-                    return score;
-                }
-                let products = embedded(&problem.mask, [b, h, i, j], [query, key], problem.h, s_kv as i64 - s_q as i64);
-                score + products * f64::from(problem.scale) + mask_term(&problem.mask, [b, h, i, j], s_q, s_kv)
+                if j < s_kv { score + mask_term(&problem.mask, [b, h, i, j], s_q, s_kv) } else { score }
             })
             .collect();
         let sink = problem.sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
