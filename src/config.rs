@@ -6,6 +6,7 @@ mod latent;
 mod output_stage;
 mod parameters;
 mod steps;
+mod value_convolution;
 
 pub use call_input::CallInput;
 pub use latent::LatentAttention;
@@ -190,6 +191,11 @@ pub struct AttentionConfig {
     /// ([`global_tokens`](crate::AttentionOptions::global_tokens)): every query sees them beside its window, and their
     /// own queries see every token, with projections of queries, keys and values of their own; default no.
     pub global_tokens: bool,
+    /// The number of neighbors, half of them on each side, of a convolution of the values along the sequence, each
+    /// element by itself; its result and the values are added to the output (SAN-M in Fun-ASR,
+    /// [Gao 2020](https://arxiv.org/abs/2006.01713)); default no. Values of keys that no query sees count as zeros.
+    /// Such a layer has as many elements in its values as in its output, and neither a cache nor a memory.
+    pub value_convolution: Option<usize>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
@@ -234,6 +240,7 @@ impl PartialEq for AttentionConfig {
             query_pool,
             differential,
             global_tokens,
+            value_convolution,
             latent,
             dropout,
             add_bias_kv,
@@ -263,7 +270,7 @@ impl PartialEq for AttentionConfig {
             && *max_keys == other.max_keys
             && (between_channels, latent) == (&other.between_channels, &other.latent)
             && (query_pool, differential) == (&other.query_pool, &other.differential)
-            && *global_tokens == other.global_tokens
+            && (*global_tokens, *value_convolution) == (other.global_tokens, other.value_convolution)
             && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
             && *requires == other.requires
     }
@@ -322,6 +329,7 @@ impl AttentionConfig {
             query_pool: None,
             differential: None,
             global_tokens: false,
+            value_convolution: None,
             latent: None,
             dropout: 0.0,
             add_bias_kv: false,
@@ -379,6 +387,8 @@ impl AttentionConfig {
         with_differential, differential: Differential = Some(differential);
         /// Sets whether tokens may be global.
         with_global_tokens, global_tokens: bool = global_tokens;
+        /// Sets the number of neighbors of a convolution of the values.
+        with_value_convolution, value_convolution: usize = Some(value_convolution);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
@@ -528,6 +538,7 @@ impl AttentionConfig {
         self.check_reshaped()?;
         self.check_differential()?;
         self.check_global_tokens()?;
+        self.check_value_convolution()?;
         self.check_key_value_source()
     }
 }

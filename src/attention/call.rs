@@ -119,6 +119,7 @@ impl MultiHeadAttention {
         }
         let lengths = tokens.lengths(&mask, &counted);
         let mut sdpa = self.sdpa_options(mask, options)?;
+        self.check_convolved(&counted)?;
         if self.capabilities.reshapes {
             self.check_whole(&*tokens, &counted, &sdpa.mask)?;
             if self.config.between_channels && s_q > 0 {
@@ -426,7 +427,7 @@ impl OpenCall<'_> {
         if let (Some(latent), Some(_)) = (self.layer.qkv.latent(), self.absorbed) {
             attended.output = latent.values(&attended.output)?;
         }
-        let CallOutput { output, attention_weights } = self.finish(attended)?;
+        let CallOutput { output, attention_weights } = self.finish(attended, &v)?;
         let output = if offsets.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
         Ok((CallOutput { output, attention_weights }, [k, v]))
     }
@@ -448,7 +449,8 @@ impl OpenCall<'_> {
     }
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to what attention returns.
-    pub(super) fn finish(&self, attended: AttentionOutput) -> Result<CallOutput> {
+    /// `values` are those that attention had.
+    pub(super) fn finish(&self, attended: AttentionOutput, values: &Tensor) -> Result<CallOutput> {
         let (layer, dtype) = (self.layer, self.xs[0].dtype());
         let mut by_head = attended.output;
         if let Some(mask) = self.options.head_mask {
@@ -474,6 +476,7 @@ impl OpenCall<'_> {
         if let Some(places) = places {
             output = output.map(|ys| Ok(places.pad(&ys)?))?;
         }
+        let output = self.with_convolved_values(output, values)?;
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
         Ok(CallOutput { output, attention_weights })
     }

@@ -42,7 +42,8 @@ impl Capabilities {
         let index_topk = config.latent.as_ref().and_then(|latent| latent.index_topk);
         let limits = [("max_keys", config.max_keys), ("index_topk", index_topk)];
         let most_keys = limits.into_iter().filter_map(|(name, most)| Some((name, most?))).min_by_key(|limit| limit.1);
-        Self { rows, reshapes, ragged_tensors: ragged.on_tensors(), most_keys }
+        let ragged_tensors = ragged.on_tensors() && config.value_convolution.is_none();
+        Self { rows, reshapes, ragged_tensors, most_keys }
     }
 
     /// Checks that a sequence has no more keys than the layer takes: an indexer chooses among more.

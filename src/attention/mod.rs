@@ -29,6 +29,7 @@ mod rows;
 mod steps;
 mod tokens;
 mod transform;
+mod value_convolution;
 
 pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};

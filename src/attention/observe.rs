@@ -157,7 +157,7 @@ impl OpenCall<'_> {
         let (call, sdpa) = (self.sizes, &self.sdpa);
         let output = if call.dtype == wide_dtype {
             let attended = sdpa::attend_call(Plan::choose(&call, sdpa)?, qkv.each_ref(), None, &call, sdpa)?;
-            self.finish(attended)?.output
+            self.finish(attended, &qkv[2])?.output
         } else {
             let [query, key, value] = &self.xs;
             let inputs = AttentionInputs::new(query, key, value, self.mask);

@@ -10,6 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
+use crate::checkpoint::read::has_places;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::KeyValueSource;
 use crate::error::Result;
@@ -24,8 +25,8 @@ impl MultiHeadAttention {
     /// A change of some outputs of a projection and not of others; the errors of [`AttentionWeights::read`].
     #[doc(hidden)]
     pub fn with_changes(self, source: &AnySource) -> Result<Self> {
-        // Nothing is beside the weights of most sources, nor of latent attention.
-        if !source.has_low_rank() || self.config().latent.is_some() {
+        // Nothing is beside the weights of most sources.
+        if !source.has_low_rank() || !has_places(self.config(), source)? {
             return Ok(self);
         }
         let numbers = RowNumbers { source, changes: RefCell::default(), next: Cell::default() };

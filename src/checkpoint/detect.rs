@@ -11,7 +11,7 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
+    ApartNames, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
 };
 use crate::families::layouts::LAYOUTS;
 use crate::weights::CONTEXT_NORM_PARTS;
@@ -136,6 +136,9 @@ impl Layout {
         let norm = CONTEXT_NORM_PARTS.map(|part| self.parameter_name(part));
         if let Some(gate) = self.gate_projection() {
             read.extend([gate.weight, gate.bias]);
+        }
+        if let QkvNames::Apart(ApartNames { q: [_, place], .. }) = self.qkv {
+            read.extend([place.weight, place.bias]);
         }
         read.extend(norm.iter().flatten().map(String::as_str));
         let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();

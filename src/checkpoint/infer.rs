@@ -4,11 +4,11 @@ use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
-use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
+use crate::families::layout::{ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::Unseen;
 use crate::mask::AttentionMask;
-use crate::weights::{BIAS_KV, SCORE};
+use crate::weights::{BIAS_KV, SCORE, VALUE_CONVOLUTION};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -54,7 +54,10 @@ const PRE_NORM: &str = "input_layernorm";
 /// The part of [`infer_config`] that shapes show, of a layer of any family.
 pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
-    let o = out_in(source, layout.o.weight, layout.o.orientation, false)?;
+    let o = match layout.o.is_absent() {
+        true => (0, 0),
+        false => out_in(source, layout.o.weight, layout.o.orientation, false)?,
+    };
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
     let [q, k, v] = match layout.qkv {
         QkvNames::Latent(names) => return infer_latent(source, layout, names, o, num_attention_heads),
@@ -62,7 +65,11 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             let (rows, input) = into(names[0])?;
             [(rows / 2, input), into(names[1])?, into(names[2])?]
         }
-        QkvNames::Split(names) => [into(names[0])?, into(names[1])?, into(names[2])?],
+        QkvNames::Split([q, k, v]) => {
+            let k = into(k)?;
+            let or_square = |names: LinearNames, n| if names.is_absent() { Ok((n, n)) } else { into(names) };
+            [or_square(q, k.0)?, k, or_square(v, k.1)?]
+        }
         QkvNames::SplitFusedBias(names, _) => {
             let into = |name: &str| out_in(source, name, Orientation::OutIn, true);
             [into(names[0])?, into(names[1])?, into(names[2])?]
@@ -79,12 +86,20 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
             [into(q)?, (rows / 2, input), (rows / 2, input)]
         }
         QkvNames::KeysAsValues([q, k]) => [into(q)?, into(k)?, into(k)?],
-        QkvNames::KeyValue([k, v]) => [(into(k)?.0, into(k)?.0), into(k)?, into(v)?],
+        QkvNames::Apart(ApartNames { q, k, v, sines }) => {
+            let sines = usize::from(sines.is_some());
+            let inputs = 1 + usize::from(source.contains(q[1].weight)) + sines;
+            let all = |(rows, input): (usize, usize), n| (rows.saturating_mul(1 + sines), input.saturating_mul(n));
+            [all(into(q[0])?, inputs), all(into(k[0])?, 2), into(*v)?]
+        }
         // No shape shows how many key-value heads the other layer has.
         QkvNames::Query(q) => [into(q)?; 3],
     };
-    let config = AttentionConfig::new(o.0, num_attention_heads).with_bias(biases(source, layout));
+    // Without an output projection the width of the model is that of its queries, that of the output of its values.
+    let [width, output] = if layout.o.is_absent() { [q.1, v.0] } else { [o.0; 2] };
+    let config = AttentionConfig::new(width, num_attention_heads).with_output_size(output);
     let config = config
+        .with_bias(biases(source, layout))
         .with_add_bias_kv(BIAS_KV.iter().any(|name| layout.held_name(|name| source.contains(name), name).is_some()));
     let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
     let config = config.with_key_value_source(match layout.qkv {
@@ -111,6 +126,9 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
     )?);
     if source.contains(SCORE) {
         config = config.with_scoring(Scoring::Additive);
+    }
+    if let Some(name) = layout.held_name(|name| source.contains(name), VALUE_CONVOLUTION) {
+        config.value_convolution = source.shape(&name)?.and_then(|shape| shape.last().copied());
     }
     config.validate()?;
     Ok(config)
@@ -162,9 +180,8 @@ fn infer_latent(
 
 /// The biases that the layer has.
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
-    let [q, k, v, o] = layout.bias_names().map(|name| source.contains(name));
+    let [q, k, v, o] = layout.bias_names().map(|name| !name.is_empty() && source.contains(name));
     let k = k && !matches!(layout.qkv, QkvNames::FusedSplitBias(..) | QkvNames::Query(_));
-    let q = q && !matches!(layout.qkv, QkvNames::KeyValue(_));
     ProjectionBias { q, k, v: v && !matches!(layout.qkv, QkvNames::Query(_)), o }
 }
 

@@ -209,13 +209,13 @@ impl Checkpoint {
         ModelAttention::load(config, self.at(prefix, compute_type, device))
     }
 
-    /// Reads a layer's weights in the dtype of its stored output projection, to write them elsewhere.
+    /// Reads a layer's weights in the dtype of its first stored projection, to write them elsewhere.
     ///
     /// # Errors
     /// The errors of [`AttentionWeights::read`].
     pub fn layer_weights(&self, prefix: &str, config: &AttentionConfig) -> Result<AttentionWeights> {
         let layout = detect(&self.at(prefix, DType::F32, &Device::Cpu))?;
-        let stored = self.entry(&join(prefix.trim_end_matches('.'), layout.o.weight))?.dtype;
+        let stored = self.entry(&join(prefix.trim_end_matches('.'), layout.required()[0]))?.dtype;
         let dtype = DType::try_from(stored)?;
         Ok(AttentionWeights::read(config, &self.at(prefix, dtype, &Device::Cpu))?.0)
     }

@@ -7,8 +7,8 @@ use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, CallInput, GateOver, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    DISTANCE_EMBEDDINGS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS, PositionName,
-    PositionRole, QkvNames, ROTARY_FREQUENCIES, name_of_head,
+    ApartNames, DISTANCE_EMBEDDINGS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS,
+    PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, name_of_head,
 };
 use crate::ops::LatentSizes;
 use crate::tensor::check_tensor_memory;
@@ -35,8 +35,7 @@ impl AttentionWeights {
     /// # Errors
     /// The errors of [`read`](Self::read).
     pub fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
-        // Latent attention has no places for changes.
-        let base = if config.latent.is_some() { source.clone() } else { source.base() };
+        let base = if has_places(config, source)? { source.base() } else { source.clone() };
         Self::read_from(config, &base, source)
     }
 
@@ -58,7 +57,11 @@ impl AttentionWeights {
             }
             (_, names) => (reader.qkv(names)?, reader.gate(config)?),
         };
-        let o = reader.linear(layout.o, reader.sizes.heads_of_output, config.resolved_output_size(), false)?;
+        let (heads, output) = (reader.sizes.heads_of_output, config.resolved_output_size());
+        let o = match &qkv {
+            QkvWeights::Split(parts) if layout.o.is_absent() => reader.identity(output, &parts[1].weight)?,
+            _ => reader.linear(layout.o, heads, output, false)?,
+        };
         check_rotary(source, config)?;
         if layout.holds_indexer(source) && config.max_keys.is_none() {
             let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
@@ -143,7 +146,12 @@ impl Reader<'_> {
                     let both = self.linear(names[0], Rows { heads, dim: 2 * dim }, inputs[0], true)?;
                     return Ok(QkvWeights::GatedQuery { parts: Box::new([both, read(1)?, read(2)?]), heads });
                 }
-                QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
+                let k = read(1)?;
+                let read = |i: usize| match names[i].is_absent() {
+                    true => self.identity(qkv[i].len(), &k.weight),
+                    false => read(i),
+                };
+                QkvWeights::Split(Box::new([read(0)?, k.clone(), read(2)?]))
             }
             QkvNames::Fused(names, order) => {
                 let fused = self.linear(names, all, self.one_input()?, true)?;
@@ -183,17 +191,7 @@ impl Reader<'_> {
                 self.linear(q, qkv[0], inputs[0], true)?,
                 self.linear(k, qkv[1], inputs[1], true)?,
             ])),
-            QkvNames::KeyValue([k, v]) => {
-                let (k, v) = (self.linear(k, qkv[1], inputs[1], true)?, self.linear(v, qkv[2], inputs[2], true)?);
-                if rows[0] != inputs[0] {
-                    let allowed = format!("{}, the elements of all heads: queries have no projection", rows[0]);
-                    return Err(Error::config("query_size", inputs[0], allowed));
-                }
-                let (dtype, device, size) = (k.weight.dtype(), k.weight.device(), rows[0]);
-                check_tensor_memory("the number of elements of a query", size, &[size, size], dtype, device)?;
-                let weight = Tensor::eye(size, dtype, device)?;
-                QkvWeights::Split(Box::new([LinearWeights { weight, bias: None }, k, v]))
-            }
+            QkvNames::Apart(names) => self.apart(names)?,
             QkvNames::Query(q) => QkvWeights::Query(self.linear(q, qkv[0], inputs[0], true)?),
             QkvNames::SplitFusedBias(weights, bias) => {
                 let fused = self.source.contains(bias).then(|| self.source.get(bias, &[all.len()])).transpose()?;
@@ -205,6 +203,27 @@ impl Reader<'_> {
                 QkvWeights::Split(Box::new([read(0)?, read(1)?, read(2)?]))
             }
         })
+    }
+
+    /// The projections of contents and of position vectors as those of both, one beside the other.
+    fn apart(&self, ApartNames { q, k, v, sines }: &ApartNames) -> Result<QkvWeights> {
+        let Sizes { qkv: [rows, rows_k, rows_v], inputs: [q_size, k_size, v_size], .. } = self.sizes;
+        let is_placed = self.source.contains(q[1].weight);
+        let queries = [Some(q[0]), Some(q[1]).filter(|_| is_placed), *sines].into_iter().flatten();
+        let parts = |names: Vec<LinearNames>, Rows { heads, dim }: Rows, size: usize, last_in_sum: bool| {
+            let (last, rows) = (names.len() - 1, Rows { heads, dim: dim / (1 + usize::from(sines.is_some())) });
+            let linears = names.iter().map(|linear| self.linear(*linear, rows, size / names.len(), true));
+            let linears = linears.collect::<Result<Vec<_>>>()?;
+            if linears.iter().any(LinearWeights::tracks_gradient) {
+                return Err(Error::value("the weights of contents and positions", "variables", "fixed tensors"));
+            }
+            let sums = side_by_side(&linears, |i| i < last || last_in_sum)?;
+            // Behind the sum in each head.
+            if sines.is_some() { sums.with_gate(&side_by_side(&linears, |i| i == last)?, heads) } else { Ok(sums) }
+        };
+        let q = parts(queries.collect(), rows, q_size, sines.is_none())?;
+        let k = parts(k.to_vec(), rows_k, k_size, is_placed)?;
+        Ok(QkvWeights::Split(Box::new([q, k, self.linear(*v, rows_v, v_size, true)?])))
     }
 
     /// The error for a configuration of latent attention beside other projections, or the other way round.
@@ -282,7 +301,7 @@ impl Reader<'_> {
                 let weight = source.get(names.weight, &[input, out])?.t()?;
                 return Ok(LinearWeights { weight, bias: bias(&[out])? });
             }
-            Orientation::Kernel => {}
+            Orientation::Kernel | Orientation::Absent => {}
         }
         // A kernel is [in, out]; Flax and Keras may keep the heads as a dimension of their own.
         let Rows { heads, dim } = heads;
@@ -296,6 +315,13 @@ impl Reader<'_> {
         let bias_shape = if per_head && into_heads { vec![heads, dim] } else { vec![out] };
         let kernel = source.get_reshaped(names.weight, &shape, &[input, out])?;
         Ok(LinearWeights { weight: kernel.t()?, bias: bias(&bias_shape)? })
+    }
+
+    /// The weight of a projection that the layout does not have, of the dtype of `like`.
+    fn identity(&self, out: usize, like: &Tensor) -> Result<LinearWeights> {
+        let (dtype, device) = (like.dtype(), like.device());
+        check_tensor_memory("the number of inputs of a projection", out, &[out, out], dtype, device)?;
+        Ok(LinearWeights { weight: Tensor::eye(out, dtype, device)?, bias: None })
     }
 
     /// Reads a fused projection with the gate before the queries, keys and values.
@@ -362,6 +388,21 @@ pub(super) fn block_diagonal(weight: &Tensor, width: usize) -> Result<Tensor> {
         rows.pad_with_zeros(1, group * columns, width.saturating_sub((group + 1) * columns))
     };
     Ok(Tensor::cat(&(0..groups).map(block).collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+}
+
+/// Whether low-rank changes have places beside the projections: not beside those of latents, nor where several are one.
+pub(super) fn has_places(config: &AttentionConfig, source: &dyn WeightSource) -> Result<bool> {
+    Ok(config.latent.is_none() && !matches!(detect(source)?.qkv, QkvNames::Apart(_)))
+}
+
+/// The sum of the projections of inputs side by side, of those that `counts` has.
+fn side_by_side(parts: &[LinearWeights], counts: impl Fn(usize) -> bool) -> Result<LinearWeights> {
+    let factors = (0..parts.len()).map(|i| f64::from(u8::from(counts(i))));
+    let weights = parts.iter().zip(factors.clone()).map(|(part, factor)| &part.weight * factor);
+    let weights = weights.collect::<candle_core::Result<Vec<_>>>()?;
+    let mut biases = parts.iter().zip(factors).filter_map(|(part, factor)| Some(part.bias.as_ref()? * factor));
+    let bias = biases.next().map(|first| biases.try_fold(first?, |sum, bias| sum + bias?)).transpose()?;
+    Ok(LinearWeights { weight: Tensor::cat(&weights, 1)?, bias })
 }
 
 /// `len` rows of a projection, as views.

@@ -57,6 +57,9 @@ const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("unlimited_ocr_vision", "vision_encoder", "encoder_config", None),
     ("unlimited_ocr_vision", "vision_model", "encoder_config", None),
     ("videoprism", "head", "vision_config", Some("videoprism_head")),
+    ("fun_asr_nano", "multi_modal_projector", "adaptor_config", Some("fun_asr_nano_adaptor")),
+    ("slanet", "head", "", None),
+    ("slanext", "head", "", None),
     ("xclip", "mit", "vision_config", None),
     ("xclip", "prompts_generator", "", None),
 ];

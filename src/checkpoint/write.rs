@@ -49,6 +49,10 @@ impl AttentionWeights {
             QkvNames::Latent(_) => {
                 return Err(writer.cannot("separate keys and values", "one whose families have them"));
             }
+            QkvNames::Apart(_) => {
+                let why = "one that holds them as one projection, such as candle-attention";
+                return Err(writer.cannot("projections of contents and positions", why));
+            }
             QkvNames::Split(names) => {
                 let query_rows = q.weight.dim(0)?.checked_div(h).unwrap_or(d);
                 let parts = [(&q, [h, query_rows]), (&k, [h_kv, d]), (&v, [h_kv, d_v])];
@@ -63,15 +67,6 @@ impl AttentionWeights {
             }
             QkvNames::KeysAsValues(names) => {
                 for (names, (dense, heads)) in names.into_iter().zip([(&q, [h, d]), (&k, [h_kv, d])]) {
-                    writer.put(&mut tensors, names, dense, Some(heads))?;
-                }
-            }
-            QkvNames::KeyValue(names) => {
-                let eye = Tensor::eye(h * d, q.weight.dtype(), q.weight.device())?;
-                if q.bias.is_some() || !same_elements(&eye, &q.weight)? {
-                    return Err(writer.cannot("a projection of queries", "one whose families have it"));
-                }
-                for (names, (dense, heads)) in names.into_iter().zip([(&k, [h_kv, d]), (&v, [h_kv, d_v])]) {
                     writer.put(&mut tensors, names, dense, Some(heads))?;
                 }
             }
@@ -297,7 +292,13 @@ impl Writer<'_> {
         dense: &LinearWeights,
         heads: Option<[usize; 2]>,
     ) -> Result<()> {
-        let (_, input) = dense.weight.dims2()?;
+        let (out, input) = dense.weight.dims2()?;
+        if names.is_absent() {
+            let eye = Tensor::eye(out, dense.weight.dtype(), dense.weight.device())?;
+            let is_eye = out == input && dense.bias.is_none() && same_elements(&eye, &dense.weight)?;
+            let what = "a projection that the layout leaves out";
+            return if is_eye { Ok(()) } else { Err(self.cannot(what, "one whose families have it")) };
+        }
         let apart = heads.filter(|_| self.layout.per_head_kernels);
         let weight = match (names.orientation, apart) {
             (Orientation::OutIn, _) => dense.weight.contiguous()?,
@@ -306,7 +307,7 @@ impl Writer<'_> {
             }
             (Orientation::Grouped, _) => self.groups(&dense.weight)?.unsqueeze(2)?,
             (Orientation::Kernel, Some([heads, d])) => dense.weight.t()?.contiguous()?.reshape((input, heads, d))?,
-            (Orientation::InOut | Orientation::Kernel, _) => dense.weight.t()?.contiguous()?,
+            (Orientation::InOut | Orientation::Kernel | Orientation::Absent, _) => dense.weight.t()?.contiguous()?,
         };
         to.insert(names.weight.to_string(), weight);
         if let Some(bias) = &dense.bias {

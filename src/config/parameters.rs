@@ -5,7 +5,7 @@ use candle_nn::Init;
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
 use crate::weights::{
     BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE, NORM_PARTS, Parameter,
-    Presence, SCORE, SINKS,
+    Presence, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
 /// The fields of the configuration that ask for the norms of queries, keys and values.
@@ -97,6 +97,14 @@ impl AttentionConfig {
                 })
             }));
         }
+
+        rows.push(Parameter {
+            field: "value_convolution",
+            heads: HeadKind::KeyValue,
+            ..Parameter::new(VALUE_CONVOLUTION, [h_kv * d_v, 1, self.value_convolution.unwrap_or(1)], Init::Const(0.0))
+                .with_head_axis(0)
+                .with_presence(asked(self.value_convolution.is_some()))
+        });
 
         let context_norm = self.context_norm.as_ref().filter(|norm| norm.weighted);
         rows.extend(norm_rows(CONTEXT_NORM_PARTS, "context_norm", context_norm, [h, d_v]));

@@ -5,8 +5,12 @@ use crate::families::family::{BASE, Family, Required};
 
 /// Why attention to a few points of an image does not run.
 const DEFORMABLE: &str = "values that are sampled at learned offsets (deformable attention)";
-/// Why the decoders of Conditional DETR and DAB-DETR do not run.
+/// Why the decoders of Conditional DETR do not run.
 const APART: &str = "projections of positions beside those of contents";
+
+/// What layers with projections of positions take.
+const SIDE_BY_SIDE: &str = "in the decoder, inputs are side by side: queries and keys are of contents and positions; in \
+    cross-attention queries are of contents, positions (in layers that project them, such as the first) and sines";
 
 /// Position vectors in every layer.
 const VECTORS: &[Required] = &[Required::new(CallInput::PositionVectors)];
@@ -19,7 +23,14 @@ const DETR: Family =
 #[rustfmt::skip]
 pub(crate) const DETECTORS: &[Family] = &[
     Family { model_types: &["detr", "table-transformer", "maskformer"], ..DETR },
-    Family { model_types: &["conditional_detr", "dab-detr"], unsupported_parts: &[("decoder", APART)], ..DETR },
+    Family { model_types: &["conditional_detr"], unsupported_parts: &[("decoder", APART)], ..DETR },
+    Family {
+        model_types: &["dab-detr"],
+        layouts: &["candle-attention", "bart", "torch", "dab-detr", "dab-detr-cross"],
+        requires: &[Required::below("encoder", CallInput::PositionVectors)],
+        note: Some(SIDE_BY_SIDE),
+        ..DETR
+    },
     Family {
         model_types: &["deformable_detr"],
         unsupported_parts: &[("encoder", DEFORMABLE), ("encoder_attn", DEFORMABLE)],

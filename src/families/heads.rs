@@ -5,13 +5,13 @@
 /// Numbers of heads, each with the values of `model_type` whose config class has it.
 #[rustfmt::skip]
 const DEFAULT_HEADS: &[(usize, &[&str])] = &[
-    (1, &["decision_transformer", "sam2_video_memory"]),
+    (1, &["decision_transformer", "sam2_video_memory", "slanet", "slanext"]),
     (4, &["embedding_gemma2_text",
-        "electra", "groupvit_text_model", "mobilevit"]),
+        "electra", "fun_asr_nano_encoder", "groupvit_text_model", "mobilevit"]),
     (6, &["nanochat",
         "dinov3_vit", "groupvit_vision_model"]),
     (8, &["aimv2_vision_model", "blip_text_model", "bloom", "clip_text_model", "clipseg_text_model",
-        "csm_depth_decoder_model", "diffusion_gemma_text", "edgetam_video_mask_decoder",
+        "csm_depth_decoder_model", "diffusion_gemma_text", "edgetam_video_mask_decoder", "fun_asr_nano_adaptor",
         "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text",
         "granite_speech5_encoder", "imagegpt", "metaclip_2_text_model", "mimi", "mimi_decoder", "mimi_encoder",
         "moonshine", "moonshine_streaming_encoder", "nemotron_asr_streaming_encoder", "ovis2_vision",

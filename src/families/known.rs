@@ -24,6 +24,7 @@ pub(super) const OTHERS: &[(&str, &str)] = &[
     ("kimi_k2", "Kimi K2's own code"),
     ("sam2_video_memory", "a part of the video models of SAM 2 and SAM 3"),
     ("videoprism_head", "a part of VideoPrism"),
+    ("fun_asr_nano_adaptor", "a part of Fun-ASR-Nano"),
     ("davit", "Florence-2's own code"),
     ("florence2_language", "Florence-2's own code"),
     ("fastspeech2_conformer_encoder", "a part of FastSpeech 2 Conformer"),

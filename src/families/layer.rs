@@ -262,8 +262,8 @@ impl<'a> Layer<'a> {
     }
 
     /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.
-    pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
-        let mut config = config;
+    pub fn configure(&self, mut config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
+        config.value_convolution = self.value_convolution(config.value_convolution)?;
         let d = config.resolved_head_dim();
         if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
             config.latent = Some(self.latent(&row, latent, &config)?);

@@ -1,7 +1,9 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
 use crate::config::ProjectionBias;
-use crate::weights::{BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LOGIT_SCALE, NORMS, SCORE, SINKS};
+use crate::weights::{
+    BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
+};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(crate) enum Orientation {
     /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them
     /// (Flax, Keras).
     Kernel,
+    /// There is no weight: what goes in comes out.
+    Absent,
 }
 
 /// The tensor names of a projection.
@@ -30,6 +34,14 @@ pub(crate) struct LinearNames {
 }
 
 impl LinearNames {
+    /// A projection that the families do not have.
+    pub(crate) const ABSENT: Self = Self { weight: "", bias: "", orientation: Orientation::Absent };
+
+    /// Whether the families do not have it.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.orientation == Orientation::Absent
+    }
+
     /// Whether the bias is not next to the weight. Only its name then tells the layout from others.
     pub(crate) fn bias_apart(&self) -> bool {
         let module = |name: &'static str| name.rsplit_once('.').map(|(module, _)| module);
@@ -54,10 +66,21 @@ pub(crate) enum QkvNames {
     KeysAsValues([LinearNames; 2]),
     /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
     Query(LinearNames),
-    /// Projections of keys and of values: queries have none (the head of AIMv2).
-    KeyValue([LinearNames; 2]),
+    /// Projections of contents, and others of position vectors.
+    Apart(&'static ApartNames),
     /// The projections of latent attention.
     Latent(&'static LatentNames),
+}
+
+/// Projections of contents, and others of position vectors, read as projections of both side by side (DAB-DETR).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ApartNames {
+    /// Of queries: of contents, and of position vectors, which layers with sines may lack.
+    pub q: [LinearNames; 2],
+    pub k: [LinearNames; 2],
+    pub v: LinearNames,
+    /// Of sines of places, behind the sum in each head of a query; heads of keys have position vectors there.
+    pub sines: Option<LinearNames>,
 }
 
 /// The tensors of latent attention ([`LatentWeights`](crate::weights::LatentWeights)).
@@ -161,7 +184,7 @@ impl Layout {
         self.families
     }
 
-    /// The name of the weight of the output projection below the prefix of the layer.
+    /// The name of the weight of the output projection below the prefix of the layer, empty if there is none.
     pub fn output_weight(&self) -> &'static str {
         self.o.weight
     }
@@ -174,8 +197,12 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, ..) => vec![weight],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
-            QkvNames::KeysAsValues(names) | QkvNames::KeyValue(names) => names.map(|linear| linear.weight).to_vec(),
+            QkvNames::KeysAsValues(names) => names.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Apart(ApartNames { q: [q, place], k, v, sines }) => {
+                let all = [*q, *place, k[0], k[1], *v].into_iter().chain(*sines);
+                all.map(|linear| linear.weight).collect()
+            }
             QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_b, .. }) => {
                 [q.weight, kv_a.weight, kv_b.weight].into_iter().chain(q_a.map(|(linear, _)| linear.weight)).collect()
             }
@@ -195,14 +222,20 @@ impl Layout {
             QkvNames::FusedSplitBias(weight, [q, v], _) => vec![weight, q, v],
             QkvNames::SplitFusedBias(weights, _) => weights.to_vec(),
             QkvNames::Pair(q, kv) => vec![q.weight, kv.weight],
-            QkvNames::KeysAsValues(names) | QkvNames::KeyValue(names) => names.map(|linear| linear.weight).to_vec(),
+            QkvNames::KeysAsValues(names) => names.map(|linear| linear.weight).to_vec(),
             QkvNames::Query(q) => vec![q.weight],
+            QkvNames::Apart(ApartNames { q: [q, place], k, v, sines }) => {
+                let places =
+                    [k[1], sines.unwrap_or(*place)].into_iter().flat_map(|linear| [linear.weight, linear.bias]);
+                [*q, k[0], *v].into_iter().map(|linear| linear.weight).chain(places).collect()
+            }
             QkvNames::Latent(LatentNames { q_a, q, kv_a, kv_a_norm, kv_b }) => {
                 let q_a = q_a.iter().flat_map(|(linear, norm)| [linear.weight, norm]);
                 [q.weight, kv_a.weight, kv_a_norm, kv_b.weight].into_iter().chain(q_a).collect()
             }
         };
         names.push(self.o.weight);
+        names.retain(|name| !name.is_empty());
         names.extend(self.requires);
         names
     }
@@ -216,8 +249,7 @@ impl Layout {
             QkvNames::FusedSplitBias(_, [q, v], _) => [q, q, v],
             QkvNames::Pair(q, kv) => [q.bias, kv.bias, kv.bias],
             QkvNames::KeysAsValues([q, k]) => [q.bias, k.bias, k.bias],
-            // There is no query: the key's name is a placeholder.
-            QkvNames::KeyValue([k, v]) => [k.bias, k.bias, v.bias],
+            QkvNames::Apart(ApartNames { q, k, v, .. }) => [q[0].bias, k[0].bias, v.bias],
             // There are no keys and values: the query's name is a placeholder.
             QkvNames::Query(q) => [q.bias; 3],
             QkvNames::Latent(LatentNames { q_a, q, kv_a, .. }) => {
@@ -256,7 +288,9 @@ impl Layout {
 
     /// The layout's name for a parameter beside the projections, if its families have it.
     pub(crate) fn parameter_name(&self, parameter: &str) -> Option<String> {
-        let anywhere = IN_ALL_LAYOUTS.iter().map(|name| (*name, *name));
+        // This crate's own layout has all under their own names.
+        let own = PARAMETER_NAMES.iter().map(|(name, _)| *name).filter(|_| self.name == "candle-attention");
+        let anywhere = IN_ALL_LAYOUTS.into_iter().chain(own).map(|name| (name, name));
         self.parameters.iter().copied().chain(anywhere).find_map(|names| renamed(parameter, names))
     }
 
@@ -326,6 +360,7 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (GLOBAL[0], &GLOBAL_NAMES[0]),
     (GLOBAL[1], &GLOBAL_NAMES[1]),
     (GLOBAL[2], &GLOBAL_NAMES[2]),
+    (VALUE_CONVOLUTION, &[VALUE_CONVOLUTION, "fsmn.conv.weight"]),
 ];
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
 pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";

@@ -2,13 +2,13 @@
 
 use crate::config::ProjectionBias;
 use crate::families::layout::{
+    ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
+};
+use crate::families::layout::{
     CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
     REVERSED_KEYS, SINK_NAMES,
 };
-use crate::families::layout::{
-    GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
-};
-use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SINKS};
+use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 macro_rules! linear {
     ($name:literal) => {
@@ -72,6 +72,7 @@ const ALL: ProjectionBias = ProjectionBias::ALL;
 const NONE: ProjectionBias = ProjectionBias::NONE;
 const NO_KEY: ProjectionBias = ProjectionBias { k: false, ..ALL };
 const NO_OUT: ProjectionBias = ProjectionBias { o: false, ..ALL };
+const ONLY_QUERY: ProjectionBias = ProjectionBias { q: true, ..NONE };
 const ONLY_OUT: ProjectionBias = ProjectionBias { o: true, ..NONE };
 const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
@@ -88,26 +89,26 @@ const DEEPSEEK: LatentNames = LatentNames {
 /// The same with one projection of the queries.
 const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
 
+/// The projections of contents and of position vectors in DAB-DETR's self-attention.
+const DAB_SELF: ApartNames = ApartNames {
+    q: [linear!("self_attn_query_content_proj"), linear!("self_attn_query_pos_proj")],
+    k: [linear!("self_attn_key_content_proj"), linear!("self_attn_key_pos_proj")],
+    v: linear!("self_attn_value_proj"),
+    sines: None,
+};
+/// Those of its cross-attention.
+const DAB_CROSS: ApartNames = ApartNames {
+    q: [linear!("cross_attn_query_content_proj"), linear!("cross_attn_query_pos_proj")],
+    k: [linear!("cross_attn_key_content_proj"), linear!("cross_attn_key_pos_proj")],
+    v: linear!("cross_attn_value_proj"),
+    sines: Some(linear!("cross_attn_query_pos_sine_proj")),
+};
+
 /// The norms of queries and keys by one pair of their names.
 const fn qk_norms(row: usize) -> [(&'static str, &'static str); 2] {
     [(NORMS[0], QK_NORMS[row][0]), (NORMS[1], QK_NORMS[row][1])]
 }
 
-/// This crate's own layout has all parameters under their own names.
-const OWN_PARAMETERS: &[(&str, &str)] = &[
-    (NORMS[0], NORMS[0]),
-    (NORMS[1], NORMS[1]),
-    (NORMS[2], NORMS[2]),
-    (FACTORS[0], FACTORS[0]),
-    (FACTORS[1], FACTORS[1]),
-    (FACTORS[2], FACTORS[2]),
-    (LOGIT_SCALE, LOGIT_SCALE),
-    (SINKS, SINKS),
-    (CONTEXT_NORM, CONTEXT_NORM),
-    (GLOBAL[0], GLOBAL[0]),
-    (GLOBAL[1], GLOBAL[1]),
-    (GLOBAL[2], GLOBAL[2]),
-];
 /// The projections of global tokens by one row of their names.
 const fn global(row: usize) -> [(&'static str, &'static str); 3] {
     [(GLOBAL[0], GLOBAL_NAMES[0][row]), (GLOBAL[1], GLOBAL_NAMES[1][row]), (GLOBAL[2], GLOBAL_NAMES[2][row])]
@@ -216,7 +217,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
         biases: &[], gate: GateNames::Optional(linear!("gate_proj")),
         indexer: Some(&["indexer.q_proj.weight"]),
-        grouped: true, parameters: OWN_PARAMETERS, position: OWN_POSITION,
+        grouped: true, parameters: &[(CONTEXT_NORM, CONTEXT_NORM)], position: OWN_POSITION,
         excludes: &["query_layernorm.weight", SINK_NAMES[1], "g_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "mimo", families: "MiMo-V2-Flash, layers with a window", biases: &[], grouped: true,
         parameters: &[(SINKS, SINK_NAMES[1])], requires: &[SINK_NAMES[1]], ..BASE },
@@ -429,8 +430,15 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "query", "key_protein", "value_protein"), o: linear!("out_proj"), biases: &[ALL, NO_OUT],
         after: &["attention_norm", "ff", "gate_attention", "gate_ffw"], ..BASE },
     Layout { name: "aimv2-pool", families: "AIMv2, head",
-        qkv: QkvNames::KeyValue([linear!("k_proj"), linear!("v_proj")]), o: linear!("output_proj"),
+        qkv: QkvNames::Split([LinearNames::ABSENT, linear!("k_proj"), linear!("v_proj")]), o: linear!("output_proj"),
         biases: &[ONLY_OUT, ALL], requires: &["cls_token"], after: &["cls_token"], ..BASE },
+    Layout { name: "gru-cell", families: "SLANet, the attention of its recurrent cell",
+        qkv: QkvNames::Split([linear!("hidden_to_hidden"), linear!("input_to_hidden"), LinearNames::ABSENT]),
+        o: LinearNames::ABSENT, biases: &[ONLY_QUERY], requires: &[SCORE], after: &["rnn"], ..BASE },
+    Layout { name: "dab-detr", families: "DAB-DETR, decoder", qkv: QkvNames::Apart(&DAB_SELF),
+        o: linear!("self_attn.output_proj"), ..BASE },
+    Layout { name: "dab-detr-cross", families: "DAB-DETR, cross-attention", qkv: QkvNames::Apart(&DAB_CROSS),
+        o: linear!("cross_attn.output_proj"), after: &["cross_attn_layer_norm"], ..BASE },
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },

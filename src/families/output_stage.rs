@@ -42,6 +42,16 @@ impl Layer<'_> {
         Ok(Some(OutputGate::new(gate.activation, over)))
     }
 
+    /// The number of neighbors of the convolution of the values: of `found` if the checkpoint holds one.
+    pub(super) fn value_convolution(&self, found: Option<usize>) -> Result<Option<usize>> {
+        const KEY: &str = "fsmn_kernel_size";
+        let stated = if self.reads(KEY) { self.number(KEY)? } else { None };
+        match found.filter(|_| found != stated) {
+            None => Ok(stated),
+            Some(found) => Err(Error::config(KEY, format!("{stated:?}"), format!("{found}, as the checkpoint has it"))),
+        }
+    }
+
     /// The most keys of a layer that has an indexer.
     pub(super) fn max_keys(&self) -> Result<usize> {
         let required = |key: &'static str| {

@@ -31,6 +31,14 @@ pub(crate) const SPEECH: &[Family] = &[
             "omniasr_ctc"],
         ..PLAIN
     },
+    Family {
+        model_types: &["fun_asr_nano_encoder"],
+        layouts: OWN,
+        reads: &["fsmn_kernel_size"],
+        defaults: &[("fsmn_kernel_size", 11.0)],
+        ..PLAIN
+    },
+    Family { model_types: &["fun_asr_nano_adaptor"], layouts: OWN, ..PLAIN },
     Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
     Family {
         model_types: &["vits"],

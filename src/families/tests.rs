@@ -27,6 +27,7 @@ const WITHOUT_FIXTURE: &[(&str, &str)] = &[
     ("videoprism_head", "a part of `videoprism`"),
     ("davit", "the attention of `florence_vision`, under the name that Florence-2's own code uses"),
     ("florence2_language", "the attention of `bart`, under the name that Florence-2's own code uses"),
+    ("fun_asr_nano_adaptor", "a part of `fun_asr_nano`"),
     ("kimi_k2", "the attention of `deepseek_v3`, under the name that Kimi K2's own code uses"),
 ];
 

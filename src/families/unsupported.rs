@@ -17,7 +17,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["efficientloftr"], "queries and keys that are pooled by convolutions, and rotation of a grid"),
     unsupported(&["hiera"], "queries that are pooled over a sequence in which windows alternate"),
     unsupported(&["esmfold2"], "biases of pairs, and rotation by places in space"),
-    unsupported(&["slanet"], "the attention of a recurrent cell"),
     unsupported(&["informer"], "attention of a part of the queries, or halved sequences"),
     unsupported(&["autoformer"], "correlation of whole sequences in place of attention"),
     unsupported(&["dinat"], "attention to neighbors on a grid"),
@@ -33,7 +32,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["inkling_text", "inkling2_text", "inkling2_loop_text", "zaya"],
         "convolutions of keys and values along the sequence",
     ),
-    unsupported(&["fun_asr_nano_encoder"], "a convolution of the values beside the heads"),
     unsupported(
         &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
         "a model of timm: layers are read from timm's own files, as of the family `timm`",

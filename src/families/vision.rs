@@ -305,6 +305,7 @@ pub(crate) const VISION: &[Family] = &[
         note: Some("in layers with windows the input is the windows of an image, each a sequence, with their padding"),
         ..PLAIN
     },
+    Family { model_types: &["slanet", "slanext"], layouts: &["gru-cell"], ..PLAIN },
     Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
     // Windows are rows of the batch.
     Family {

@@ -39,6 +39,8 @@ pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
     ["key_global.weight", "key_global.bias"],
     ["value_global.weight", "value_global.bias"],
 ];
+/// The convolution of the values, `(h · d_v, 1, neighbors)`.
+pub(crate) const VALUE_CONVOLUTION: &str = "value_convolution.weight";
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
 /// Its weight and its bias.
@@ -56,6 +58,7 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 /// - `lambda_q1`, `lambda_k1`, `lambda_q2`, `lambda_k2` `(d)`: the vectors of differential attention.
 /// - `query_global`, `key_global`, `value_global`: the projections of global tokens, each a `.weight` and perhaps a
 ///   `.bias`, of the shapes of the others.
+/// - `value_convolution.weight` `(h · d_v, 1, neighbors)`: the convolution of the values.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.
 ///
 /// The documentation of each scheme in [`position`](crate::position) lists the names and shapes of its tensors, such as

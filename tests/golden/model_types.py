@@ -191,6 +191,9 @@ def run(model, caught):
     for name, module in model.named_modules():
         inputs = next((inputs for end, inputs in tiny.INNER.items() if name.endswith(end)), None)
         if inputs is not None and any(not complete(h) for h in caught.values() if h["path"].startswith(f"{name}.")):
+            for h in caught.values():
+                if not complete(h):
+                    h["in"], h["out"] = [[] for _ in h["in"]], []
             try:
                 module(**inputs(module))
             except Exception as e:
@@ -259,6 +262,8 @@ def case_tensors(prefix, here, tensors, model_type):
     if "global_hidden_states" in here["arguments"]:
         after_globals(here, tiny.CHANGES[model_type]["block_size"])
     xs = [batched(i[0]) for i in here["in"]]
+    if len(xs) > 3:  # queries of contents, positions and sines side by side, keys of contents and positions, values
+        xs = [torch.cat(xs[:-3], -1), torch.cat(xs[-3:-1], -1), xs[-1]]
     out = batched(here["out"][0])
     if out.shape[:2] != xs[0].shape[:2] and out.shape[:2] == xs[0].shape[:2][::-1]:
         out = out.transpose(0, 1)  # the output projection alone has the time first

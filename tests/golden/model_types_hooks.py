@@ -78,6 +78,13 @@ LAYOUTS = [
     (["q_proj", "k_proj", "v_proj"], "output_proj"),
     # A query without a projection.
     (["k_proj", "v_proj"], "output_proj"),
+    # Contents and positions apart, with sines of places in cross-attention.
+    ([f"self_attn_{x}_proj" for x in ("query_content", "query_pos", "key_content", "key_pos", "value")],
+     "self_attn.output_proj"),
+    *[([f"cross_attn_{x}_proj" for x in ("query_content", *placed, "query_pos_sine", "key_content", "key_pos", "value")],
+       "cross_attn.output_proj") for placed in (["query_pos"], [])],
+    # Values and an output without projections.
+    (["hidden_to_hidden", "input_to_hidden"], "score"),
     # Keys that are values, and layers with the keys and values of another one.
     (["q_proj", "k_proj"], "o_proj"),
     (["q_proj"], "o_proj"),
@@ -110,6 +117,9 @@ def prefixes(saved):
 # Modules of attention that read the weights of their projections without calling them.
 WHOLE = {"WavLMAttention"}
 
+
+# Modules of attention that add something after the projection of the output.
+ADDS_AFTER = {"FunAsrNanoAttention"}
 
 # Modules of attention that project with the time as the first dimension, and give it second.
 TIME_FIRST = {"LongformerSelfAttention", "LEDEncoderSelfAttention"}
@@ -224,6 +234,19 @@ def watch_arguments(model, path, here):
         modules[path].register_forward_pre_hook(before, with_kwargs=True)
 
 
+def watch_cell(cell, here):
+    """Hooks on a recurrent cell that attends by its state: the context is what goes into it before the symbol."""
+    def before(_m, args, kwargs):
+        state, tokens = (*args, *kwargs.values())[:2]
+        here["in"][0].append(clean(state[:, None]))
+        here["in"][1].append(clean(tokens))
+
+    def context(_m, args):
+        here["out"].append(clean(args[0][:, None, : cell.input_to_hidden.in_features]))
+    cell.register_forward_pre_hook(before, with_kwargs=True)
+    cell.rnn.register_forward_pre_hook(context)
+
+
 def watch(model, layers, saved):
     """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
     index, caught, lost = Index(model), {}, []
@@ -263,6 +286,9 @@ def watch(model, layers, saved):
             mha.register_forward_hook(after)
             continue
         parent = model.get_submodule(owners[0][0].rpartition(".")[0])
+        if hasattr(parent, "hidden_to_hidden"):
+            watch_cell(parent, here)
+            continue
         if type(parent).__name__ in WHOLE:
             modules = [parent, parent]
             here["in"] = [[]]
@@ -271,6 +297,8 @@ def watch(model, layers, saved):
         if query is not None:
             here["in"].insert(0, [])
             modules = [modules[0], *modules]
+        if type(parent).__name__ in ADDS_AFTER:
+            modules = [*modules[:-1], parent]
         for i, m in enumerate(modules[:-1]):
             def before(_m, args, kwargs, here=here, i=i, parent=parent, query=query):
                 x = args[0] if args else next(iter(kwargs.values()))

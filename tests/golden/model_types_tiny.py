@@ -436,6 +436,7 @@ CHANGES |= {
                         "vision_config.out_hidden_size": 32},
     **dict.fromkeys(["qwen2_5_vl", "qwen2_5_omni_thinker", "hyperclovax_vision_v2"], {"vision_config.window_size": 24}),
     "qwen2_5_omni": {**CHANGES["qwen2_5_omni"], "thinker_config.vision_config.window_size": 24},
+    **dict.fromkeys(["slanet", "slanext"], {"post_conv_out_channels": 12}),
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "attention_hidden_size": DELETE,
               "attention_head_dim": DELETE, "n_mamba_heads": 2},
     "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1], "num_mem_blocks": 1,
@@ -562,7 +563,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos",
          "cpmant": {"score_bias": ["position_bias"], "mask": ["attention_mask"]},
          "mlcd_vision_model": {"cos_sin": ["position_embeddings"]}, "mlcd": {"cos_sin": ["position_embeddings"]},
          **dict.fromkeys(["mllama_vision_model", "mllama", "aimv2_text_model", "aimv2", "videoprism_text_model", "videoprism",
-                          "paligemma", "colpali"], {"mask": ["attention_mask"]}),
+                          "paligemma", "colpali", "fun_asr_nano", "fun_asr_nano_encoder"], {"mask": ["attention_mask"]}),
          **dict.fromkeys(["minimax_m3_vl_vision", "minimax_m3_vl", "kimi_k25_vision", "kimi_k25", "lightglue", "sam2_video",
                           "sam3_tracker_video"],
                          {"cos_sin": ["position_embeddings"]}),
@@ -641,6 +642,8 @@ def given(name, model, cfg):
     kind = str(getattr(cfg, "model_type", ""))
     if name == "input_features" and kind in ("qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder"):
         return torch.randn(mels, 16)
+    if name == "input_features" and kind.startswith("fun_asr_nano"):
+        return torch.randn(2, 16, getattr(cfg, "audio_config", cfg).input_size)
     if name == "input_features" and kind == "clap_audio_model":
         return torch.randn(1, 1, 512, 32)
     if name == "feature_lens":
@@ -734,6 +737,8 @@ def given(name, model, cfg):
         if first(cfg, "model_type") in VIDEO:
             return torch.randn(1, first(cfg, "num_frames", default=2), channels, height, across)
         return torch.randn(1, channels, height, across)
+    if name == "input_features_mask" and kind.startswith("fun_asr_nano"):
+        return (torch.arange(16) < torch.tensor([[11], [16]])).long()
     if name in ("pixel_attention_mask", "input_features_mask", "feature_attention_mask"):
         return torch.ones(1, 16, dtype=torch.long)
     if name == "flattened_patches":
@@ -913,8 +918,15 @@ def memory_attention(module):
                 memory_posision_embeddings=torch.randn(32, 1, 64))
 
 
+def recurrent_cell(cell):
+    features, width = cell.input_to_hidden.in_features, cell.rnn.hidden_size
+    symbols = torch.zeros(2, cell.rnn.input_size - features)
+    return dict(prev_hidden=torch.randn(2, width), batch_hidden=torch.randn(2, LENGTH, features), char_onehots=symbols)
+
+
 # Modules inside of models that run by themselves, and their arguments.
-INNER = {"mask_decoder": mask_decoder, "acoustic_decoder": acoustic_decoder, "memory_attention": memory_attention}
+INNER = {"mask_decoder": mask_decoder, "acoustic_decoder": acoustic_decoder, "memory_attention": memory_attention,
+         "structure_attention_cell": recurrent_cell}
 # What models have in place of `forward`.
 METHODS = dict.fromkeys(["chameleon_vqgan", "apertus1p5_vision_tokenizer"], "encode")
 

@@ -55,7 +55,8 @@ impl Walked {
         let key = self.get(case, "key").unwrap_or_else(|| xs.clone());
         let value = self.get(case, "value").unwrap_or_else(|| key.clone());
         let mut mask = model.mask().clone();
-        let given = self.get(case, "mask").filter(|_| gives(CallInput::Mask));
+        let fits = |mask: &Tensor| without != Some(CallInput::Mask) && mask.dims()[3] == key.dims()[1];
+        let given = self.get(case, "mask").filter(fits);
         let scores = [true, false].map(|scaled| CallInput::ScoreBias { scaled });
         if let Some(given) = given {
             // A mask of numbers could also be the bias.

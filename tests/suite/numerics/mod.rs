@@ -17,3 +17,4 @@ mod ragged;
 mod relative_tables;
 mod steps;
 mod training;
+mod value_convolution;
