@@ -210,8 +210,8 @@ pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR:
     mut prefetch: Prefetch,
 ) -> [[S::V; NR]; MR] {
     let mut sums: [[S::V; NR]; MR] = Zeroable::zeroed();
-    // The compiler mixes the terms of a block of arrays of numbers, and on Arm of one that is also copied, and keeps some
-    // values on the stack.
+    // The compiler mixes the terms of a block of arrays of numbers, and on Arm of one that is also copied, and keeps
+    // some values on the stack.
     let one_by_one = !S::PREFETCHES || cfg!(target_arch = "aarch64") && b.copy.is_some();
     let blocks = if one_by_one { 0 } else { k / Prefetch::BLOCK };
     // SAFETY: each term is one of the `k`.
@@ -267,16 +267,6 @@ pub(super) fn add_products<S: Simd, const NR: usize>(s: S, x: S::V, columns: &[S
     unroll!(n in 0..NR => sums[n] = s.mul_add(x, columns[n], sums[n]));
 }
 
-/// Writes a row of a tile.
-///
-/// # Safety
-/// `NR` vectors can be written at `to`.
-#[inline(always)]
-pub(super) unsafe fn store_row<S: Simd, const NR: usize>(s: S, sums: &[S::V; NR], to: *mut f32) {
-    // SAFETY: the caller promises it.
-    unroll!(n in 0..NR => unsafe { s.store(to.add(n * S::LANES), sums[n]) });
-}
-
 /// Writes a tile to rows `stride` values apart.
 ///
 /// # Safety
@@ -289,7 +279,7 @@ pub(super) unsafe fn store_rows<S: Simd, const MR: usize, const NR: usize>(
     stride: usize,
 ) {
     // SAFETY: the caller promises it.
-    unroll!(r in 0..MR => unsafe { store_row(s, &sums[r], to.add(r * stride)) });
+    unroll!(r in 0..MR => unroll!(n in 0..NR => unsafe { s.store(to.add(r * stride + n * S::LANES), sums[r][n]) }));
 }
 
 /// Adds a tile to rows `stride` values apart.
@@ -303,21 +293,11 @@ pub(super) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
     to: *mut f32,
     stride: usize,
 ) {
-    // SAFETY: the caller promises it.
-    unroll!(r in 0..MR => unsafe { add_to_row(s, &sums[r], to.add(r * stride)) });
-}
-
-/// Adds a row of a tile to memory.
-///
-/// # Safety
-/// `NR` vectors can be read and written at `to`.
-#[inline(always)]
-unsafe fn add_to_row<S: Simd, const NR: usize>(s: S, sums: &[S::V; NR], to: *mut f32) {
-    unroll!(n in 0..NR => {
-        let to = to.wrapping_add(n * S::LANES);
+    unroll!(r in 0..MR => unroll!(n in 0..NR => {
+        let to = to.wrapping_add(r * stride + n * S::LANES);
         // SAFETY: the caller promises it.
-        unsafe { s.store(to, s.add(s.load(to), sums[n])) };
-    });
+        unsafe { s.store(to, s.add(s.load(to), sums[r][n])) };
+    }));
 }
 
 /// Moves both operands by some terms, each of so many `columns`.

@@ -4,9 +4,9 @@
 /// `unroll!(r in 0..ROWS => …)`, where the index is a constant in each copy.
 ///
 /// An array stays in registers only if all its indices are constants. The compiler unrolls short loops, too, but under
-/// some build profiles (`lto = "off"`, `lto = "fat"`, `codegen-units = 1`) too late for that: the sums of a tile were on
-/// the stack, and products took twice as long. For the same reason arrays of vectors begin as
-/// [`zeroed`](bytemuck::Zeroable::zeroed), because `[x; N]` is a loop.
+/// some build profiles (`lto = "off"`, `lto = "fat"`) too late for that: the sums of a tile were on the stack, and
+/// products took twice as long. For the same reason arrays of vectors begin as [`zeroed`](bytemuck::Zeroable::zeroed):
+/// `[x; N]` is a loop.
 macro_rules! unroll {
     ($i:ident in 0..$count:expr => $body:expr) => {{
         const { assert!($count <= 16) };
