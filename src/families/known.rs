@@ -116,7 +116,7 @@ const SIZES: &[(&str, &[&str])] = &[
         "whisper"]),
     ("head_dim", &[
         "audio-spectrogram-transformer", "beit", "cohere_compass_vision", "dbrx", "deit", "dinov2",
-        "dinov2_with_registers", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "esm", "falcon",
+        "dinov2_with_registers", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "esm", "falcon", "fun_asr_nano_encoder",
         "glm4v_moe_vision", "glm4v_vision", "glm5_next_vision", "glm_ocr_vision", "gpt_neox", "gpt_neox_japanese",
         "gte", "hrm_text", "idefics", "ijepa", "inkling2_vision", "jina_embeddings_v3", "kimi_k25_vision",
         "kosmos_2_5_text_model", "kosmos_2_5_vision_model", "longt5", "lw_detr", "lw_detr_vit",

@@ -8,6 +8,7 @@
 
 use std::arch::wasm32::*;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Int8Kernel, Kernel};
@@ -48,6 +49,9 @@ impl InstructionSet for Simd128 {
 /// 8 values: the first 4 and the last 4.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pair(pub v128, pub v128);
+
+// SAFETY: both vectors are numbers, whose bits may all be 0.
+unsafe impl Zeroable for Pair {}
 
 #[inline(always)]
 fn on_both(a: Pair, b: Pair, op: impl Fn(v128, v128) -> v128) -> Pair {
