@@ -31,7 +31,6 @@ MULTIPLICATION = re.compile(r"v?mulps")
 ADDITION = re.compile(r"v?addps")
 VECTOR = re.compile(r"%[xyz]mm\d|\b[qv]\d+\b")
 ELEMENTWISE = re.compile(r"v?(?:max|min|div|cmp\w*|round|rndscale|sub)ps|f(?:max|min|cm\w+|rintn|div|sub)")
-INDEXED_LOAD = re.compile(r"\(%rsp,%\w+,\d\).*,|\[sp, x\d+")
 RETURN = re.compile(r"ret\b")
 STACK = re.compile(r"\(%rsp[,)]|\[sp\b")
 
@@ -83,9 +82,6 @@ def examine(lines):
                 continue
             count += 1
             accesses = [text for _, text in loop if STACK.search(text) and VECTOR.search(text)]
-            # Loads by an index, and no store: an array that is read.
-            if all(INDEXED_LOAD.search(text) for text in accesses):
-                continue
             if accesses:
                 spilled.append((name, loop, products, accesses))
     return count, spilled

@@ -43,6 +43,13 @@ pub enum NormKind {
     Layer,
 }
 
+impl NormKind {
+    /// Whether it is an RMS norm, and what is added to its weight.
+    pub(crate) fn rms_and_offset(self) -> (bool, f32) {
+        (self != Self::Layer, if self == Self::RmsOffset { 1.0 } else { 0.0 })
+    }
+}
+
 /// The elements over which a norm of queries, keys or values takes its mean and variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

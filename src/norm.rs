@@ -222,13 +222,8 @@ impl Norm {
     }
 
     fn parameters(&self) -> NormParameters<'_> {
-        NormParameters {
-            weight: &self.weight,
-            bias: self.bias.as_ref(),
-            eps: self.eps,
-            rms: self.kind != NormKind::Layer,
-            offset: if self.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-        }
+        let (rms, offset) = self.kind.rms_and_offset();
+        NormParameters { weight: &self.weight, bias: self.bias.as_ref(), eps: self.eps, rms, offset }
     }
 }
 

@@ -12,8 +12,7 @@ pub(super) struct Capabilities {
     /// Whether the layer runs in the buffers of the CPU kernel: nothing happens between projection and kernel but
     /// [steps](crate::Steps), and after it but a norm and a gate.
     pub rows: bool,
-    /// Whether attention runs on other queries, keys and values than are projected: between channels, of pooled
-    /// queries, or of pairs of heads.
+    /// That of the [configuration](AttentionConfig::reshapes).
     pub reshapes: bool,
     /// Whether kernels run ragged batches over tensors, under causal masks and windows.
     pub ragged_tensors: bool,
@@ -28,7 +27,7 @@ impl Capabilities {
         let is_shifted = norms.context.as_ref().is_some_and(|norm| norm.bias.is_some());
         // What a call without global tokens does not read.
         let is_global = |name: &str| GLOBAL_PARTS.as_flattened().contains(&name);
-        let reshapes = config.between_channels || config.query_pool.is_some() || config.differential.is_some();
+        let reshapes = config.reshapes();
         let rows = config.requires.is_empty()
             && parameters.iter().all(|(name, tensor)| name != SINKS && (tensor.rank() == 1 || is_global(name)))
             && !config.add_zero_attn

@@ -204,13 +204,8 @@ impl MultiHeadAttention {
                 Step::Rotate => {}
                 Step::Norm(norm) => {
                     let Some(weights) = norms.next() else { continue };
-                    norm_parameters(norm, weights).normalize_parts(
-                        Isa::detect()?,
-                        team,
-                        qkv,
-                        width,
-                        of_side.clone(),
-                    )?;
+                    let norm = norm_parameters(norm, weights);
+                    norm.normalize_parts(Isa::detect()?, team, qkv, width, of_side.clone())?;
                 }
                 Step::Factor(factor) => {
                     let of_elements = match (factor, self.parameters.get(FACTORS[side])) {
@@ -242,13 +237,8 @@ pub(super) fn softplus(weight: &Tensor, scale: f64, dtype: DType) -> Result<Tens
 
 /// A norm as the kernels of the CPU take it.
 pub(super) fn norm_parameters<'a>(norm: &HeadNorm, weights: &'a NormWeights) -> NormParameters<'a> {
-    NormParameters {
-        weight: &weights.weight,
-        bias: weights.bias.as_ref(),
-        eps: norm.eps,
-        rms: norm.kind != NormKind::Layer,
-        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-    }
+    let (rms, offset) = norm.kind.rms_and_offset();
+    NormParameters { weight: &weights.weight, bias: weights.bias.as_ref(), eps: norm.eps, rms, offset }
 }
 
 /// xs `(b, s, h, d)` normalized per head, or over all heads of a token.
@@ -258,17 +248,8 @@ pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> 
         NormOver::Head => xs.clone(),
         NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
     };
-    let norm = Norm {
-        xs: &xs,
-        add: None,
-        add_bias: None,
-        weight: &weights.weight,
-        bias: weights.bias.as_ref(),
-        eps: norm.eps,
-        rms: norm.kind != NormKind::Layer,
-        offset: if norm.kind == NormKind::RmsOffset { 1.0 } else { 0.0 },
-        keep_sum: false,
-    };
+    let NormParameters { weight, bias, eps, rms, offset } = norm_parameters(norm, weights);
+    let norm = Norm { xs: &xs, add: None, add_bias: None, weight, bias, eps, rms, offset, keep_sum: false };
     let (_, ys) = norm.forward()?;
     Ok(ys.reshape((b, s, h, d))?)
 }

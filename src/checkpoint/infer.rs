@@ -54,10 +54,7 @@ const PRE_NORM: &str = "input_layernorm";
 /// The part of [`infer_config`] that shapes show, of a layer of any family.
 pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
-    let o = match layout.o.is_absent() {
-        true => (0, 0),
-        false => out_in(source, layout.o.weight, layout.o.orientation, false)?,
-    };
+    let o = if layout.o.is_absent() { (0, 0) } else { out_in(source, layout.o.weight, layout.o.orientation, false)? };
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
     let [q, k, v] = match layout.qkv {
         QkvNames::Latent(names) => return infer_latent(source, layout, names, o, num_attention_heads),

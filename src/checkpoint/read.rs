@@ -147,9 +147,8 @@ impl Reader<'_> {
                     return Ok(QkvWeights::GatedQuery { parts: Box::new([both, read(1)?, read(2)?]), heads });
                 }
                 let k = read(1)?;
-                let read = |i: usize| match names[i].is_absent() {
-                    true => self.identity(qkv[i].len(), &k.weight),
-                    false => read(i),
+                let read = |i: usize| {
+                    if names[i].is_absent() { self.identity(qkv[i].len(), &k.weight) } else { read(i) }
                 };
                 QkvWeights::Split(Box::new([read(0)?, k.clone(), read(2)?]))
             }

@@ -5,6 +5,12 @@ use crate::error::{Error, Result};
 use crate::position::Position;
 
 impl AttentionConfig {
+    /// Whether attention runs on other queries, keys and values than are projected: between channels, of pooled
+    /// queries, or of pairs of heads.
+    pub(crate) fn reshapes(&self) -> bool {
+        self.between_channels || self.query_pool.is_some() || self.differential.is_some()
+    }
+
     /// Checks that a layer with attention between channels or of pooled queries has nothing that belongs to its tokens.
     pub(super) fn check_reshaped(&self) -> Result<()> {
         if let Some(side) = self.query_pool.filter(|side| *side < 2) {
@@ -29,27 +35,24 @@ impl AttentionConfig {
     /// Checks that the heads of a layer with differential attention are pairs, and have nothing that pairs do not.
     pub(super) fn check_differential(&self) -> Result<()> {
         let Some(Differential { lambda_init, eps }) = self.differential else { return Ok(()) };
-        let (h_kv, reshapes) =
-            (self.resolved_num_key_value_heads(), self.between_channels || self.query_pool.is_some());
         let by_distance = matches!(self.position, Position::RelativeKeyValue(_));
         let of_others = self.latent.is_some() || self.key_value_source != KeyValueSource::Projections;
-        let allowed = match () {
-            _ if !h_kv.is_multiple_of(2) => "none with an odd number of key-value heads: heads are pairs",
-            _ if reshapes || by_distance || of_others => {
-                "none beside latents, values by distance, pooled queries or keys of another kind"
-            }
-            _ if !(lambda_init as f32).is_finite() || !(eps as f32).is_finite() || eps <= 0.0 => {
-                "finite numbers, eps above 0"
-            }
-            _ => return Ok(()),
+        let allowed = if !self.resolved_num_key_value_heads().is_multiple_of(2) {
+            "none with an odd number of key-value heads: heads are pairs"
+        } else if self.between_channels || self.query_pool.is_some() || by_distance || of_others {
+            "none beside latents, values by distance, pooled queries or keys of another kind"
+        } else if !(lambda_init as f32).is_finite() || !(eps as f32).is_finite() || eps <= 0.0 {
+            "finite numbers, eps above 0"
+        } else {
+            return Ok(());
         };
         Err(Error::config("differential", format!("({lambda_init}, {eps})"), allowed))
     }
 
     /// Checks that a layer with global tokens has nothing that is made of its projections alone.
     pub(super) fn check_global_tokens(&self) -> Result<()> {
-        let reshapes = self.between_channels || self.query_pool.is_some() || self.differential.is_some();
-        let has_more = self.latent.is_some() || self.output_gate.is_some() || reshapes || !self.position.is_none();
+        let has_more =
+            self.latent.is_some() || self.output_gate.is_some() || self.reshapes() || !self.position.is_none();
         if self.global_tokens && (has_more || self.key_value_source != KeyValueSource::Projections) {
             let allowed = "false beside latents, a gate, positions, pooled queries or keys of another kind";
             return Err(Error::config("global_tokens", true, allowed));

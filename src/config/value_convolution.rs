@@ -21,9 +21,9 @@ impl AttentionConfig {
             return Err(Error::value("a layer with a convolution of its values", found, expected));
         }
         let is_shared = matches!(self.key_value_source, KeyValueSource::Shared { .. });
-        let reshapes = self.between_channels || self.query_pool.is_some() || self.global_tokens;
-        if reshapes || is_shared || self.latent.is_some() || self.add_bias_kv || self.add_zero_attn {
-            let allowed = "none beside latents, global tokens, pooled queries, extra keys or those of another layer";
+        let has_other_tokens = self.reshapes() || self.global_tokens || is_shared;
+        if has_other_tokens || self.latent.is_some() || self.add_bias_kv || self.add_zero_attn {
+            let allowed = "none beside latents, global tokens, pooled queries, pairs of heads, extra keys or those of another layer";
             return Err(Error::config("value_convolution", neighbors, allowed));
         }
         Ok(())

@@ -60,9 +60,12 @@ impl RelativeSinusoids {
     /// computed in f32, as in the references.
     fn sinusoids(self, length: usize, width: usize) -> Result<Tensor> {
         let pairs = width / 2;
-        let exponent = |i: usize| match self.in_halves {
-            false => (2 * i) as f32 / width as f32,
-            true => i as f32 / pairs.saturating_sub(1).max(1) as f32,
+        let exponent = |i: usize| {
+            if self.in_halves {
+                i as f32 / pairs.saturating_sub(1).max(1) as f32
+            } else {
+                (2 * i) as f32 / width as f32
+            }
         };
         let frequencies: Vec<f32> = (0..pairs).map(|i| 1.0 / THETA.powf(exponent(i))).collect();
         let last = length as i64 - 1;

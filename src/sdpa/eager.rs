@@ -30,11 +30,14 @@ pub(super) fn attend(
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
     let changes = options.mask.has_score_functions();
     let mask = if changes { &options.mask.without_score_functions() } else { &*options.mask };
-    // The products of queries with distances are scores as those with keys, and so below the cap.
-    let [products, others] = &mask.split_products();
-    let (products, mask) = if options.softcap.is_some() { (products, others) } else { (&AttentionMask::full(), mask) };
     let dense = |mask: &AttentionMask| mask.dense(call.shape, options.appended_keys, compute, k.device());
-    let mut mask = dense(mask)?;
+    // The products of queries with distances are a part of what is capped.
+    let (capped_bias, mut mask) = if options.softcap.is_some() {
+        let [products, others] = mask.split_products();
+        (dense(&products)?.bias, dense(&others)?)
+    } else {
+        (None, dense(mask)?)
+    };
     let asking = Asking::from_device(k.device());
 
     let scores_of = |q: &Tensor, k: &Tensor| match options.additive {
@@ -56,8 +59,7 @@ pub(super) fn attend(
     };
     let scores = match options.softcap {
         Some(cap) => {
-            let products = dense(products)?.bias;
-            let scores = products.map_or(Ok(scores.clone()), |products| scores.broadcast_add(&products))?;
+            let scores = if let Some(products) = capped_bias { scores.broadcast_add(&products)? } else { scores };
             ((scores / cap)?.tanh()? * cap)?
         }
         None => scores,

@@ -1,7 +1,7 @@
 //! A convolution of the values beside the heads: by its formula, on every path, and where it cannot be.
 
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Differential, KvCache, MultiHeadAttention,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -78,6 +78,10 @@ fn what_it_does_not_go_with_is_an_error() {
         (config().with_output_size(6), "3 heads with 12 elements of values"),
         (config().with_add_zero_attn(true), "value_convolution = 4 is not allowed: expected none beside"),
         (config().with_query_pool(2), "value_convolution = 4 is not allowed: expected none beside"),
+        (
+            AttentionConfig::new(12, 4).with_value_convolution(4).with_differential(Differential::new(0.3, 1e-5)),
+            "value_convolution = 4 is",
+        ),
         (config().with_global_tokens(true), "value_convolution = 4 is not allowed: expected none beside"),
         (config().with_value_convolution(0), "value_convolution = 0"),
         (config().with_value_convolution(1 << 20), "expected 1 to 1024"),

@@ -32,10 +32,8 @@ pub fn naive<T: Element>(problem: &AttentionProblem<T>) -> Vec<f64> {
                 let key = &k[at(problem.k.strides, b, j, h_kv)..][..problem.d];
                 let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let start = s_kv as i64 - s_q as i64;
-                let products = match j < s_kv {
-                    true => embedded(&problem.mask, [b, h, i, j], [query, key], problem.h, start),
-                    false => 0.0,
-                };
+                let products =
+                    if j < s_kv { embedded(&problem.mask, [b, h, i, j], [query, key], problem.h, start) } else { 0.0 };
                 let score = (dot + products) * f64::from(problem.scale);
                 let score = problem.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
                 if j < s_kv { score + mask_term(&problem.mask, [b, h, i, j], s_q, s_kv) } else { score }
