@@ -9,8 +9,8 @@ mod steps;
 mod value_convolution;
 
 pub use call_input::CallInput;
-pub use latent::LatentAttention;
-pub use output_stage::{Differential, GateActivation, GateOver, OutputGate};
+pub use latent::{KeyCompression, LatentAttention};
+pub use output_stage::{Differential, GateActivation, GateOver, OutputGate, OutputGroups};
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
 use crate::error::{Error, Result};
@@ -179,6 +179,8 @@ pub struct AttentionConfig {
     pub context_norm: Option<HeadNorm>,
     /// The gate of the context, before the output projection; default none.
     pub output_gate: Option<OutputGate>,
+    /// Groups of heads, each projected by itself before the output projection (DeepSeek V4); default none.
+    pub output_groups: Option<OutputGroups>,
     /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
     /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
     pub max_keys: Option<usize>,
@@ -242,6 +244,7 @@ impl PartialEq for AttentionConfig {
             key_value_source,
             context_norm,
             output_gate,
+            output_groups,
             max_keys,
             between_channels,
             query_pool,
@@ -274,7 +277,7 @@ impl PartialEq for AttentionConfig {
             && self.steps_taken() == other.steps_taken()
             && *key_value_source == other.key_value_source
             && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
-            && *max_keys == other.max_keys
+            && (*max_keys, *output_groups) == (other.max_keys, other.output_groups)
             && (between_channels, latent) == (&other.between_channels, &other.latent)
             && (query_pool, differential) == (&other.query_pool, &other.differential)
             && (*global_tokens, *value_convolution) == (other.global_tokens, other.value_convolution)
@@ -331,6 +334,7 @@ impl AttentionConfig {
             key_value_source: KeyValueSource::default(),
             context_norm: None,
             output_gate: None,
+            output_groups: None,
             max_keys: None,
             between_channels: false,
             query_pool: None,
@@ -384,6 +388,8 @@ impl AttentionConfig {
         with_context_norm, context_norm: HeadNorm = Some(context_norm);
         /// Sets the gate of the context.
         with_output_gate, output_gate: OutputGate = Some(output_gate);
+        /// Sets the groups of heads that are projected before the output projection.
+        with_output_groups, output_groups: OutputGroups = Some(output_groups);
         /// Sets the most keys of a call.
         with_max_keys, max_keys: usize = Some(max_keys);
         /// Sets whether attention is between channels.
@@ -419,7 +425,9 @@ impl AttentionConfig {
 
     getters! {
         /// Number of key-value heads, after defaults.
-        resolved_num_key_value_heads, num_key_value_heads, |c| c.num_attention_heads;
+        resolved_num_key_value_heads, num_key_value_heads, |c| {
+            c.latent.map_or(c.num_attention_heads, |latent| latent.key_value_heads(c))
+        };
         /// Size of each query and key head, after defaults.
         resolved_head_dim, head_dim, |c| match &c.latent {
             Some(latent) => latent.head_dim(),
@@ -451,6 +459,12 @@ impl AttentionConfig {
                 self.position.scheme().default_scale(head_dim).unwrap_or_else(|| (head_dim as f64).powf(-0.5))
             }
         })
+    }
+
+    /// Elements of the input of the output projection.
+    pub(crate) fn context_size(&self) -> usize {
+        let heads = self.num_attention_heads * self.resolved_value_head_dim();
+        self.output_groups.map_or(heads, |groups| groups.count * groups.rank)
     }
 
     /// The sizes that a position scheme needs.
@@ -546,6 +560,7 @@ impl AttentionConfig {
         self.check_differential()?;
         self.check_global_tokens()?;
         self.check_value_convolution()?;
+        self.check_output_groups()?;
         self.check_key_value_source()
     }
 }

@@ -138,8 +138,9 @@ pub use attention::{
     ObserveOptions, TopKeys,
 };
 pub use config::{
-    AttentionConfig, CallInput, Differential, Factor, GateActivation, GateOver, HeadNorm, KeyValueSource,
-    LatentAttention, NormKind, NormOver, OutputGate, ProjectionBias, Scoring, Step, Steps,
+    AttentionConfig, CallInput, Differential, Factor, GateActivation, GateOver, HeadNorm, KeyCompression,
+    KeyValueSource, LatentAttention, NormKind, NormOver, OutputGate, OutputGroups, ProjectionBias, Scoring, Step,
+    Steps,
 };
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, CallMask, PaddedIds};

@@ -17,8 +17,8 @@ pub use latent::LatentWeights;
 pub use low_rank::LowRankChange;
 pub use parameters::Parameters;
 pub(crate) use parameters::{
-    BIAS_KV, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, GLOBAL, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE,
-    NORM_PARTS, NORMS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
+    BIAS_KV, COMPRESSOR, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, GLOBAL, GLOBAL_PARTS, HeadKind, LAMBDAS,
+    LOGIT_SCALE, NORM_PARTS, NORMS, OUTPUT_GROUPS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
 /// The weights of a linear layer `y = x Wᵀ + b`.

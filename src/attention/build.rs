@@ -49,8 +49,7 @@ impl MultiHeadAttention {
             (None, KeyValueSource::KeysAsValues) => QkvWeights::KeysAsValues(Box::new([q()?, k()?])),
             (None, KeyValueSource::Shared { .. }) => QkvWeights::Query(q()?),
         };
-        let context = config.num_attention_heads * config.resolved_value_head_dim();
-        let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), context, bias.o)?;
+        let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), config.context_size(), bias.o)?;
         let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let gate = |gate: OutputGate| init_linear(&vb.pp(GATE), gate.rows(h, d_v), inputs[0], gate.bias);
         let gate = config.output_gate.map(gate).transpose()?;
@@ -101,8 +100,7 @@ impl MultiHeadAttention {
             let found = if qkv.has_gate() { "none" } else { "set" };
             return Err(Error::config("output_gate", found, "set if and only if the weights have a gate"));
         }
-        let context = config.num_attention_heads * config.resolved_value_head_dim();
-        let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), context)?;
+        let o_proj = Linear::new("o_proj", o, config.resolved_output_size(), config.context_size())?;
         same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
@@ -212,7 +210,7 @@ pub(super) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> R
 
 /// The projections of latent attention.
 fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Result<LatentWeights> {
-    let &LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
+    let &LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, multi_query, .. } = sizes;
     let norm = |name: &str, size: usize| -> Result<NormWeights> {
         Ok(NormWeights::new(init_tensor(&vb.pp(name), &[size], "weight", Init::Const(1.0))?, None))
     };
@@ -225,8 +223,10 @@ fn init_latent(vb: &VarBuilder, sizes: &LatentSizes, bias: ProjectionBias) -> Re
         None => (None, linear("q_proj", heads * (nope + rope), q_in, bias.q)?),
     };
     let kv_a = linear("kv_a_proj_with_mqa", rank + rope, kv_in, bias.k)?;
-    let kv_b = linear("kv_b_proj", heads * (nope + value), rank, false)?;
-    Ok(LatentWeights::new(q_a, q, kv_a, norm("kv_a_layernorm", rank)?, kv_b))
+    let kv_b = || linear("kv_b_proj", heads * (nope + value), rank, false);
+    let kv_b = (!multi_query).then(kv_b).transpose()?;
+    let normalized = if multi_query { rank + rope } else { rank };
+    Ok(LatentWeights::new(q_a, q, kv_a, norm("kv_a_layernorm", normalized)?, kv_b))
 }
 
 /// The parameters of a table that a new layer has.

@@ -30,7 +30,7 @@ pub(super) struct OpenCall<'a> {
     pub tokens: Box<dyn CallTokens + 'a>,
     pub counted: Counted,
     /// The length of each sequence, if it is known.
-    lengths: Option<Vec<usize>>,
+    pub lengths: Option<Vec<usize>>,
     /// Sizes, dtype, device and gradients.
     pub sizes: Call,
     /// The options of the layer and of the call for attention. Their mask is the whole one: that of the call, of the
@@ -118,8 +118,15 @@ impl MultiHeadAttention {
             element_count("the output of attention", &[b, s_q, shape.h, self.config.resolved_value_head_dim()])?;
         }
         let lengths = tokens.lengths(&mask, &counted);
-        let mut sdpa = self.sdpa_options(mask, options)?;
         self.check_convolved(&counted)?;
+        // Sequences of a ragged batch have blocks of their own, once they are padded.
+        let (mask, shape) = if tokens.ragged().is_some() {
+            (mask, shape)
+        } else {
+            self.check_blocks(&counted)?;
+            self.with_blocks(mask, shape, xs[0].device())?
+        };
+        let mut sdpa = self.sdpa_options(mask, options)?;
         if self.capabilities.reshapes {
             self.check_whole(&*tokens, &counted, &sdpa.mask)?;
             if self.config.between_channels && s_q > 0 {
@@ -378,6 +385,13 @@ impl OpenCall<'_> {
             let found = "channels in place of tokens, pooled queries, or pairs of heads";
             return Err(Error::value("the layer whose keys are to be shared", found, "one that compares its tokens"));
         }
+        if self.layer.config.latent.is_some_and(|latent| latent.multi_query) {
+            return Err(Error::value(
+                "the layer whose keys are to be shared",
+                "a key that is its value, too",
+                "another",
+            ));
+        }
         if self.options.global_tokens.is_some() {
             let expected = "none: they have keys of their own";
             return Err(Error::value("`global_tokens` of a call whose keys are to be shared", "given", expected));
@@ -452,7 +466,7 @@ impl OpenCall<'_> {
     /// `values` are those that attention had.
     pub(super) fn finish(&self, attended: AttentionOutput, values: &Tensor) -> Result<CallOutput> {
         let (layer, dtype) = (self.layer, self.xs[0].dtype());
-        let mut by_head = attended.output;
+        let mut by_head = self.rotated_back(attended.output)?;
         if let Some(mask) = self.options.head_mask {
             let (b, _, h, _) = by_head.dims4()?;
             let sequences = if mask.rank() == 2 { b } else { 1 };

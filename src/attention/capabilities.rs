@@ -32,6 +32,7 @@ impl Capabilities {
             && parameters.iter().all(|(name, tensor)| name != SINKS && (tensor.rank() == 1 || is_global(name)))
             && !config.add_zero_attn
             && !reshapes
+            && config.output_groups.is_none()
             && config.mask.is_windowed()
             && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
             && !(is_shifted && config.output_gate.is_some())
@@ -41,7 +42,8 @@ impl Capabilities {
         let index_topk = config.latent.as_ref().and_then(|latent| latent.index_topk);
         let limits = [("max_keys", config.max_keys), ("index_topk", index_topk)];
         let most_keys = limits.into_iter().filter_map(|(name, most)| Some((name, most?))).min_by_key(|limit| limit.1);
-        let ragged_tensors = ragged.on_tensors() && config.value_convolution.is_none();
+        let multi_query = config.latent.is_some_and(|latent| latent.multi_query);
+        let ragged_tensors = ragged.on_tensors() && config.value_convolution.is_none() && !multi_query;
         Self { rows, reshapes, ragged_tensors, most_keys }
     }
 

@@ -32,7 +32,7 @@ impl MultiHeadAttention {
     /// gradient goes through the expanded form, and so does a call whose forced backend does not run the other one.
     pub(super) fn absorbed_call(&self, call: &Call, options: &SdpaOptions) -> Option<(Call, Backend)> {
         let latent = self.config.latent.as_ref()?;
-        if call.tracks_gradient || !latent.absorbs(call.shape.s_q, call.shape.s_kv) {
+        if latent.multi_query || call.tracks_gradient || !latent.absorbs(call.shape.s_q, call.shape.s_kv) {
             return None;
         }
         let call = Call { h_kv: 1, d: latent.cached_size(), d_v: latent.kv_lora_rank, ..*call };
@@ -49,8 +49,8 @@ impl MultiHeadAttention {
         self.capabilities.check_key_count(s_kv)
     }
 
-    /// Queries `(b, s, h, d)`, and latents with rotated keys `(b, s, 1, ·)`, in `dtype`. Of padded tokens only those
-    /// at `places` are projected.
+    /// Queries `(b, s, h, d)`, and latents with rotated keys and what keys of blocks are made of, `(b, s, 1, ·)`, in
+    /// `dtype`. Of padded tokens only those at `places` are projected.
     pub(super) fn latents(
         &self,
         latent: &Latent,
@@ -72,6 +72,10 @@ impl MultiHeadAttention {
             }
         };
         let [q, shared] = self.stepped_latent(q, shared, tokens)?;
-        Ok((q.to_dtype(dtype)?, concat_last(&latents, &shared)?.to_dtype(dtype)?))
+        let mut stored = concat_last(&latents, &shared)?;
+        if let Some(parts) = self.block_parts(key, wide)? {
+            stored = concat_last(&stored, &parts)?;
+        }
+        Ok((q.to_dtype(dtype)?, stored.to_dtype(dtype)?))
     }
 }

@@ -16,6 +16,7 @@ mod build;
 mod cache;
 mod call;
 mod capabilities;
+mod compressed_keys;
 mod freeze;
 mod global;
 mod latent;

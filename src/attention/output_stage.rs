@@ -1,4 +1,5 @@
-//! What is done to the context before the output projection: a norm, then a gate that depends on the layer's input.
+//! What is done to the context before the output projection: a norm, then a gate that depends on the layer's input, and
+//! a projection of groups of heads.
 //!
 //! Neither needs a kernel of attention to know it: the gate is one more projection of the input of the queries, and
 //! both act on the output of the kernel, in tensors here, in place in the buffers of the CPU.
@@ -8,15 +9,17 @@ use candle_core::Tensor;
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::steps::{norm_parameters, normalize, softplus};
-use crate::config::GateActivation;
+use crate::config::{GateActivation, OutputGroups};
 use crate::error::Result;
-use crate::ops::accumulate_dtype;
+use crate::ops::{accumulate_dtype, per_head};
 use crate::tensor::compute_dtype;
+use crate::weights::OUTPUT_GROUPS;
 
 impl MultiHeadAttention {
     /// Whether there is anything between the heads and the output projection.
     pub(super) fn has_output_stage(&self) -> bool {
-        self.config.output_gate.is_some() || self.config.context_norm.is_some()
+        let config = &self.config;
+        config.output_gate.is_some() || config.context_norm.is_some() || config.output_groups.is_some()
     }
 
     /// The context `(b, s, h · d_v)` as the output projection takes it; `query` `(b, s, query_size)` is the input of
@@ -36,7 +39,12 @@ impl MultiHeadAttention {
             let gates = gate.activation.apply(&projected.to_dtype(compute_dtype(wide))?)?.to_dtype(wide)?;
             context = context.broadcast_mul(&gates.reshape((b, s, h, ()))?)?; // (b, s, h, d_v or 1)
         }
-        Ok(context.reshape((b, s, width))?)
+        if let Some(OutputGroups { count, rank }) = self.config.output_groups {
+            let weight =
+                self.parameters.require(OUTPUT_GROUPS)?.to_dtype(wide)?.reshape((count, rank, width / count))?;
+            context = per_head(&context.reshape((b, s, count, width / count))?, &weight.transpose(1, 2)?)?;
+        }
+        Ok(context.flatten_from(2)?)
     }
 
     /// [`gated`](Self::gated) in place: `context` `(tokens, h · d_v)`, and beside it `projected` `(tokens, width)` with

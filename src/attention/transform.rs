@@ -16,7 +16,8 @@ use crate::weights::BIAS_KV;
 pub(super) enum Stored {
     /// Keys and values `(b, s, h_kv, ·)`.
     KeyValues([Tensor; 2]),
-    /// The latents of latent attention beside the rotated keys that all heads share, `(b, s, 1, rank + rope)`.
+    /// The latents of latent attention beside the rotated keys that all heads share, `(b, s, 1, rank + rope)`, and
+    /// beside what keys of blocks are made of.
     Latents([Tensor; 1]),
 }
 
@@ -70,8 +71,14 @@ impl MultiHeadAttention {
             }
             (Stored::Latents([latents]), latent) => {
                 let [latents] = wide([latents], projection.dtype)?;
-                let [k, v] = latent.expect("the latents are those of this layer").expand(&latents, projection.dtype)?;
-                Ok([q, k, v])
+                let latent = latent.expect("the latents are those of this layer");
+                let [k, v] = latent.expand(&latents, projection.dtype)?;
+                if !latent.sizes().multi_query {
+                    return Ok([q, k, v]);
+                }
+                let (own, all) = (k.dim(3)?, latents.dim(3)?);
+                let keys = self.with_block_keys(k, &latents.narrow(3, own, all - own)?)?;
+                Ok([q, keys.clone(), keys])
             }
         }
     }

@@ -199,13 +199,16 @@ fn configure(
     let layout = detect(source)?;
     let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
     layer.family.check_layout(layer.model_type, layout, biases(source, layout), grouped)?;
-    let norm =
-        |name: &&str| source.contains(&format!("{name}.weight")) || source.contains(&format!("{name}.norms.0.weight"));
+    let norm = |name: &&str| {
+        let held = |part: &str| source.contains(&format!("{name}.{part}"));
+        layout.latent_norm().strip_suffix(".weight") != Some(*name) && (held("weight") || held("norms.0.weight"))
+    };
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
     let contents = LayerContents {
         norms: QK_NORMS.iter().flatten().any(norm),
         gate: gate_rows(source, layout, &config)?,
         indexer: layout.holds_indexer(source),
+        blocks: config.latent.is_some_and(|latent| latent.compression.is_some()),
         context_norm: layout.parameter_name(CONTEXT_NORM).is_some_and(|name| norm(&name.as_str())),
         bias_rows,
         patch_keys: patch_keys(source, layout)?,

@@ -2,13 +2,15 @@
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
+use crate::config::{
+    AttentionConfig, KeyCompression, KeyValueSource, LatentAttention, OutputGroups, ProjectionBias, Scoring,
+};
 use crate::error::{Error, Result};
 use crate::families::layout::{ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::Unseen;
 use crate::mask::AttentionMask;
-use crate::weights::{BIAS_KV, SCORE, VALUE_CONVOLUTION};
+use crate::weights::{BIAS_KV, COMPRESSOR, OUTPUT_GROUPS, SCORE, VALUE_CONVOLUTION};
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.
@@ -140,8 +142,12 @@ fn infer_latent(
     heads: usize,
 ) -> Result<AttentionConfig> {
     let into = |names: LinearNames| out_in(source, names.weight, names.orientation, true);
-    let [q, kv_a, kv_b] = [into(names.q)?, into(names.kv_a)?, into(names.kv_b)?];
+    let [q, kv_a] = [into(names.q)?, into(names.kv_a)?];
     let q_a = names.q_a.map(|(linear, _)| into(linear)).transpose()?;
+    if names.kv_b.is_absent() {
+        return infer_multi_query(source, layout, [(output, context), q, kv_a], q_a, heads);
+    }
+    let kv_b = into(names.kv_b)?;
     let per_head = |total: usize, name: &str| match total.checked_div(heads) {
         Some(size) if size * heads == total => Ok(size),
         // Without heads no shape shows their sizes, and nothing needs them.
@@ -171,6 +177,42 @@ fn infer_latent(
     if heads == 0 {
         config = config.with_head_dim(nope + rope);
     }
+    config.validate()?;
+    Ok(config)
+}
+
+/// The configuration of latent attention whose latents are the one key and value of all heads. No shape shows which of
+/// their elements are rotated. `(rows, inputs)` are those of the output projection, and of the last of the queries and
+/// of the latents; `q_a` those of the first of the queries.
+fn infer_multi_query(
+    source: &dyn WeightSource,
+    layout: &Layout,
+    [(output, context), q, kv_a]: [(usize, usize); 3],
+    q_a: Option<(usize, usize)>,
+    heads: usize,
+) -> Result<AttentionConfig> {
+    let held = |name: &str| layout.held_name(|name| source.contains(name), name);
+    let shape = |name: &str| -> Result<Option<[usize; 2]>> {
+        let Some(name) = held(name) else { return Ok(None) };
+        let shape = source.shape(&name)?.unwrap_or_default();
+        let expected = || Error::shape(source.full_name(&name), &shape, "two dimensions of at least 1");
+        shape[..].try_into().ok().filter(|shape: &[usize; 2]| !shape.contains(&0)).map(Some).ok_or_else(expected)
+    };
+    let (d, mut latent) = (kv_a.0, LatentAttention::new_multi_query(kv_a.0, 0));
+    if heads.checked_mul(d) != Some(q.0) {
+        let expected = format!("({heads} · {d}, {}): heads of as many elements as their key", q.1);
+        return Err(Error::value("the shape of the projection of queries", format!("({}, {})", q.0, q.1), expected));
+    }
+    latent.q_lora_rank = q_a.map(|(rank, _)| rank);
+    if let Some([rate, width]) = shape(COMPRESSOR[2])? {
+        latent.compression = Some(KeyCompression::new(rate, width == 2 * d));
+    }
+    let mut config = AttentionConfig::new(output, heads).with_bias(biases(source, layout)).with_latent(latent);
+    if let Some([rows, input]) = shape(OUTPUT_GROUPS)? {
+        let count = q.0 / input;
+        config = config.with_output_groups(OutputGroups::new(count, context.checked_div(count).unwrap_or(rows)));
+    }
+    config = config.with_query_size(q_a.map_or(q.1, |(_, input)| input)).with_key_size(kv_a.1);
     config.validate()?;
     Ok(config)
 }

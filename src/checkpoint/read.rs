@@ -57,7 +57,8 @@ impl AttentionWeights {
             }
             (_, names) => (reader.qkv(names)?, reader.gate(config)?),
         };
-        let (heads, output) = (reader.sizes.heads_of_output, config.resolved_output_size());
+        let heads = config.output_groups.map(|groups| Rows { heads: groups.count, dim: groups.rank });
+        let (heads, output) = (heads.unwrap_or(reader.sizes.heads_of_output), config.resolved_output_size());
         let o = match &qkv {
             QkvWeights::Split(parts) if layout.o.is_absent() => reader.identity(output, &parts[1].weight)?,
             _ => reader.linear(layout.o, heads, output, false)?,
@@ -235,7 +236,8 @@ impl Reader<'_> {
     /// The projections of latent attention.
     fn latent(&self, names: &LatentNames, config: &AttentionConfig) -> Result<LatentWeights> {
         let latent = config.latent.as_ref().ok_or_else(|| self.no_latents("set"))?;
-        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = latent.sizes(config);
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, multi_query, .. } =
+            latent.sizes(config);
         let rows = |dim: usize| Rows { heads: 1, dim };
         let norm = |name: &str, size: usize| Ok::<_, Error>(NormWeights::new(self.source.get(name, &[size])?, None));
         let q_a = match (names.q_a, q_rank) {
@@ -256,8 +258,14 @@ impl Reader<'_> {
         }
         let q = self.linear(names.q, Rows { heads, dim: nope + rope }, q_rank.unwrap_or(q_in), true)?;
         let kv_a = self.linear(names.kv_a, rows(rank + rope), kv_in, true)?;
-        let kv_b = self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true)?;
-        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, rank)?, kv_b))
+        if names.kv_b.is_absent() != multi_query {
+            let allowed = format!("{}: the checkpoint's layout is `{}`", !multi_query, self.layout.name);
+            return Err(Error::config("multi_query", multi_query, allowed));
+        }
+        let kv_b = || self.linear(names.kv_b, Rows { heads, dim: nope + value }, rank, true);
+        let kv_b = (!multi_query).then(kv_b).transpose()?;
+        let normalized = if multi_query { rank + rope } else { rank };
+        Ok(LatentWeights::new(q_a, q, kv_a, norm(names.kv_a_norm, normalized)?, kv_b))
     }
 
     /// The width of the one input of a fused projection.

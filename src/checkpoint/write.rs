@@ -177,7 +177,12 @@ impl Writer<'_> {
         self.put(&mut tensors, names.q, &latent.q, None)?;
         self.put(&mut tensors, names.kv_a, &latent.kv_a, None)?;
         norm(&mut tensors, names.kv_a_norm, &latent.kv_a_norm);
-        self.put(&mut tensors, names.kv_b, &latent.kv_b, None)?;
+        match &latent.kv_b {
+            Some(kv_b) if !names.kv_b.is_absent() => self.put(&mut tensors, names.kv_b, kv_b, None)?,
+            None if names.kv_b.is_absent() => {}
+            Some(_) => return Err(self.cannot("`kv_b_proj`", "deepseek, whose families have it")),
+            None => return Err(self.cannot("latents without `kv_b_proj`", "deepseek-v4, whose family has none")),
+        }
         if let (Some(gate), Some(names)) = (self.gate(weights, &latent.q)?, self.layout.gate_projection()) {
             self.put(&mut tensors, names, &gate, None)?;
         }

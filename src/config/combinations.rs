@@ -1,6 +1,6 @@
 //! What a layer cannot have beside what else it has.
 
-use crate::config::{AttentionConfig, Differential, KeyValueSource, Scoring};
+use crate::config::{AttentionConfig, Differential, KeyValueSource, MAX_SIZE, OutputGroups, Scoring};
 use crate::error::{Error, Result};
 use crate::position::Position;
 
@@ -47,6 +47,20 @@ impl AttentionConfig {
             return Ok(());
         };
         Err(Error::config("differential", format!("({lambda_init}, {eps})"), allowed))
+    }
+
+    /// Checks that heads can be divided into the groups of the output.
+    pub(super) fn check_output_groups(&self) -> Result<()> {
+        let Some(OutputGroups { count, rank }) = self.output_groups else { return Ok(()) };
+        let h = self.num_attention_heads;
+        let allowed = if count == 0 || h == 0 || !h.is_multiple_of(count) {
+            format!("a divisor of num_attention_heads = {h} as their count")
+        } else if rank == 0 || rank.saturating_mul(count) > MAX_SIZE {
+            format!("a rank from 1, and at most {MAX_SIZE} elements in all groups")
+        } else {
+            return Ok(());
+        };
+        Err(Error::config("output_groups", format!("{count} of {rank}"), allowed))
     }
 
     /// Checks that a layer with global tokens has nothing that is made of its projections alone.

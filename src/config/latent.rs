@@ -4,6 +4,7 @@ use crate::config::{AttentionConfig, KeyValueSource, MAX_SIZE, Scoring, Step};
 use crate::error::{Error, Result};
 use crate::ops::LatentSizes;
 use crate::ops::expected_factor;
+use crate::position::Position;
 use crate::setters;
 
 /// Multi-head latent attention ([DeepSeek-V2](https://arxiv.org/abs/2405.04434)): per token one vector `c` of
@@ -23,6 +24,10 @@ use crate::setters;
 /// cached tokens run in the absorbed form, in which the queries are projected into the space of `c` and attend to the
 /// cache as to one key-value head; its result differs by rounding. The keys and values of a call are one tensor. The
 /// position scheme sees heads of `qk_rope_head_dim` elements.
+///
+/// With [`multi_query`](Self::multi_query) there is no `kv_b_proj` (DeepSeek V4): the latent and the rotated key, with
+/// one norm over both, are the one key of all heads, and also their value. So values are rotated, and the last
+/// elements of the context of each head are rotated back by the position of its query.
 ///
 /// ```
 /// use candle_attention::{AttentionConfig, LatentAttention};
@@ -53,6 +58,39 @@ pub struct LatentAttention {
     /// How many keys a query attends to at most (DeepSeek-V3.2), chosen by an indexer that this version does not run.
     /// Up to so many keys the indexer chooses all; a call with more is an error. Default: no limit.
     pub index_topk: Option<usize>,
+    /// Whether all heads share the latents and rotated keys as their one key and value; default no.
+    pub multi_query: bool,
+    /// Keys of blocks of tokens beside those of the tokens, with `multi_query` alone; default none.
+    pub compression: Option<KeyCompression>,
+}
+
+/// Keys of whole blocks of tokens beside those of the tokens (DeepSeek V4): what a layer with a window sees of the
+/// tokens before it. Each token `t` has elements `c_t` and as many gates `g_t`, two projections of the layer's input,
+/// and each place in a block has biases `B`.
+///
+/// ```text
+/// key of block i = rotate(rms_norm(sum over t of softmax_t(g_t + B_t) · c_t), i · rate)    element by element
+/// ```
+///
+/// The sum is over the tokens of block `i`. If blocks overlap, tokens have twice the elements: the sum is over the
+/// second half of those of block `i` and the first half of those of the block before it. The query at position `p` sees
+/// the blocks that end before it or with it, `i < (p + 1) / rate`; masks hide tokens, not blocks. Blocks begin with the
+/// first token of a sequence, so a call gives no positions, its padding comes last, and sequences in a cache have equal
+/// lengths. Attention weights have a column for each block behind those of the tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyCompression {
+    /// Tokens of a block, at least 1.
+    pub rate: usize,
+    /// Whether the sum is over the tokens of the block before, too.
+    pub overlapping: bool,
+}
+
+impl KeyCompression {
+    /// Keys of blocks of `rate` tokens.
+    pub fn new(rate: usize, overlapping: bool) -> Self {
+        Self { rate, overlapping }
+    }
 }
 
 impl LatentAttention {
@@ -68,7 +106,16 @@ impl LatentAttention {
             q_lora_scale: 1.0,
             kv_lora_scale: 1.0,
             index_topk: None,
+            multi_query: false,
+            compression: None,
         }
+    }
+
+    /// Latents and rotated keys that all heads share as their one key and value, of as many elements as heads have.
+    pub fn new_multi_query(qk_nope_head_dim: usize, qk_rope_head_dim: usize) -> Self {
+        let head_dim = qk_nope_head_dim.saturating_add(qk_rope_head_dim);
+        let latent = Self::new(qk_nope_head_dim, qk_nope_head_dim, qk_rope_head_dim, head_dim);
+        Self { multi_query: true, ..latent }
     }
 
     setters! {
@@ -82,6 +129,8 @@ impl LatentAttention {
         with_kv_lora_scale, kv_lora_scale: f64 = kv_lora_scale;
         /// Sets how many keys a query attends to at most.
         with_index_topk, index_topk: usize = Some(index_topk);
+        /// Sets the keys of blocks of tokens.
+        with_compression, compression: KeyCompression = Some(compression);
     }
 
     /// Elements of a query or key head.
@@ -91,7 +140,17 @@ impl LatentAttention {
 
     /// Elements that a cache holds per token.
     pub(crate) fn cached_size(&self) -> usize {
-        self.kv_lora_rank + self.qk_rope_head_dim
+        self.kv_lora_rank + self.qk_rope_head_dim + 2 * self.compressed_size()
+    }
+
+    /// Elements of a token for the keys of its blocks, which have as many gates.
+    pub(crate) fn compressed_size(&self) -> usize {
+        self.compression.map_or(0, |blocks| self.head_dim() * if blocks.overlapping { 2 } else { 1 })
+    }
+
+    /// The number of key-value heads: one, or as many as there are heads.
+    pub(crate) fn key_value_heads(&self, config: &AttentionConfig) -> usize {
+        if self.multi_query { config.num_attention_heads.min(1) } else { config.num_attention_heads }
     }
 
     /// Checks the sizes, and that `config` asks for nothing that keys and values of latents do not have.
@@ -109,6 +168,20 @@ impl LatentAttention {
                 return Err(Error::config(field, size, format!("from {least} to {MAX_SIZE}")));
             }
         }
+        let whole = [
+            ("kv_lora_rank", self.kv_lora_rank, self.qk_nope_head_dim, "qk_nope_head_dim"),
+            ("v_head_dim", self.v_head_dim, self.head_dim(), "qk_nope_head_dim + qk_rope_head_dim"),
+        ];
+        for (field, size, expected, of) in whole.into_iter().filter(|_| self.multi_query) {
+            if size != expected {
+                return Err(Error::config(field, size, format!("{expected} with `multi_query`, {of}")));
+            }
+        }
+        if let Some(KeyCompression { rate, .. }) = self.compression
+            && (!self.multi_query || rate == 0 || rate > MAX_SIZE)
+        {
+            return Err(Error::config("compression", rate, format!("1 to {MAX_SIZE} tokens, and `multi_query`")));
+        }
         for (field, factor) in [("q_lora_scale", self.q_lora_scale), ("kv_lora_scale", self.kv_lora_scale)] {
             if let Some(expected) = expected_factor(factor) {
                 return Err(Error::config(field, factor, expected));
@@ -118,7 +191,7 @@ impl LatentAttention {
             return Err(Error::config("eps of latent attention", self.eps, "a finite number from 0"));
         }
         let follows = [
-            ("num_key_value_heads", config.num_key_value_heads, config.num_attention_heads, "num_attention_heads"),
+            ("num_key_value_heads", config.num_key_value_heads, self.key_value_heads(config), "num_attention_heads"),
             ("head_dim", config.head_dim, self.head_dim(), "qk_nope_head_dim + qk_rope_head_dim"),
             ("value_head_dim", config.value_head_dim, self.v_head_dim, "v_head_dim"),
             ("value_size", config.value_size, config.resolved_key_size(), "key_size: one input makes both"),
@@ -128,16 +201,27 @@ impl LatentAttention {
                 return Err(Error::config(field, stated, format!("{expected} with latent attention, {of}")));
             }
         }
-        let of_queries = config.steps.queries.iter().all(|step| !matches!(step, Step::Norm(_)));
+        let is_learned = |step: &Step| matches!(step, Step::Norm(norm) if norm.weighted);
+        let of_queries = !config.steps.queries.iter().any(is_learned);
         let learned = config.steps.has_learned_factor(0);
         let steps_fit = of_queries && !learned && config.steps.keys == [Step::Rotate] && config.steps.values.is_empty();
         let others = [
             ("scoring", config.scoring != Scoring::ScaledDotProduct, "the scaled dot product"),
             ("clip_qkv", config.clip_qkv.is_some(), "none"),
-            ("steps", !steps_fit, "a rotation, and factors on the queries: the norms are those of the latents"),
+            (
+                "steps",
+                !steps_fit,
+                "a rotation, and factors and norms without weights of the queries: other norms are those of the latents",
+            ),
             ("key_value_source", config.key_value_source != KeyValueSource::Projections, "projections"),
             ("add_bias_kv", config.add_bias_kv, "false"),
             ("add_zero_attn", config.add_zero_attn, "false"),
+            ("kv_lora_scale", self.multi_query && self.kv_lora_scale != 1.0, "1 and `multi_query`"),
+            (
+                "position",
+                self.multi_query && !matches!(config.position, Position::None | Position::Rotary(_)),
+                "rotary",
+            ),
             ("position", config.position.scheme().distance_embedding_count(1) != [0; 2], "rotary or another scheme"),
         ];
         match others.into_iter().find(|(_, set, _)| *set) {
@@ -159,6 +243,7 @@ impl LatentAttention {
             eps: self.eps,
             q_scale: self.q_lora_scale,
             kv_scale: self.kv_lora_scale,
+            multi_query: self.multi_query,
         }
     }
 }

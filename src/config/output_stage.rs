@@ -1,4 +1,5 @@
-//! What happens between the heads and the output projection: the difference of pairs of heads, and the gate.
+//! What happens between the heads and the output projection: the difference of pairs of heads, the gate, and the
+//! projection of groups of heads.
 
 use crate::setters;
 
@@ -53,6 +54,24 @@ impl OutputGate {
             GateOver::Element => heads * value_head_dim,
             GateOver::Head => heads,
         }
+    }
+}
+
+/// Groups of heads, each projected to `rank` elements by a matrix of its own before the output projection, whose input
+/// these are, group after group (DeepSeek V4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutputGroups {
+    /// The number of groups, a divisor of the number of heads.
+    pub count: usize,
+    /// Elements of a projected group, at least 1.
+    pub rank: usize,
+}
+
+impl OutputGroups {
+    /// `count` groups of `rank` elements.
+    pub fn new(count: usize, rank: usize) -> Self {
+        Self { count, rank }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use candle_nn::Init;
 
-use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
+use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGroups, Scoring};
 use crate::weights::{
-    BIAS_KV, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE, NORM_PARTS, Parameter,
-    Presence, SCORE, SINKS, VALUE_CONVOLUTION,
+    BIAS_KV, COMPRESSOR, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE, NORM_PARTS,
+    OUTPUT_GROUPS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
 /// The fields of the configuration that ask for the norms of queries, keys and values.
@@ -105,6 +105,32 @@ impl AttentionConfig {
                 .with_head_axis(0)
                 .with_presence(asked(self.value_convolution.is_some()))
         });
+
+        let grouped = self.output_groups.unwrap_or(OutputGroups { count: 1, rank: 1 });
+        let shape = [grouped.count * grouped.rank, (h * d_v).checked_div(grouped.count).unwrap_or(0)];
+        let bound = (6.0 / (shape[0] as f64 + shape[1] as f64)).sqrt();
+        rows.push(Parameter {
+            field: "output_groups",
+            ..Parameter::new(OUTPUT_GROUPS, shape, Init::Uniform { lo: -bound, up: bound })
+                .with_presence(asked(self.output_groups.is_some()))
+        });
+
+        let latent = self.latent.as_ref();
+        let (rate, width) =
+            latent.and_then(|latent| Some((latent.compression?.rate, latent.compressed_size()))).unzip();
+        let (rate, width, input) = (rate.unwrap_or(1), width.unwrap_or(1), self.resolved_key_size());
+        let bound = (6.0 / (width as f64 + input as f64)).sqrt();
+        let linear = (vec![width, input], Init::Uniform { lo: -bound, up: bound });
+        let place = (vec![rate, width], Init::Const(0.0));
+        let shapes = [linear.clone(), linear, place, (vec![d], Init::Const(1.0))];
+        rows.extend(COMPRESSOR.into_iter().zip(shapes).map(|(name, (shape, init))| {
+            Parameter {
+                field: "compression",
+                heads: HeadKind::KeyValue,
+                ..Parameter::new(name, shape, init)
+                    .with_presence(asked(latent.is_some_and(|latent| latent.compression.is_some())))
+            }
+        }));
 
         let context_norm = self.context_norm.as_ref().filter(|norm| norm.weighted);
         rows.extend(norm_rows(CONTEXT_NORM_PARTS, "context_norm", context_norm, [h, d_v]));

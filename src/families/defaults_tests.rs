@@ -33,6 +33,7 @@ fn contents(family: &Family) -> LayerContents<'_> {
         norms: family.qk_norm.is_some(),
         gate: family.gate.map(|_| 512),
         indexer: false,
+        blocks: false,
         context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
         bias_rows: None,
         patch_keys: None,

@@ -232,6 +232,8 @@ pub(crate) enum MaxKeys {
     Blocks(&'static str, &'static str),
     /// As the first key has it, and the tokens after the last whole block, whose size is the second key.
     WholeBlocks(&'static str, &'static str),
+    /// As many blocks of tokens as the key states, of the size that the weights show, and the tokens after them.
+    Compressed(&'static str),
 }
 
 /// A norm between the heads and the output projection.
@@ -336,6 +338,8 @@ pub(crate) enum WeightlessNorm {
     None,
     /// All.
     Always,
+    /// Those of queries alone (DeepSeek V4).
+    Queries,
     /// Those that are rotated, unless `use_qk_norm` is false (Llama 4).
     IfRotated,
 }

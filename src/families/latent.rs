@@ -5,11 +5,13 @@ use serde_json::Value;
 use crate::config::{AttentionConfig, GateActivation, LatentAttention};
 use crate::error::{Error, Result};
 use crate::families::family::{
-    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, Mrope, QueryFactor, ROTARY, RotaryRow, Scale, StepsRow,
+    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, MaxKeys, Mrope, QueryFactor, ROTARY, RotaryRow, Scale,
+    StepsRow, WeightlessNorm, Window, WindowLayers,
 };
 use crate::families::layer::Layer;
-use crate::families::rotary::rope_type;
+use crate::families::rotary::{first_number, rope_type};
 use crate::io;
+use crate::position::{Rotary, RotaryScaling, RotaryStyle};
 
 /// A gate of each head, or of each element.
 const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
@@ -80,6 +82,20 @@ pub(crate) const LATENT: &[Family] = &[
         defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
         ..DEEPSEEK_V2
     },
+    // Its indexer chooses blocks of tokens.
+    Family {
+        model_types: &["deepseek_v4"],
+        layouts: &["deepseek-v4", "deepseek-v4-saved"],
+        causal: Causal::Always,
+        window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
+        positions: LayerPositions::MainOrCompress,
+        qk_norm: None,
+        max_keys: Some(MaxKeys::Compressed("index_topk")),
+        latent: Some(LatentRow { eps: None, ..ROW }),
+        steps: StepsRow { weightless_norm: WeightlessNorm::Queries, ..BASE.steps },
+        defaults: &[("sliding_window", 128.0), ("index_topk", 512.0), ("rms_norm_eps", 1e-6)],
+        ..BASE
+    },
     // The other layers are delta attention, in another layout.
     Family {
         model_types: &["bailing_hybrid"],
@@ -91,6 +107,56 @@ pub(crate) const LATENT: &[Family] = &[
 ];
 
 impl Layer<'_> {
+    /// What the configuration states about the rotation of a layer with or without keys of blocks, and whether it does
+    /// so by the names `main` and `compress`.
+    fn kind_of_rotation(&self, has_blocks: bool) -> Result<(Option<&Value>, bool)> {
+        const KINDS: [&str; 2] = ["main", "compress"];
+        let (stated, _) = self.stated_rotation(&INTERLEAVED)?;
+        let sets = KINDS.map(|kind| stated.and_then(|stated| stated.get(kind)).filter(|set| set.is_object()));
+        match sets {
+            [Some(_), Some(_)] => Ok((sets[usize::from(has_blocks)], true)),
+            // Layers without such keys are not scaled.
+            [None, None] => Ok((stated.filter(|_| has_blocks), false)),
+            _ => {
+                Err(Error::config("rope_parameters", stated.unwrap_or(&Value::Null), "a set for `main` and `compress`"))
+            }
+        }
+    }
+
+    /// The rotation of the last `rope` elements of heads.
+    pub(super) fn main_or_compress(&self, rope: usize, has_blocks: bool) -> Result<Rotary> {
+        let beside = if has_blocks { ("compress_rope_theta", 160_000.0) } else { ("rope_theta", 10_000.0) };
+        let (set, by_kind) = self.kind_of_rotation(has_blocks)?;
+        let theta = match set.filter(|_| by_kind) {
+            Some(set) => first_number(&["rope_theta"], |key| set.get(key))?,
+            None => Some(self.float(beside.0)?.unwrap_or(beside.1)),
+        };
+        let theta =
+            theta.ok_or_else(|| Error::config("rope_theta", "none", "a number in each set of `rope_parameters`"))?;
+        let mut scaling = set.map_or(Ok(RotaryScaling::None), |set| self.rotary_scaling(set, true))?;
+        if let (RotaryScaling::Yarn { attention_factor, .. }, Some(set)) = (&mut scaling, set)
+            && set.get("attention_factor").is_none()
+            && !by_kind
+        {
+            *attention_factor = Some(1.0);
+        }
+        let rotary = Rotary::default().with_dim(rope).with_style(RotaryStyle::Interleaved).with_theta(theta);
+        Ok(rotary.with_scaling(scaling))
+    }
+
+    /// How many of the last elements of a head of `head_dim` are rotated.
+    fn rotated_share(&self, head_dim: usize, has_blocks: bool) -> Result<usize> {
+        const KEY: &str = "partial_rotary_factor";
+        let beside = (self.float(KEY)?, self.number("qk_rope_head_dim")?);
+        let share = match (self.kind_of_rotation(has_blocks)?, beside) {
+            ((Some(set), true), _) => first_number(&[KEY], |key| set.get(key))?.unwrap_or(1.0),
+            (_, (Some(share), _)) => share,
+            (_, (None, Some(rope))) => return Ok(rope),
+            _ => 0.125,
+        };
+        Ok((share * head_dim as f64) as usize)
+    }
+
     /// Adds to `latent`, which has the sizes of the weights, what the family does.
     ///
     /// # Errors
@@ -101,6 +167,16 @@ impl Layer<'_> {
         mut latent: LatentAttention,
         config: &AttentionConfig,
     ) -> Result<LatentAttention> {
+        if latent.multi_query {
+            self.section.note(&["index_topk", "rope_theta"]);
+            let d = latent.head_dim();
+            let rope = self.rotated_share(d, latent.compression.is_some())?;
+            let nope = d.checked_sub(rope).filter(|nope| *nope > 0);
+            let allowed = || format!("less than {d}, as the weights under `{}` have heads", self.prefix);
+            let nope = nope.ok_or_else(|| Error::config("qk_rope_head_dim", rope, allowed()))?;
+            let whole = LatentAttention::new_multi_query(nope, rope);
+            latent = LatentAttention { q_lora_rank: latent.q_lora_rank, compression: latent.compression, ..whole };
+        }
         let stated = [
             ("q_lora_rank", latent.q_lora_rank.unwrap_or(0)),
             ("kv_lora_rank", latent.kv_lora_rank),

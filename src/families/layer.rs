@@ -79,6 +79,8 @@ pub(crate) struct LayerContents<'a> {
     pub gate: Option<usize>,
     /// Whether there is an indexer.
     pub indexer: bool,
+    /// Whether there are keys of blocks of tokens.
+    pub blocks: bool,
     /// Whether there is a norm of the context.
     pub context_norm: bool,
     /// Rows of the table of biases of patches: the layer's own, or that of all layers.
@@ -282,7 +284,7 @@ impl<'a> Layer<'a> {
         }
         config.global_tokens = self.family.global_tokens && !self.cross && self.has_window()?;
         config.output_gate = self.output_gate(&config, contents.gate)?;
-        config.max_keys = if contents.indexer { Some(self.max_keys()?) } else { None };
+        config.max_keys = if contents.indexer { Some(self.max_keys(&config)?) } else { None };
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }
@@ -436,6 +438,7 @@ impl<'a> Layer<'a> {
             LayerPositions::RelativeKey2d => self.relative_key_2d(contents.patch_keys)?,
             LayerPositions::RelativeKeyValue => self.relative_key_value()?,
             LayerPositions::GatedBias => self.gated_bias()?,
+            LayerPositions::MainOrCompress => Position::Rotary(self.main_or_compress(d, contents.blocks)?),
         })
     }
 

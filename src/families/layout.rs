@@ -303,8 +303,15 @@ impl Layout {
         }
         let others = PARAMETER_NAMES.iter().flat_map(|(own, names)| names.iter().map(|name| (*own, *name)));
         let others = others.filter_map(|names| renamed(parameter, names));
-        let mut names = self.parameter_name(parameter).into_iter().chain(others);
+        let of_latents = self.latent_norm();
+        let mut names = self.parameter_name(parameter).into_iter().chain(others).filter(|name| name != of_latents);
         names.find(|name| holds(name) || holds(&name_of_head(name, 0)))
+    }
+
+    /// The name of the norm between two projections of queries, empty if there is none. DeepSeek V4's is called as a norm
+    /// of queries is elsewhere.
+    pub(crate) fn latent_norm(&self) -> &'static str {
+        if let QkvNames::Latent(LatentNames { q_a: Some((_, norm)), .. }) = self.qkv { norm } else { "" }
     }
 
     /// The layout's name for a weight of a position scheme, if its families have such weights.
@@ -335,8 +342,9 @@ pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
     ["query_layernorm", "key_layernorm"],
     ["norm_q", "norm_k"],
 ];
-/// The names of sinks: GPT-OSS, MiMo, Flint and HY V4.
-pub(crate) const SINK_NAMES: [&str; 4] = ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param"];
+/// The names of sinks: GPT-OSS, MiMo, Flint, HY V4 and DeepSeek V4.
+pub(crate) const SINK_NAMES: [&str; 5] =
+    ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param", "attn_sink"];
 /// The names of the projections of global tokens: this crate's own, Longformer's and LED's.
 pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
     [GLOBAL[0], "self.query_global", "longformer_self_attn.query_global"],
@@ -361,7 +369,13 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (GLOBAL[1], &GLOBAL_NAMES[1]),
     (GLOBAL[2], &GLOBAL_NAMES[2]),
     (VALUE_CONVOLUTION, &[VALUE_CONVOLUTION, "fsmn.conv.weight"]),
+    ("o_a_proj", &[GROUPS]),
+    (BLOCKS, &[BLOCKS]),
 ];
+/// The projections of groups of heads (DeepSeek V4).
+pub(crate) const GROUPS: &str = "wo_a";
+/// What keys of blocks of tokens are made with (DeepSeek V4).
+pub(crate) const BLOCKS: &str = "compressor";
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
 pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";
 /// A table of biases of distances between tokens (T5).

@@ -5,8 +5,8 @@ use crate::families::layout::{
     ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS,
-    REVERSED_KEYS, SINK_NAMES,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS, QK_NORMS,
+    RELATIVE_BIAS, REVERSED_KEYS, SINK_NAMES,
 };
 use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
@@ -88,6 +88,24 @@ const DEEPSEEK: LatentNames = LatentNames {
 };
 /// The same with one projection of the queries.
 const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
+/// Latents that are the one key and value of all heads.
+const DEEPSEEK_V4: LatentNames = LatentNames {
+    q_a: Some((linear!("wq_a"), "q_norm.weight")),
+    q: linear!("wq_b"),
+    kv_a: linear!("wkv"),
+    kv_a_norm: "kv_norm.weight",
+    kv_b: LinearNames::ABSENT,
+};
+/// The same as transformers writes them.
+const DEEPSEEK_V4_SAVED: LatentNames = LatentNames { kv_a_norm: "norm.weight", ..DEEPSEEK_V4 };
+const DEEPSEEK_V4_PARAMETERS: &[(&str, &str)] = &[
+    (SINKS, SINK_NAMES[4]),
+    ("o_a_proj", GROUPS),
+    ("compressor.kv_proj", "compressor.wkv"),
+    ("compressor.gate_proj", "compressor.wgate"),
+    ("compressor.position_bias", "compressor.ape"),
+    ("compressor.kv_norm", "compressor.norm"),
+];
 
 /// The projections of contents and of position vectors in DAB-DETR's self-attention.
 const DAB_SELF: ApartNames = ApartNames {
@@ -449,6 +467,11 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
         qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
+    Layout { name: "deepseek-v4", families: "DeepSeek V4", qkv: QkvNames::Latent(&DEEPSEEK_V4), o: linear!("wo_b"),
+        indexer: Some(&["indexer.wq_b.weight"]), biases: &[], parameters: DEEPSEEK_V4_PARAMETERS, ..BASE },
+    Layout { name: "deepseek-v4-saved", families: "DeepSeek V4, saved by transformers",
+        qkv: QkvNames::Latent(&DEEPSEEK_V4_SAVED), o: linear!("wo_b"), indexer: Some(&["indexer.wq_b.weight"]),
+        biases: &[], parameters: DEEPSEEK_V4_PARAMETERS, ..BASE },
     Layout { name: "ling", families: "Ling 3", qkv: QkvNames::Latent(&DEEPSEEK_LITE), o: linear!("dense"), biases: &[],
         gate: GateNames::Required(linear!("g_proj")), requires: &["g_proj.weight"], ..BASE },
     Layout { name: "kimi-vision", families: "vision of Kimi K2.5 and Muse", o: linear!("proj"),

@@ -53,7 +53,7 @@ impl Layer<'_> {
     }
 
     /// The most keys of a layer that has an indexer.
-    pub(super) fn max_keys(&self) -> Result<usize> {
+    pub(super) fn max_keys(&self, config: &AttentionConfig) -> Result<usize> {
         let required = |key: &'static str| {
             let none = || Error::config(key, "none", "a number: an indexer chooses the keys");
             self.number(key)?.filter(|number| *number > 0).ok_or_else(none)
@@ -61,6 +61,10 @@ impl Layer<'_> {
         match self.family.max_keys {
             Some(MaxKeys::Blocks(count, size)) => Ok(required(count)?.saturating_mul(required(size)?)),
             Some(MaxKeys::WholeBlocks(budget, size)) => Ok(required(budget)?.saturating_add(required(size)? - 1)),
+            Some(MaxKeys::Compressed(count)) => {
+                let rate = config.latent.and_then(|latent| latent.compression).map_or(1, |blocks| blocks.rate);
+                Ok(required(count)?.saturating_mul(rate).saturating_add(rate - 1))
+            }
             None => {
                 let expected = format!("absent: `{}` has none", self.model_type);
                 Err(Error::value("an indexer", "in the checkpoint", expected))

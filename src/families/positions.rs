@@ -49,6 +49,8 @@ pub(crate) enum LayerPositions {
     RelativeKeyValue,
     /// Gated biases of buckets (WavLM).
     GatedBias,
+    /// Rotation by a base of their own where there are keys of blocks, and scaled there alone (DeepSeek V4).
+    MainOrCompress,
 }
 
 impl LayerPositions {

@@ -165,7 +165,7 @@ impl Layer<'_> {
         Ok(width.checked_div(self.heads()?.saturating_mul(2)).map(|dim| dim.max(least)))
     }
 
-    fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {
+    pub(super) fn rotary_scaling(&self, scaling: &Value, per_kind: bool) -> Result<RotaryScaling> {
         if scaling.get("llama_4_scaling_beta").is_some_and(|beta| !beta.is_null() && beta.as_f64() != Some(0.0))
             && self.family.steps.query_factor != QueryFactor::RopeBeta
         {

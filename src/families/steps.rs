@@ -27,7 +27,7 @@ impl Layer<'_> {
             with_norms(self.qk_norm()?, row.norm_after_rotation);
         }
         let weightless = match row.weightless_norm {
-            WeightlessNorm::None => false,
+            WeightlessNorm::None | WeightlessNorm::Queries => false,
             WeightlessNorm::Always => true,
             WeightlessNorm::IfRotated => {
                 self.flag("use_qk_norm")?.unwrap_or(true) && !self.position(d, &Default::default())?.is_none()
@@ -37,6 +37,9 @@ impl Layer<'_> {
             || Ok::<_, Error>(HeadNorm::new(NormKind::Rms, NormOver::Head, self.norm_eps()?).with_weighted(false));
         if weightless {
             with_norms(without_weight()?, row.norm_after_rotation);
+        }
+        if row.weightless_norm == WeightlessNorm::Queries {
+            sides[0].insert(0, Step::Norm(without_weight()?));
         }
         if let Some(factor) = self.query_factor(d)? {
             sides[0].push(Step::Factor(factor));

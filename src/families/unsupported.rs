@@ -13,7 +13,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
     unsupported(&["doge"], "a mask that is computed from the values"),
     unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
     unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
-    unsupported(&["deepseek_v4"], "compressed keys and values, and groups of output projections"),
     unsupported(&["efficientloftr"], "queries and keys that are pooled by convolutions, and rotation of a grid"),
     unsupported(&["hiera"], "queries that are pooled over a sequence in which windows alternate"),
     unsupported(&["esmfold2"], "biases of pairs, and rotation by places in space"),

@@ -2,7 +2,8 @@
 //!
 //! Expanded, each latent becomes keys and values of every head, and attention is the usual one. Absorbed, the half of
 //! `kv_b_proj` that makes keys is applied to the queries instead, `(q W) · c = q · (W c)`, and the half that makes
-//! values to the attended latents: then all heads share the latents as one key-value head.
+//! values to the attended latents: then all heads share the latents as one key-value head. Without `kv_b_proj` they
+//! share them in every form.
 
 use std::sync::{Arc, OnceLock};
 
@@ -30,6 +31,7 @@ pub(crate) struct LatentSizes {
     pub eps: f64,
     pub q_scale: f64,
     pub kv_scale: f64,
+    pub multi_query: bool,
 }
 
 /// The projections of a layer.
@@ -40,7 +42,8 @@ pub(crate) struct Latent {
     q: Linear,
     kv_a: Linear,
     kv_a_norm: NormWeights,
-    kv_b: Linear,
+    /// What makes keys and values of latents, unless these are themselves the one key and value of all heads.
+    kv_b: Option<Linear>,
     /// The projection of the gate of the output, if there is one.
     gate: Option<Linear>,
     /// The two halves of `kv_b` per head, once they were needed and cannot change.
@@ -51,7 +54,7 @@ impl Latent {
     /// Checks the weights against the sizes.
     pub(crate) fn new(weights: LatentWeights, sizes: LatentSizes, gate: Option<Linear>) -> Result<Self> {
         let LatentWeights { q_a, q, kv_a, kv_a_norm, kv_b } = weights;
-        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, .. } = sizes;
+        let LatentSizes { inputs: [q_in, kv_in], heads, nope, rope, value, rank, q_rank, multi_query, .. } = sizes;
         let kv_a = Linear::new("kv_a_proj_with_mqa", kv_a, rank + rope, kv_in)?;
         let norm = |name: &str, norm: NormWeights, size: usize| -> Result<NormWeights> {
             for tensor in [Some(&norm.weight), norm.bias.as_ref()].into_iter().flatten() {
@@ -60,7 +63,8 @@ impl Latent {
             }
             Ok(norm)
         };
-        let kv_a_norm = norm("kv_a_layernorm", kv_a_norm, rank)?;
+        let normalized = if multi_query { rank + rope } else { rank };
+        let kv_a_norm = norm("kv_a_layernorm", kv_a_norm, normalized)?;
         let q_a = match (q_a, q_rank) {
             (Some((linear, weights)), Some(rank)) => {
                 Some((Linear::new("q_a_proj", linear, rank, q_in)?, norm("q_a_layernorm", weights, rank)?))
@@ -73,7 +77,14 @@ impl Latent {
         };
         let name = if q_a.is_some() { "q_b_proj" } else { "q_proj" };
         let q = Linear::new(name, q, heads * (nope + rope), q_rank.unwrap_or(q_in))?;
-        let kv_b = Linear::new("kv_b_proj", kv_b, heads * (nope + value), rank)?;
+        let kv_b = match (kv_b, multi_query) {
+            (Some(kv_b), false) => Some(Linear::new("kv_b_proj", kv_b, heads * (nope + value), rank)?),
+            (None, true) => None,
+            (kv_b, _) => {
+                let found = if kv_b.is_some() { "true" } else { "false" };
+                return Err(Error::config("multi_query", found, "true if and only if the weights lack `kv_b_proj`"));
+            }
+        };
         let latent = Self { sizes, q_a, q, kv_a, kv_a_norm, kv_b, gate, halves: Arc::default() };
         for linear in latent.linears() {
             same_dtype_and_device("a weight of latent attention", linear.like(), latent.like())?;
@@ -106,8 +117,8 @@ impl Latent {
     }
 
     pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let optional = [self.q_a.as_ref().map(|(linear, _)| linear), self.gate.as_ref()];
-        [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(optional.into_iter().flatten())
+        let optional = [self.kv_b.as_ref(), self.q_a.as_ref().map(|(linear, _)| linear), self.gate.as_ref()];
+        [&self.q, &self.kv_a].into_iter().chain(optional.into_iter().flatten())
     }
 
     pub(crate) fn norms_track_gradient(&self) -> bool {
@@ -123,8 +134,8 @@ impl Latent {
     }
 
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
-        let optional = [self.q_a.as_mut().map(|(linear, _)| linear), self.gate.as_mut()];
-        [&mut self.q, &mut self.kv_a, &mut self.kv_b].into_iter().chain(optional.into_iter().flatten())
+        let optional = [self.kv_b.as_mut(), self.q_a.as_mut().map(|(linear, _)| linear), self.gate.as_mut()];
+        [&mut self.q, &mut self.kv_a].into_iter().chain(optional.into_iter().flatten())
     }
 
     pub(crate) fn weights(&self) -> Result<LatentWeights> {
@@ -133,7 +144,8 @@ impl Latent {
             None => None,
         };
         let kv_a_norm = self.kv_a_norm.clone();
-        Ok(LatentWeights::new(q_a, self.q.weights()?, self.kv_a.weights()?, kv_a_norm, self.kv_b.weights()?))
+        let kv_b = self.kv_b.as_ref().map(Linear::weights).transpose()?;
+        Ok(LatentWeights::new(q_a, self.q.weights()?, self.kv_a.weights()?, kv_a_norm, kv_b))
     }
 
     /// The weights that latents are made with.
@@ -159,8 +171,12 @@ impl Latent {
     /// The latents `(b, s, 1, rank)` of `xs` `(b, s, in)`, normalized, and the key that all heads share, not rotated,
     /// `(b, s, 1, rope)`, both in `dtype`.
     pub(crate) fn compress(&self, xs: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
-        let LatentSizes { rank, rope, kv_scale, .. } = self.sizes;
+        let LatentSizes { rank, rope, kv_scale, multi_query, .. } = self.sizes;
         let both = self.kv_a.forward_in_dtype(xs, dtype)?;
+        if multi_query {
+            let both = self.normalized(&both, &self.kv_a_norm)?.unsqueeze(2)?;
+            return Ok([both.narrow(3, 0, rank)?, both.narrow(3, rank, rope)?]);
+        }
         let latents = self.normalized(&both.narrow(D::Minus1, 0, rank)?, &self.kv_a_norm)?;
         Ok([scaled(latents, kv_scale)?.unsqueeze(2)?, both.narrow(D::Minus1, rank, rope)?.unsqueeze(2)?])
     }
@@ -181,12 +197,16 @@ impl Latent {
     }
 
     /// Keys `(b, s, h, nope + rope)` and values `(b, s, h, value)` of `tokens` `(b, s, 1, rank + rope)`, latents and
-    /// the rotated keys, in `dtype`.
+    /// the rotated keys, in `dtype`; without `kv_b_proj` the tokens themselves.
     pub(crate) fn expand(&self, tokens: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let LatentSizes { heads, nope, rope, value, rank, .. } = self.sizes;
+        let Some(kv_b) = &self.kv_b else {
+            let keys = tokens.narrow(3, 0, rank + rope)?;
+            return Ok([keys.clone(), keys]);
+        };
         let (b, s, ..) = tokens.dims4()?;
         let latents = tokens.narrow(3, 0, rank)?.reshape((b, s, rank))?;
-        let both = self.kv_b.forward_in_dtype(&latents, dtype)?.reshape((b, s, heads, nope + value))?;
+        let both = kv_b.forward_in_dtype(&latents, dtype)?.reshape((b, s, heads, nope + value))?;
         let shared = tokens.narrow(3, rank, rope)?.to_dtype(dtype)?.broadcast_as((b, s, heads, rope))?;
         Ok([concat_last(&both.narrow(3, 0, nope)?, &shared)?, both.narrow(3, nope, value)?])
     }
@@ -213,15 +233,16 @@ impl Latent {
             return Ok(halves.clone());
         }
         let LatentSizes { heads, nope, value, rank, .. } = self.sizes;
-        let weight = self.kv_b.weights()?.weight.to_dtype(accumulate_dtype(self.like()))?;
+        let kv_b = self.kv_b.as_ref().expect("only what has `kv_b_proj` is absorbed");
+        let weight = kv_b.weights()?.weight.to_dtype(accumulate_dtype(self.like()))?;
         let by_head = weight.reshape((heads, nope + value, rank))?;
         let halves = [by_head.narrow(1, 0, nope)?, by_head.narrow(1, nope, value)?.transpose(1, 2)?];
-        Ok(if self.kv_b.tracks_gradient() { halves } else { self.halves.get_or_init(|| halves).clone() })
+        Ok(if kv_b.tracks_gradient() { halves } else { self.halves.get_or_init(|| halves).clone() })
     }
 }
 
 /// `xs` `(b, s, h, in)` times a matrix per head, `(h, in, out)` → `(b, s, h, out)` in the dtype of `xs`.
-fn per_head(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
+pub(crate) fn per_head(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (b, s, h, input) = xs.dims4()?;
     let out = weight.dim(2)?;
     if xs.elem_count() == 0 {
@@ -262,7 +283,9 @@ impl ShareWeights for Latent {
         }
         self.q.share_weights(&other.q)?;
         self.kv_a.share_weights(&other.kv_a)?;
-        if self.kv_b.has_same_weights(&other.kv_b)? {
+        if let (Some(own), Some(theirs)) = (&self.kv_b, &other.kv_b)
+            && own.has_same_weights(theirs)?
+        {
             (self.kv_b, self.halves) = (other.kv_b.clone(), other.halves.clone());
         }
         Ok(())
@@ -275,7 +298,7 @@ impl MapTensors for LatentWeights {
             Some((linear, norm)) => Some((linear.map_tensors(f)?, norm.map_tensors(f)?)),
             None => None,
         };
-        let (q, kv_a) = (self.q.map_tensors(f)?, self.kv_a.map_tensors(f)?);
-        Ok(Self::new(q_a, q, kv_a, self.kv_a_norm.map_tensors(f)?, self.kv_b.map_tensors(f)?))
+        let (q, kv_a, kv_a_norm) = (self.q.map_tensors(f)?, self.kv_a.map_tensors(f)?, self.kv_a_norm.map_tensors(f)?);
+        Ok(Self::new(q_a, q, kv_a, kv_a_norm, self.kv_b.as_ref().map(|kv_b| kv_b.map_tensors(f)).transpose()?))
     }
 }

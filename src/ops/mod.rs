@@ -26,7 +26,7 @@ mod score_factor;
 mod trained_product;
 
 pub(crate) use dense::accumulate_dtype;
-pub(crate) use latent::{Latent, LatentSizes, concat_last};
+pub(crate) use latent::{Latent, LatentSizes, concat_last, per_head};
 pub use linear::Linear;
 pub(crate) use norm::NormParameters;
 #[doc(hidden)]

@@ -48,9 +48,11 @@ impl MultiHeadAttention {
             let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
         }
-        if config.differential.is_some() {
-            let expected = "one whose heads depend on no other: those of differential attention are pairs";
-            return Err(Error::value("a layer to prune", "one with differential attention", expected));
+        let in_groups = config.output_groups.map(|_| ("groups of heads before its output projection", "groups"));
+        let in_pairs = config.differential.map(|_| ("differential attention", "pairs"));
+        if let Some((what, are)) = in_pairs.or(in_groups) {
+            let expected = format!("one whose heads depend on no other: those of {what} are {are}");
+            return Err(Error::value("a layer to prune", format!("one with {what}"), expected));
         }
         let weights = self.weights()?;
         let shifts = weights.parameters.get(CONTEXT_NORM_PARTS[1]).is_some();
@@ -142,7 +144,7 @@ impl Kept {
                 // What is before the heads stays whole.
                 QkvWeights::Latent(latent) => QkvWeights::Latent(Box::new(LatentWeights {
                     q: linear(&latent.q, h, &self.q)?,
-                    kv_b: linear(&latent.kv_b, h, &self.q)?,
+                    kv_b: latent.kv_b.as_ref().map(|kv_b| linear(kv_b, h, &self.q)).transpose()?,
                     ..latent.map_tensors(&mut copy)?
                 })),
                 QkvWeights::KeysAsValues(parts) => QkvWeights::KeysAsValues(Box::new([

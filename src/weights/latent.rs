@@ -16,10 +16,12 @@ pub struct LatentWeights {
     pub q: LinearWeights,
     /// `kv_a_proj_with_mqa` `(kv_lora_rank + qk_rope_head_dim, key_size)`.
     pub kv_a: LinearWeights,
-    /// The norm of the latents, `(kv_lora_rank)`.
+    /// The norm of the latents, `(kv_lora_rank)`, or with [`multi_query`](crate::LatentAttention::multi_query) of all
+    /// elements of `kv_a`.
     pub kv_a_norm: NormWeights,
-    /// `kv_b_proj` `(h · (qk_nope_head_dim + v_head_dim), kv_lora_rank)`: per head first `qk_nope_head_dim` rows.
-    pub kv_b: LinearWeights,
+    /// `kv_b_proj` `(h · (qk_nope_head_dim + v_head_dim), kv_lora_rank)`: per head first `qk_nope_head_dim` rows. `None`
+    /// with [`multi_query`](crate::LatentAttention::multi_query).
+    pub kv_b: Option<LinearWeights>,
 }
 
 impl LatentWeights {
@@ -29,9 +31,9 @@ impl LatentWeights {
         q: LinearWeights,
         kv_a: LinearWeights,
         kv_a_norm: NormWeights,
-        kv_b: LinearWeights,
+        kv_b: impl Into<Option<LinearWeights>>,
     ) -> Self {
-        Self { q_a, q, kv_a, kv_a_norm, kv_b }
+        Self { q_a, q, kv_a, kv_a_norm, kv_b: kv_b.into() }
     }
 
     /// Whether the projection of the layer's input to queries, and that to latents, have a bias.
@@ -42,7 +44,8 @@ impl LatentWeights {
 
     /// Whether a gradient of the weights is asked for.
     pub fn tracks_gradient(&self) -> bool {
-        let linears = [&self.q, &self.kv_a, &self.kv_b].into_iter().chain(self.q_a.as_ref().map(|(linear, _)| linear));
+        let optional = [self.kv_b.as_ref(), self.q_a.as_ref().map(|(linear, _)| linear)];
+        let linears = [&self.q, &self.kv_a].into_iter().chain(optional.into_iter().flatten());
         let norms = [&self.kv_a_norm].into_iter().chain(self.q_a.as_ref().map(|(_, norm)| norm));
         linears.into_iter().any(LinearWeights::tracks_gradient)
             || norms.flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()]).flatten().any(Tensor::track_op)

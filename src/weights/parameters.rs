@@ -41,6 +41,16 @@ pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
 ];
 /// The convolution of the values, `(h · d_v, 1, neighbors)`.
 pub(crate) const VALUE_CONVOLUTION: &str = "value_convolution.weight";
+/// The projections of groups of heads, one below the other, `(groups · rank, h / groups · d_v)`.
+pub(crate) const OUTPUT_GROUPS: &str = "o_a_proj.weight";
+/// What keys of blocks of tokens are made with: the projections of elements and of gates, the biases of the places in a
+/// block, and the norm.
+pub(crate) const COMPRESSOR: [&str; 4] = [
+    "compressor.kv_proj.weight",
+    "compressor.gate_proj.weight",
+    "compressor.position_bias",
+    "compressor.kv_norm.weight",
+];
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
 /// Its weight and its bias.
@@ -59,6 +69,9 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 /// - `query_global`, `key_global`, `value_global`: the projections of global tokens, each a `.weight` and perhaps a
 ///   `.bias`, of the shapes of the others.
 /// - `value_convolution.weight` `(h · d_v, 1, neighbors)`: the convolution of the values.
+/// - `o_a_proj.weight` `(groups · rank, h / groups · d_v)`: the projections of groups of heads, one below the other.
+/// - `compressor.kv_proj.weight`, `compressor.gate_proj.weight` `(n, key_size)`, `compressor.position_bias` `(rate, n)`
+///   and `compressor.kv_norm.weight` `(d)`: keys of blocks of tokens, with `n = d`, or `2 d` if blocks overlap.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.
 ///
 /// The documentation of each scheme in [`position`](crate::position) lists the names and shapes of its tensors, such as

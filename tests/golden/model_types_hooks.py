@@ -42,6 +42,7 @@ LAYOUTS = [
     (["query", "key", "value"], "proj"),
     (["to_q", "to_k", "to_v"], "to_out"),
     (["wq", "wk", "wv"], "proj"),
+    (["wq_a", "wkv"], "wo_b"),
     (["q_a_proj", "kv_a_proj_with_mqa"], "o_proj"),
     (["q_proj", "kv_a_proj_with_mqa"], "o_proj"),
     (["q_proj", "kv_a_proj_with_mqa"], "dense"),

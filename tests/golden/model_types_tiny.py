@@ -372,6 +372,11 @@ CHANGES = {
                    "audio_config.depths": [1, 1]},
     "deepseek_v2": {"rope_parameters": YARN, "q_lora_rank": None},
     "deepseek_v3": {"rope_parameters": YARN},
+    "deepseek_v4": {"num_hidden_layers": 4, "mlp_layer_types": ["moe"] * 4, "num_key_value_heads": 1, "head_dim": 16,
+                    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+                                    "compressed_sparse_attention"], "partial_rotary_factor": 0.25, "o_groups": 2,
+                    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 3},
+                    "o_lora_rank": 6, "compress_rope_theta": 40.0, "rope_theta": 50.0, "rope_parameters": YARN},
     "longcat_flash": {"head_dim": 4, "qk_head_dim": 10, "moe_topk": 2},
     # Positions that change the factor on queries.
     "mistral4": {"rope_parameters.original_max_position_embeddings": 4, "rope_parameters.llama_4_scaling_beta": 0.4,

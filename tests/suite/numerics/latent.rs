@@ -100,7 +100,7 @@ fn a_layer_is_the_formula() {
         q.push(heads.chunks(NOPE + ROPE).map(head).collect::<Vec<_>>());
         let both = linear(&of.kv_a, x);
         let c: Vec<f64> = rms(&of.kv_a_norm, &both[..RANK], 0.1).iter().map(|x| x * 2.0).collect();
-        let (shared, heads) = (rotated(&both[RANK..], t), linear(&of.kv_b, &c));
+        let (shared, heads) = (rotated(&both[RANK..], t), linear(of.kv_b.as_ref().unwrap(), &c));
         k.push(heads.chunks(NOPE + VALUE).map(|head| [&head[..NOPE], &shared].concat()).collect::<Vec<_>>());
         v.push(heads.chunks(NOPE + VALUE).map(|head| head[NOPE..].to_vec()).collect::<Vec<_>>());
     }
