@@ -148,12 +148,14 @@ impl OpenCall<'_> {
         let config = &self.layer.config;
         let (Some(latent), Position::Rotary(rotary)) = (config.latent, &config.position) else { return Ok(context) };
         let (d, rope) = (context.dim(3)?, latent.qk_rope_head_dim);
+        // Positions continue from a cache: there its keys do not count.
+        let keys = if self.counted.new_tokens.is_some() { self.counted.s_q } else { self.counted.s_kv };
         if !latent.multi_query || context.elem_count() == 0 {
             return Ok(context);
         }
         let back = Rotary { reversed: !rotary.reversed, ..rotary.clone() };
         let tokens = self.counted.positions(self.lengths.as_deref(), self.options);
         let rotated = context.narrow(3, d - rope, rope)?.contiguous()?;
-        concat_last(&context.narrow(3, 0, d - rope)?, &back.rotate_queries(rotated, self.counted.s_kv, &tokens)?)
+        concat_last(&context.narrow(3, 0, d - rope)?, &back.rotate_queries(rotated, keys, &tokens)?)
     }
 }

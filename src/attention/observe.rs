@@ -113,7 +113,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with), a head, a query or a number of keys that does not exist, a
-    /// ragged batch without tokens, or mean distances of sequences of unequal length in a cache.
+    /// ragged batch without tokens, or mean distances of sequences of unequal length in a cache or of keys of blocks.
     pub fn observe(
         &self,
         inputs: &AttentionInputs,
@@ -146,8 +146,8 @@ impl OpenCall<'_> {
         }
         // The statistics are of queries and keys, which the absorbed form does not have.
         self.absorbed = None;
-        if what.mean_distance && self.counted.starts().is_some() {
-            let allowed = "false for sequences of unequal length in a cache";
+        if what.mean_distance && (self.counted.starts().is_some() || s_kv != self.counted.s_kv) {
+            let allowed = "false for sequences of unequal length in a cache, and beside keys of blocks of tokens";
             return Err(Error::config("mean_distance", true, allowed));
         }
         // The dtype in which the eager backend computes; a cache has its own.

@@ -211,7 +211,7 @@ impl LatentAttention {
             (
                 "steps",
                 !steps_fit,
-                "a rotation, and factors and norms without weights of the queries: other norms are those of the latents",
+                "a rotation, and of queries factors and norms without weights: other norms are those of the latents",
             ),
             ("key_value_source", config.key_value_source != KeyValueSource::Projections, "projections"),
             ("add_bias_kv", config.add_bias_kv, "false"),

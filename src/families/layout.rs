@@ -308,8 +308,8 @@ impl Layout {
         names.find(|name| holds(name) || holds(&name_of_head(name, 0)))
     }
 
-    /// The name of the norm between two projections of queries, empty if there is none. DeepSeek V4's is called as a norm
-    /// of queries is elsewhere.
+    /// The name of the norm between two projections of queries, empty if there is none. In DeepSeek V4 it is a name that
+    /// norms of queries have elsewhere.
     pub(crate) fn latent_norm(&self) -> &'static str {
         if let QkvNames::Latent(LatentNames { q_a: Some((_, norm)), .. }) = self.qkv { norm } else { "" }
     }
@@ -369,11 +369,11 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (GLOBAL[1], &GLOBAL_NAMES[1]),
     (GLOBAL[2], &GLOBAL_NAMES[2]),
     (VALUE_CONVOLUTION, &[VALUE_CONVOLUTION, "fsmn.conv.weight"]),
-    ("o_a_proj", &[GROUPS]),
+    (GROUPS[0], &GROUPS),
     (BLOCKS, &[BLOCKS]),
 ];
-/// The projections of groups of heads (DeepSeek V4).
-pub(crate) const GROUPS: &str = "wo_a";
+/// The projections of groups of heads: this crate's own name, and DeepSeek V4's.
+pub(crate) const GROUPS: [&str; 2] = ["o_a_proj", "wo_a"];
 /// What keys of blocks of tokens are made with (DeepSeek V4).
 pub(crate) const BLOCKS: &str = "compressor";
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).

@@ -5,7 +5,7 @@ use crate::families::layout::{
     ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
 use crate::families::layout::{
-    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS, QK_NORMS,
+    BLOCKS, CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS, QK_NORMS,
     RELATIVE_BIAS, REVERSED_KEYS, SINK_NAMES,
 };
 use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
@@ -88,7 +88,9 @@ const DEEPSEEK: LatentNames = LatentNames {
 };
 /// The same with one projection of the queries.
 const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
-/// Latents that are the one key and value of all heads.
+/// Latents that are the one key and value of all heads, by this crate's own names.
+const MULTI_QUERY: LatentNames = LatentNames { kv_b: LinearNames::ABSENT, ..DEEPSEEK };
+/// The same in DeepSeek V4.
 const DEEPSEEK_V4: LatentNames = LatentNames {
     q_a: Some((linear!("wq_a"), "q_norm.weight")),
     q: linear!("wq_b"),
@@ -100,7 +102,7 @@ const DEEPSEEK_V4: LatentNames = LatentNames {
 const DEEPSEEK_V4_SAVED: LatentNames = LatentNames { kv_a_norm: "norm.weight", ..DEEPSEEK_V4 };
 const DEEPSEEK_V4_PARAMETERS: &[(&str, &str)] = &[
     (SINKS, SINK_NAMES[4]),
-    ("o_a_proj", GROUPS),
+    (GROUPS[0], GROUPS[1]),
     ("compressor.kv_proj", "compressor.wkv"),
     ("compressor.gate_proj", "compressor.wgate"),
     ("compressor.position_bias", "compressor.ape"),
@@ -467,6 +469,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Latent(&DEEPSEEK), biases: &[], ..BASE },
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
         qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
+    Layout { name: "multi-query", families: "this crate, latents that are the one key and value of all heads",
+        qkv: QkvNames::Latent(&MULTI_QUERY), biases: &[],
+        parameters: &[(SINKS, SINK_NAMES[0]), (GROUPS[0], GROUPS[0]), (BLOCKS, BLOCKS)],
+        excludes: &["kv_b_proj.weight"], ..BASE },
     Layout { name: "deepseek-v4", families: "DeepSeek V4", qkv: QkvNames::Latent(&DEEPSEEK_V4), o: linear!("wo_b"),
         indexer: Some(&["indexer.wq_b.weight"]), biases: &[], parameters: DEEPSEEK_V4_PARAMETERS, ..BASE },
     Layout { name: "deepseek-v4-saved", families: "DeepSeek V4, saved by transformers",

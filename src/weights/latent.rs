@@ -19,8 +19,8 @@ pub struct LatentWeights {
     /// The norm of the latents, `(kv_lora_rank)`, or with [`multi_query`](crate::LatentAttention::multi_query) of all
     /// elements of `kv_a`.
     pub kv_a_norm: NormWeights,
-    /// `kv_b_proj` `(h · (qk_nope_head_dim + v_head_dim), kv_lora_rank)`: per head first `qk_nope_head_dim` rows. `None`
-    /// with [`multi_query`](crate::LatentAttention::multi_query).
+    /// `kv_b_proj` `(h · (qk_nope_head_dim + v_head_dim), kv_lora_rank)`: per head first `qk_nope_head_dim` rows.
+    /// `None` with [`multi_query`](crate::LatentAttention::multi_query).
     pub kv_b: Option<LinearWeights>,
 }
 

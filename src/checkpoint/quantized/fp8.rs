@@ -16,19 +16,35 @@ pub(super) const FLOAT8_DTYPES: [Dtype; 2] = [Dtype::F8_E4M3, Dtype::F8_E5M2];
 
 pub(super) const BLOCKS: Format = Format {
     name: "FP8",
-    tensors: &["weight", "weight_scale_inv", "activation_scale", "input_scale"],
-    fits: |module| module.has("weight_scale_inv"),
+    tensors: &["weight", SCALES[0], SCALES[1], "activation_scale", "input_scale"],
+    fits: |module| {
+        let is_float8 = module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype));
+        module.has(SCALES[0]) || module.has(SCALES[1]) && is_float8
+    },
     plan: |module, settings| {
         module.check_dtype("weight", &FLOAT8_DTYPES)?;
         let shape = module.matrix("weight")?;
-        let block = match module.shape("weight_scale_inv")? {
+        let scales = name_of_scales(module);
+        if SCALES.iter().all(|name| module.has(name)) {
+            let found = format!("stands beside `{scales}`");
+            return Err(Fault::new(module.full_name(SCALES[1]), found, "one table of scales"));
+        }
+        let block = match module.shape(scales)? {
             [] | [1] => shape,
             _ => block_size(module, settings.value(module.name, "weight_block_size"))?,
         };
-        scaled(module, "weight_scale_inv", shape, block)
+        scaled(module, scales, shape, block)
     },
-    read: |module, plan| read_float8(module, plan, "weight_scale_inv"),
+    read: |module, plan| read_float8(module, plan, name_of_scales(module)),
 };
+
+/// The names of the table of scales: the usual one, and that of DeepSeek V4's own files.
+const SCALES: [&str; 2] = ["weight_scale_inv", "scale"];
+
+/// The one of these names that the module has.
+fn name_of_scales(module: &Module) -> &'static str {
+    if module.has(SCALES[0]) { SCALES[0] } else { SCALES[1] }
+}
 
 /// The rows and columns of a block: what `config.json` states, or 128 and 128.
 pub(super) fn block_size(module: &Module, stated: Option<&Value>) -> Checked<[usize; 2]> {

@@ -188,6 +188,32 @@ fn renamed_modules_keep_their_settings() {
     assert_eq!(bits(&read.unwrap()), bits(&expected.unwrap()));
 }
 
+/// DeepSeek V4 has another name for the scales of FP8, which are powers of two in a byte.
+#[test]
+fn scales_of_fp8_have_another_name() {
+    let mut file = File::open("fp8");
+    for name in ["q_proj", "k_proj", "v_proj", "o_proj"].map(|module| format!("layer.{module}.weight_scale_inv")) {
+        let (_, shape, _) = file.tensors[&name].clone();
+        let exponents = (0..shape.iter().product::<usize>() as u8).map(|i| 120 + i % 7).collect::<Vec<u8>>();
+        let floats = exponents.iter().flat_map(|e| (f32::from(*e) - 127.0).exp2().to_le_bytes()).collect();
+        file = file.with(&name, Dtype::F32, &shape, floats);
+        file = file.with(&name.replace("weight_scale_inv", "scale"), Dtype::F8_E8M0, &shape, exponents);
+    }
+    let without = |part: &str| {
+        let mut file = file.clone();
+        file.tensors.retain(|name, _| !name.ends_with(part));
+        file.checkpoint()
+    };
+    let (usual, other) = (without(".scale"), without(".weight_scale_inv"));
+    for module in usual.names().filter(|name| !name.starts_with("golden.")) {
+        let (read, expected) = (other.tensor(module, &CPU).unwrap(), usual.tensor(module, &CPU).unwrap());
+        assert_eq!(bits(&read), bits(&expected), "{module}");
+    }
+    // Beside a weight of another dtype it is no scale of it.
+    let plain = File::open("fp8").with("layer.q_proj.scale", Dtype::F32, &[1], 2f32.to_le_bytes().to_vec());
+    says(&plain, &["`layer.q_proj.scale`"]);
+}
+
 /// Scales of activations and of a cache in 8 bits are not listed: nothing here computes in them.
 #[test]
 fn scales_of_activations_are_left_out() {

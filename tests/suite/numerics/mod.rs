@@ -1,6 +1,7 @@
 //! Values and gradients, on every path.
 
 mod all_calls;
+mod compressed_keys;
 mod concurrent_writes;
 mod differential;
 mod empty_inputs;
