@@ -14,11 +14,11 @@ use crate::error::{Error, Result};
 use crate::families::keys::RecordedSection;
 use crate::families::known::{ignored_sizes, is_of_class};
 use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
-use crate::families::layout::{GateNames, Layout, PATCH_KEYS, QK_NORMS};
+use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
-use crate::weights::CONTEXT_NORM;
+use crate::weights::{CONTEXT_NORM_PARTS, NORM_PARTS};
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -199,17 +199,14 @@ fn configure(
     let layout = detect(source)?;
     let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
     layer.family.check_layout(layer.model_type, layout, biases(source, layout), grouped)?;
-    let norm = |name: &&str| {
-        let held = |part: &str| source.contains(&format!("{name}.{part}"));
-        layout.latent_norm().strip_suffix(".weight") != Some(*name) && (held("weight") || held("norms.0.weight"))
-    };
+    let held = |parameter: &str| layout.held_name(|name| source.contains(name), parameter).is_some();
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
     let contents = LayerContents {
-        norms: QK_NORMS.iter().flatten().any(norm),
+        norms: NORM_PARTS[..2].iter().any(|[weight, _]| held(weight)),
         gate: gate_rows(source, layout, &config)?,
         indexer: layout.holds_indexer(source),
         blocks: config.latent.is_some_and(|latent| latent.compression.is_some()),
-        context_norm: layout.parameter_name(CONTEXT_NORM).is_some_and(|name| norm(&name.as_str())),
+        context_norm: held(CONTEXT_NORM_PARTS[0]),
         bias_rows,
         patch_keys: patch_keys(source, layout)?,
         layout: layout.name(),

@@ -11,9 +11,10 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    ApartNames, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES, QkvNames,
+    ApartNames, BESIDE, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES,
+    QkvNames,
 };
-use crate::families::layouts::LAYOUTS;
+use crate::families::layouts::{LAYOUTS, detected};
 use crate::weights::CONTEXT_NORM_PARTS;
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
@@ -53,7 +54,8 @@ const QUANTIZED: [&str; 5] = ["weight_scale", "weight_scale_inv", "scales", "SCB
 
 impl Layout {
     fn fits(&self, source: &dyn WeightSource) -> bool {
-        self.required().iter().all(|name| source.contains(name))
+        self.is_at(&source.full_name(""))
+            && self.required().iter().all(|name| source.contains(name))
             && !self.excludes.iter().any(|name| source.contains(name))
             && self.orientation_matches(source)
             && self.gate_matches(source)
@@ -187,7 +189,7 @@ impl Layout {
 /// [`Error::UnknownLayout`] if none fits; [`Error::MissingTensor`] if a bias is missing that the family always has;
 /// [`Error::UnsupportedTensor`] if there is a tensor that would change the result.
 pub fn detect(source: &dyn WeightSource) -> Result<&'static Layout> {
-    let layout = LAYOUTS.iter().find(|layout| layout.fits(source)).ok_or_else(|| unknown(source))?;
+    let (_, layout) = detected().find(|(_, layout)| layout.fits(source)).ok_or_else(|| unknown(source))?;
     layout.check_biases(source)?;
     layout.check_unread(source)?;
     Ok(layout)
@@ -233,12 +235,13 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
     // A tensor belongs to one layer. Several layouts may fit it, from several prefixes; the first of them counts.
     let mut claimed: HashSet<&str> = HashSet::new();
     let all: HashSet<&str> = names.iter().map(T::as_ref).collect();
-    for (row, layout) in LAYOUTS.iter().enumerate() {
+    for (row, layout) in detected() {
         let required = layout.required();
+        let first = required.iter().find(|name| !name.starts_with(BESIDE)).unwrap_or(&required[0]);
         for name in names.iter().map(T::as_ref) {
-            let Some(prefix) = name.strip_suffix(required[0]) else { continue };
+            let Some(prefix) = name.strip_suffix(first) else { continue };
             let Some(prefix) = prefix.strip_suffix('.').or(prefix.is_empty().then_some("")) else { continue };
-            if claimed.contains(name) || found.contains_key(prefix) {
+            if !layout.is_at(prefix) || claimed.contains(name) || found.contains_key(prefix) {
                 continue;
             }
             let holds = |name: &&str| all.contains(join(prefix, name).as_str());

@@ -90,7 +90,8 @@ impl Checkpoint {
         let source = self.at(prefix, DType::F32, &Device::Cpu);
         let mut info = LayerInfo::new(prefix, row);
         let mut dtypes: Vec<String> = Vec::new();
-        for name in source.names().unwrap_or_default() {
+        let beside = LAYOUTS[row].beside(|name| source.contains(name));
+        for name in source.names().into_iter().flatten().chain(beside) {
             // Norms stored next to BERT's attention are not part of it.
             if name.split('.').any(|part| part == "LayerNorm") {
                 continue;

@@ -9,6 +9,7 @@ use candle_core::{Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
 use crate::error::{Error, Result};
+use crate::families::layout::BESIDE;
 use crate::ops::Quantization;
 use crate::weights::LowRankChange;
 
@@ -299,12 +300,14 @@ fn missing_in(vb: &VarBuilder, name: &str) -> Error {
     }
 }
 
-/// `prefix.name`, where the prefix may be empty.
+/// `prefix.name`, where the prefix may be empty. A name that begins with `../` stands beside the prefix: without its last
+/// component.
 pub fn join(prefix: &str, name: &str) -> String {
-    match (prefix, name) {
-        ("", name) => name.to_string(),
-        (prefix, "") => prefix.to_string(),
-        (prefix, name) => format!("{prefix}.{name}"),
+    match (prefix, name.strip_prefix(BESIDE)) {
+        ("", _) => name.to_string(),
+        (prefix, Some(name)) => join(prefix.rsplit_once('.').map_or("", |(above, _)| above), name),
+        (prefix, None) if name.is_empty() => prefix.to_string(),
+        (prefix, None) => format!("{prefix}.{name}"),
     }
 }
 

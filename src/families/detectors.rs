@@ -5,8 +5,6 @@ use crate::families::family::{BASE, Family, Required};
 
 /// Why attention to a few points of an image does not run.
 const DEFORMABLE: &str = "values that are sampled at learned offsets (deformable attention)";
-/// Why the decoders of Conditional DETR do not run.
-const APART: &str = "projections of positions beside those of contents";
 
 /// What layers with projections of positions take.
 const SIDE_BY_SIDE: &str = "in the decoder, inputs are side by side: queries and keys are of contents and positions; in \
@@ -23,10 +21,10 @@ const DETR: Family =
 #[rustfmt::skip]
 pub(crate) const DETECTORS: &[Family] = &[
     Family { model_types: &["detr", "table-transformer", "maskformer"], ..DETR },
-    Family { model_types: &["conditional_detr"], unsupported_parts: &[("decoder", APART)], ..DETR },
     Family {
-        model_types: &["dab-detr"],
-        layouts: &["candle-attention", "bart", "torch", "dab-detr", "dab-detr-cross"],
+        model_types: &["conditional_detr", "dab-detr"],
+        layouts: &["candle-attention", "bart", "torch", "dab-detr", "dab-detr-cross", "conditional-detr",
+            "conditional-detr-cross"],
         requires: &[Required::below("encoder", CallInput::PositionVectors)],
         note: Some(SIDE_BY_SIDE),
         ..DETR

@@ -10,6 +10,10 @@ const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias,
 /// Causal in the decoder.
 const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE };
 
+/// What attention between bytes and patches takes.
+const PATCHES: &str = "in cross-attention, `q_norm` and `k_norm` are norms of the inputs, which a call gives as they are \
+    after them; the mask shows each patch its bytes, and in the decoder each byte its patch";
+
 /// The encoder of speech is a Conformer.
 const SEAMLESS: Family = Family {
     model_types: &["seamless_m4t"],
@@ -93,6 +97,9 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
         window: EVERYWHERE,
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY }),
+        layouts: &["candle-attention", "blt-cross"],
+        requires: &[Required::below("cross_attn_layers", CallInput::Mask)],
+        note: Some(PATCHES),
         ..LLAMA
     },
 ];

@@ -160,11 +160,14 @@ pub struct Layout {
     pub(crate) parameters: &'static [(&'static str, &'static str)],
     /// Weights of position schemes that the families may have.
     pub(crate) position: &'static [PositionName],
-    /// Components of names below the prefix that belong to what follows attention: a norm, a factor of each channel.
+    /// Components of names below the prefix that belong to what precedes or follows attention: a norm, a factor of each
+    /// channel.
     pub(crate) after: &'static [&'static str],
     /// Whether another layout has the same names in the other orientation, so that the shape has to decide. There are
     /// more outputs than inputs.
     pub(crate) check_orientation: bool,
+    /// A component of the prefixes of its layers, where names do not tell the layout from others.
+    pub(crate) within: Option<&'static str>,
     /// Tensors beside the projections that tell the layout from others.
     pub(crate) requires: &'static [&'static str],
     /// Tensors of other layouts, without which this one fits.
@@ -184,9 +187,21 @@ impl Layout {
         self.families
     }
 
+    /// Whether a layer at this prefix may have the layout.
+    pub(crate) fn is_at(&self, prefix: &str) -> bool {
+        self.within.is_none_or(|part| prefix.split('.').any(|component| component == part))
+    }
+
     /// The name of the weight of the output projection below the prefix of the layer, empty if there is none.
     pub fn output_weight(&self) -> &'static str {
         self.o.weight
+    }
+
+    /// The names of the tensors beside the prefix of the layer, of those that a source holds.
+    pub(crate) fn beside(&self, holds: impl Fn(&str) -> bool) -> Vec<String> {
+        let weights = self.input_weights(|name| name.starts_with(BESIDE));
+        let names = weights.into_iter().flat_map(|name| [name.to_string(), name.replace(".weight", ".bias")]);
+        names.filter(|name| holds(name)).collect()
     }
 
     /// The names of the weights of queries, keys, values and a gate, of those that a source holds.
@@ -303,15 +318,14 @@ impl Layout {
         }
         let others = PARAMETER_NAMES.iter().flat_map(|(own, names)| names.iter().map(|name| (*own, *name)));
         let others = others.filter_map(|names| renamed(parameter, names));
-        let of_latents = self.latent_norm();
-        let mut names = self.parameter_name(parameter).into_iter().chain(others).filter(|name| name != of_latents);
+        let is_other = |name: &str| {
+            // The norm between two projections of queries, which DeepSeek V4 calls as others call a norm of queries.
+            let of_latents =
+                matches!(self.qkv, QkvNames::Latent(LatentNames { q_a: Some((_, norm)), .. }) if *norm == name);
+            of_latents || name.split('.').any(|component| self.after.contains(&component))
+        };
+        let mut names = self.parameter_name(parameter).into_iter().chain(others).filter(|name| !is_other(name));
         names.find(|name| holds(name) || holds(&name_of_head(name, 0)))
-    }
-
-    /// The name of the norm between two projections of queries, empty if there is none. In DeepSeek V4 it is a name that
-    /// norms of queries have elsewhere.
-    pub(crate) fn latent_norm(&self) -> &'static str {
-        if let QkvNames::Latent(LatentNames { q_a: Some((_, norm)), .. }) = self.qkv { norm } else { "" }
     }
 
     /// The layout's name for a weight of a position scheme, if its families have such weights.
@@ -332,6 +346,8 @@ pub(crate) fn name_of_head(name: &str, head: usize) -> String {
     format!("{module}.norms.{head}.{part}")
 }
 
+/// The beginning of a name that stands beside the prefix of the layer, one component above the others.
+pub(crate) const BESIDE: &str = "../";
 /// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.

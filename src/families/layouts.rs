@@ -124,6 +124,20 @@ const DAB_CROSS: ApartNames = ApartNames {
     sines: Some(linear!("cross_attn_query_pos_sine_proj")),
 };
 
+/// Those of Conditional DETR, beside the modules of the output projections.
+const CONDITIONAL_SELF: ApartNames = ApartNames {
+    q: [linear!("../sa_qcontent_proj"), linear!("../sa_qpos_proj")],
+    k: [linear!("../sa_kcontent_proj"), linear!("../sa_kpos_proj")],
+    v: linear!("../sa_v_proj"),
+    sines: None,
+};
+const CONDITIONAL_CROSS: ApartNames = ApartNames {
+    q: [linear!("../ca_qcontent_proj"), linear!("../ca_qpos_proj")],
+    k: [linear!("../ca_kcontent_proj"), linear!("../ca_kpos_proj")],
+    v: linear!("../ca_v_proj"),
+    sines: Some(linear!("../ca_qpos_sine_proj")),
+};
+
 /// The norms of queries and keys by one pair of their names.
 const fn qk_norms(row: usize) -> [(&'static str, &'static str); 2] {
     [(NORMS[0], QK_NORMS[row][0]), (NORMS[1], QK_NORMS[row][1])]
@@ -226,12 +240,13 @@ const BASE: Layout = Layout {
     position: &[],
     after: &[],
     check_orientation: false,
+    within: None,
     requires: &[],
     excludes: &[],
     may_be_eva: false,
 };
 
-/// Every known layout, in the order in which detection tries them.
+/// Every known layout: [`detected`] has the order in which detection tries them.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
@@ -459,6 +474,13 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         o: linear!("self_attn.output_proj"), ..BASE },
     Layout { name: "dab-detr-cross", families: "DAB-DETR, cross-attention", qkv: QkvNames::Apart(&DAB_CROSS),
         o: linear!("cross_attn.output_proj"), after: &["cross_attn_layer_norm"], ..BASE },
+    Layout { name: "conditional-detr", families: "Conditional DETR, decoder", qkv: QkvNames::Apart(&CONDITIONAL_SELF),
+        o: linear!("out_proj"), within: Some("self_attn"), ..BASE },
+    Layout { name: "conditional-detr-cross", families: "Conditional DETR, cross-attention",
+        qkv: QkvNames::Apart(&CONDITIONAL_CROSS), o: linear!("out_proj"), within: Some("encoder_attn"), ..BASE },
+    Layout { name: "blt-cross", families: "Byte Latent Transformer, cross-attention, whose norms are of its inputs",
+        biases: &[NONE], grouped: true, within: Some("cross_attn_layers"),
+        requires: &["q_norm.weight", "k_norm.weight"], after: &["q_norm", "k_norm"], ..BASE },
     Layout { name: "granite-speech", families: "Granite Speech",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[ONLY_OUT],
         position: &[SHAW_REVERSED], ..BASE },
@@ -486,7 +508,14 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         may_be_eva: true, ..BASE },
 ];
 
-/// Every known layout, in the order in which detection tries them.
+/// The rows of [`LAYOUTS`] in the order in which detection tries them: first those that a component of the prefix tells.
+pub(crate) fn detected() -> impl Iterator<Item = (usize, &'static Layout)> {
+    let rows = || LAYOUTS.iter().enumerate();
+    rows().filter(|(_, layout)| layout.within.is_some()).chain(rows())
+}
+
+/// Every known layout, in the order in which detection tries them, but for those that are tried before, where a
+/// component of the prefix tells them.
 pub fn layouts() -> impl ExactSizeIterator<Item = &'static Layout> {
     LAYOUTS.iter()
 }

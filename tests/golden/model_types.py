@@ -38,7 +38,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 import model_types_table
 import model_types_tiny as tiny
-from model_types_hooks import attention_around, is_attention, prefixes, unmet, watch
+from model_types_hooks import attention_around, beginnings, is_attention, prefixes, unmet, watch
 
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
@@ -385,7 +385,7 @@ def one(model_type, cls, variant, model):
         met[prefix] = here["path"]
     others = unmet(model, met.values(), saved)
     cases += [{"name": prefix or "root", "prefix": prefix} for prefix in others if prefix not in {c["prefix"] for c in cases}]
-    inside = tuple(f"{p}." if p else "" for p in (c["prefix"] for c in cases))
+    inside = tuple(beginning for c in cases for beginning in beginnings(c["prefix"]))
     for key, t in saved.items():
         if (inside and key.startswith(inside)) or any(table in key for table in TABLES):
             tensors[key] = t

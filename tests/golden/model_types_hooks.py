@@ -84,12 +84,27 @@ LAYOUTS = [
      "self_attn.output_proj"),
     *[([f"cross_attn_{x}_proj" for x in ("query_content", *placed, "query_pos_sine", "key_content", "key_pos", "value")],
        "cross_attn.output_proj") for placed in (["query_pos"], [])],
+    # The same beside the modules of the outputs.
+    (["sa_qcontent_proj", "sa_qpos_proj", "sa_kcontent_proj", "sa_kpos_proj", "sa_v_proj"], "self_attn.out_proj"),
+    *[(["ca_qcontent_proj", *placed, "ca_qpos_sine_proj", "ca_kcontent_proj", "ca_kpos_proj", "ca_v_proj"],
+       "encoder_attn.out_proj") for placed in (["ca_qpos_proj"], [])],
     # Values and an output without projections.
     (["hidden_to_hidden", "input_to_hidden"], "score"),
     # Keys that are values, and layers with the keys and values of another one.
     (["q_proj", "k_proj"], "o_proj"),
     (["q_proj"], "o_proj"),
 ]
+
+
+# How the names of projections begin that stand beside the modules of the outputs, which are the prefixes of the layers.
+BESIDE = {"self_attn": "sa_", "encoder_attn": "ca_"}
+
+
+def beginnings(prefix):
+    """How the names of all tensors of a layer begin."""
+    above, _, last = prefix.rpartition(".")
+    beside = [f"{above}.{BESIDE[last]}"] if last in BESIDE else []
+    return (f"{prefix}." if prefix else "", *beside)
 
 
 def prefixes(saved):
@@ -108,7 +123,9 @@ def prefixes(saved):
                 if all(n in saved for n in names) and not other:
                     claimed = {n for ns in found.values() for n in ns}
                     if names[0] not in claimed:
-                        found[prefix.rstrip(".")] = names
+                        last = output.partition(".")[0]
+                        beside = inputs[0].startswith(BESIDE.get(last, "."))
+                        found[f"{prefix}{last}" if beside else prefix.rstrip(".")] = names
     for name in saved:
         if name.endswith("in_proj_weight") and name.replace("in_proj_weight", "out_proj.weight") in saved:
             found[name[: -len("in_proj_weight")].rstrip(".")] = [name, name.replace("in_proj_weight", "out_proj.weight")]
@@ -225,6 +242,8 @@ def watch_arguments(model, path, here):
                          for p in (m.layout_query, m.layout_key)]
                 scores = heads[0] @ heads[1].transpose(-1, -2)
                 here["arguments"]["layout_scores"] = scores / (m.attention_head_size // m.channel_shrink_ratio) ** 0.5
+            if "cross_attention_states" in given:
+                given["cross_mask"] = given.get("attention_mask")
             if isinstance(shared := given.get("shared_kv_states"), (dict, UserDict)) and hasattr(m, "layer_type"):
                 given["shared_kv_states"] = shared.get(m.layer_type)
             for name, value in {**given, **given.get("kwargs", {})}.items():

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from common import FIXTURES, encode, metadata, save
+from model_types_hooks import beginnings
 from model_types_tiny import FURTHER
 
 ROOT = FIXTURES.parent.parent
@@ -118,14 +119,14 @@ def fixture(path, layers):
     tensors = {}
     with safe_open(path, "pt") as file:
         stated = file.metadata()
-        size = lambda prefix: sum(file.get_tensor(key).nbytes for key in file.keys() if key.startswith(f"{prefix}."))
+        size = lambda prefix: sum(file.get_tensor(key).nbytes for key in file.keys() if key.startswith(beginnings(prefix)))
         refused = [prefix for prefix in refused if size(prefix) < 1 << 18]  # not those of a convolution of all channels
         prefixes = right + refused
         cases = [c for c in json.loads(stated["cases"]) if c["prefix"] in right]
         for key in file.keys():
             golden = any(key.startswith(f"golden.{c['name']}.") and key.count(".") == c["name"].count(".") + 2
                          for c in cases)
-            weight = any(key.startswith(f"{p}." if p else "") for p in prefixes) and not key.startswith("golden.")
+            weight = any(key.startswith(beginnings(p)) for p in prefixes) and not key.startswith("golden.")
             if golden or weight or any(table in key for table in TABLES):
                 tensor = file.get_tensor(key)
                 if tensor.is_floating_point():

@@ -132,3 +132,80 @@ fn shared_table_beside_one_of_the_layer_is_refused() {
     tensors.insert("blocks.0.attn.relative_position_bias_table".to_string(), table);
     says(load(&tensors), &["relative grid", "one with `rel_pos_bias.relative_position_bias_table` alone"]);
 }
+
+/// Conditional DETR: one block has the projections of both of its layers, and the prefix says which are meant.
+#[test]
+fn projections_beside_the_prefix_are_those_of_its_layer() {
+    let (folder, mut random) = (tempfile::tempdir().unwrap(), Random::new(4));
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = std::collections::HashMap::new();
+    for (layer, module, inputs) in [
+        ("sa", "self_attn", &["qcontent", "qpos", "kcontent", "kpos", "v"][..]),
+        ("ca", "encoder_attn", &["qcontent", "qpos", "qpos_sine", "kcontent", "kpos", "v"]),
+    ] {
+        let inputs = inputs.iter().map(|input| format!("decoder.layers.0.{layer}_{input}_proj"));
+        for name in inputs.chain([format!("decoder.layers.0.{module}.out_proj")]) {
+            tensors.insert(format!("{name}.weight"), random.tensor(&[8, 8], DType::F32));
+            tensors.insert(format!("{name}.bias"), random.tensor(&[8], DType::F32));
+        }
+    }
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let json = json!({"model_type": "conditional_detr", "d_model": 8, "decoder_attention_heads": 2});
+    let load = |prefix: &str| checkpoint.attention_with(prefix, &json, DType::F32, &CPU);
+
+    let layers = checkpoint.attention_layers(Some(ModelConfig::new(&json)));
+    let found: Vec<_> = layers.iter().map(|layer| (&*layer.prefix, layer.layout, layer.parameters)).collect();
+    let [cross, own] = ["decoder.layers.0.encoder_attn", "decoder.layers.0.self_attn"];
+    assert_eq!(found, [(cross, "conditional-detr-cross", 7 * 72), (own, "conditional-detr", 6 * 72)]);
+    assert!(layers.iter().all(|layer| layer.problem.is_none()), "{layers:?}");
+
+    let sizes = |prefix: &str| {
+        let model = load(prefix).unwrap();
+        assert!(model.note.unwrap().contains("side by side"));
+        (model.layer.config().resolved_query_size(), model.layer.config().resolved_head_dim())
+    };
+    assert_eq!((sizes(own), sizes(cross)), ((16, 4), (24, 8)));
+    // The values of each layer are its own.
+    let weights = load(own).unwrap().layer.weights().unwrap().qkv.split([8, 8, 8], 2).unwrap();
+    assert_eq!(numbers(&weights[2].weight), numbers(&tensors["decoder.layers.0.sa_v_proj.weight"]));
+    says(
+        load("decoder.layers.0"),
+        &["no known attention layout", "did you mean prefix `decoder.layers.0.encoder_attn`"],
+    );
+    says(load("decoder.layers.1.self_attn"), &["`decoder.layers.1.self_attn` is missing"]);
+    tensors.remove("decoder.layers.0.sa_kpos_proj.bias");
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let lacking = Checkpoint::open(&path).unwrap();
+    says(lacking.attention_with(own, &json, DType::F32, &CPU), &["no known attention layout", "../sa_kpos_proj.bias"]);
+}
+
+/// BLT: `q_norm` and `k_norm` in its cross-attention are norms of inputs, and in all other places those of queries and
+/// keys.
+#[test]
+fn norms_of_inputs_are_told_by_the_prefix() {
+    let (folder, mut random) = (tempfile::tempdir().unwrap(), Random::new(5));
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = std::collections::HashMap::new();
+    for layer in ["local_encoder.cross_attn_layers.0", "local_encoder.layers.0.self_attn"] {
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            tensors.insert(format!("{layer}.{name}.weight"), random.tensor(&[8, 8], DType::F32));
+        }
+        for name in ["q_norm", "k_norm"] {
+            tensors.insert(format!("{layer}.{name}.weight"), random.tensor(&[8], DType::F32));
+        }
+    }
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let encoder = json!({"model_type": "blt_local_encoder", "hidden_size": 8, "num_attention_heads": 2});
+    let json = json!({"model_type": "blt", "encoder_config": encoder});
+    let load = |prefix: &str| checkpoint.attention_with(prefix, &json, DType::F32, &CPU);
+    let model = load("local_encoder.cross_attn_layers.0").unwrap();
+    assert_eq!(model.layout.name(), "blt-cross");
+    assert!(model.layer.weights().unwrap().parameters.is_empty());
+    assert!(model.note.unwrap().contains("norms of the inputs"));
+    let (xs, full) = (random.tensor(&[1, 3, 8], DType::F32), candle_attention::AttentionMask::full());
+    says(model.attend(&xs, &xs, &xs, full), &["mask"]);
+    says(load("local_encoder.layers.0.self_attn"), &["norms of queries and keys is in the checkpoint"]);
+    says(model.layer.weights().unwrap().to_layout(model.layer.config(), model.layout), &["without `q_norm.weight`"]);
+}

@@ -285,12 +285,12 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
     assert!(matches!(load("encoder.layers"), Err(Error::UnsupportedKey { key, .. }) if key == "attention_type"));
     load("decoder.layers").unwrap();
 
-    let detr = Walked::new(fixtures().checkpoint("conditional_detr"));
-    let source = detr.checkpoint.at("decoder.layers.0.self_attn", DType::F32, &Device::Cpu);
-    match config_from_json(&detr.config, &source) {
+    let perceiver = Walked::new(fixtures().checkpoint("perceiver"));
+    let prefix = "perceiver.decoder.decoding_cross_attention.attention";
+    match config_from_json(&perceiver.config, &perceiver.checkpoint.at(prefix, DType::F32, &Device::Cpu)) {
         Err(Error::UnsupportedFamily { model_type, why }) => {
-            assert_eq!(model_type, "conditional_detr");
-            assert!(why.contains("`decoder`") && why.contains("projections of positions"), "{why}");
+            assert_eq!(model_type, "perceiver");
+            assert!(why.contains("`decoder`") && why.contains("a number of heads"), "{why}");
         }
         other => panic!("{other:?}"),
     }
