@@ -1,23 +1,22 @@
-//! Trains a small text encoder from scratch, writes it in the layout of Hugging Face, and measures it.
+//! Trains a small text encoder on the vectors of another, writes it in the layout of Hugging Face, and measures it.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use candle_attention::ComputeType;
-use candle_attention_text::train::{
-    AGREEMENT_GROUP, Agreement, Step, Teacher, TrainConfig, Trainer, agreement, read_texts,
-};
+use candle_attention_text::train::{AGREEMENT_GROUP, Agreement, Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use clap::Parser;
 
 use super::shared::bar::bar;
 use super::shared::output::{check_new_folder, check_parent};
 use super::shared::program::{Command, Interrupted, name_option};
-use super::shared::{Result, about, device, interrupt, model, positive, print};
+use super::shared::{Result, about, device, interrupt, model, positive, print, read};
 
-/// Train a small text encoder from scratch.
+/// Train a small text encoder on the vectors of another.
 ///
 /// The run is saved every --save-every steps and after Ctrl-C, and the same command then continues it. With --eval and
 /// without --text, the model in --output is only measured.
@@ -33,33 +32,26 @@ pub struct Train {
     #[arg(
         long,
         value_name = model::FOLDER_OR_ID,
-        help = model::or_hub_id(
-            "A model to learn from: a folder of sentence-transformers",
-            " [default: none; a masked language model is trained]",
-        )
+        help = model::or_hub_id("The model to learn from: a folder of sentence-transformers", "")
     )]
-    teacher: Option<String>,
+    teacher: String,
     /// The branch, tag or commit of a teacher on the hub [default: main]
-    #[arg(long, requires = "teacher", hide = !cfg!(feature = "hub"))]
+    #[arg(long, hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
     /// What the teacher encodes the training texts in: f32, f64, f16, bf16, int8, q8_0 or q4_0; measurements are in f32
     /// [default: f32, with weights that are stored in few bits as they are]
     #[arg(long, hide_possible_values = true, value_parser = device::compute_type())]
     teacher_dtype: Option<ComputeType>,
-    /// A file of texts to measure on, one per line; these texts are not trained on. It needs --teacher [default:
-    /// none]
-    #[arg(long, value_name = "FILE", requires = "teacher")]
+    /// A file of texts to measure the model on, one per line; these texts are not trained on [default: none]
+    #[arg(long, value_name = "FILE")]
     eval: Option<PathBuf>,
-    /// The folder to write the model to, which must not exist
+    /// The folder to write the model to, which must not exist; OUTPUT.run holds the saved run
     #[arg(long, value_name = "FOLDER")]
     output: PathBuf,
-    /// The folder of the run: its saved state, and the teacher's embeddings [default: OUTPUT.run]
-    #[arg(long, value_name = "FOLDER")]
-    run: Option<PathBuf>,
     /// The dtype of the written weights
     #[arg(long, default_value = "f16", value_parser = device::dtype())]
     dtype: DType,
-    /// Steps between two saves, each with a measurement on the held-back texts
+    /// Steps between two saves
     #[arg(long, value_name = "STEPS", default_value_t = 500, value_parser = positive::<u64>)]
     save_every: u64,
     /// The largest size of the vocabulary; short texts give a smaller one
@@ -92,7 +84,7 @@ pub struct Train {
     /// The largest learning rate
     #[arg(long, value_name = "RATE", default_value_t = TrainConfig::default().learning_rate)]
     learning_rate: f64,
-    /// With a teacher: the weight of the loss on similarities between texts
+    /// The weight of the loss on similarities between texts
     #[arg(long, value_name = "WEIGHT", default_value_t = TrainConfig::default().similarity_weight)]
     similarity_weight: f64,
     /// The seed of all random numbers
@@ -102,18 +94,19 @@ pub struct Train {
 
 const EXAMPLES: &str = "\
 Examples:
-  candle-attention train --text texts.txt --output words --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
+  candle-attention train --text texts.txt --teacher sentence-transformers/all-MiniLM-L6-v2 --output student \\
+      --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
   candle-attention train --text texts.txt --eval held_back.txt --teacher sentence-transformers/all-MiniLM-L6-v2 \\
-      --output student --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16";
+      --output measured --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16";
 
 impl Command for Train {
     fn run(self) -> Result<()> {
-        let teacher = self.teacher.as_ref().map(|name| model::locate(name, self.revision.as_deref())).transpose()?;
-        let held_back = self.eval.as_deref().map(read_held_back).transpose()?;
+        let teacher = model::locate(&self.teacher, self.revision.as_deref())?;
+        let held_back = self.eval.as_deref().map(|path| read_texts(path, &[], 3)).transpose()?;
         if let Some(text) = &self.text {
-            return self.train(text, held_back, teacher.as_deref());
+            self.train(text, held_back.as_deref().unwrap_or_default(), &teacher)?;
         }
-        HeldBack::new(held_back, teacher.as_deref())?.map_or(Ok(()), |held_back| held_back.report(&self.output))
+        held_back.map_or(Ok(()), |texts| report(&self.output, &texts, &teacher))
     }
 }
 
@@ -135,14 +128,13 @@ impl Train {
         }
     }
 
-    /// The folder of the run: as it is given, or beside the output.
+    /// The folder of the run, beside the output.
     fn run_folder(&self) -> Result<PathBuf> {
-        let beside = || Some(self.output.with_file_name([self.output.file_name()?, ".run".as_ref()].join("".as_ref())));
-        let missing = || about(&self.output, &"is not the name of a folder; give one, or name the run by --run");
-        Ok(self.run.clone().or_else(beside).ok_or_else(missing)?)
+        let name = self.output.file_name().ok_or_else(|| about(&self.output, &"is not the name of a folder"))?;
+        Ok(self.output.with_file_name([name, ".run".as_ref()].join("".as_ref())))
     }
 
-    fn train(&self, text: &Path, held_back: Option<Vec<String>>, teacher_folder: Option<&Path>) -> Result<()> {
+    fn train(&self, text: &Path, held_back: &[String], teacher_folder: &Path) -> Result<()> {
         let (config, run) = (self.config(), self.run_folder()?);
         // What can be refused is refused before the teacher encodes.
         config.validate().map_err(|error| {
@@ -155,37 +147,31 @@ impl Train {
         })?;
         check_new_folder(&self.output)?;
         check_parent(&run)?;
-        let texts = read_texts(text, held_back.as_deref().unwrap_or_default())?;
-        if texts.len() < 2 {
-            return Err(about(text, &"holds 1 text, expected at least 2").into());
-        }
-        let open = |folder| Teacher::open(folder, self.teacher_dtype.unwrap_or_default());
-        let teacher = teacher_folder.map(open).transpose()?;
-        teacher_folder.map(model::check_weights).transpose()?;
+        let texts = read_texts(text, held_back, 2)?;
+        let teacher = Teacher::open(teacher_folder, self.teacher_dtype.unwrap_or_default())?;
+        model::check_weights(teacher_folder)?;
 
         let progress = bar(texts.len(), "encoding with the teacher", "texts")?;
         let on_progress = |done: usize, _: usize| progress.set_position(done as u64);
-        let trainer = Trainer::new(config, &texts, teacher.as_ref(), &run, Some(&on_progress));
+        let trainer = Trainer::new(config, &texts, &teacher, &run, Some(&on_progress));
         progress.finish_and_clear();
         let mut trainer = trainer?;
         drop(teacher);
-        let held_back = HeldBack::new(held_back, teacher_folder)?;
         let (count, parameters, done) = (texts.len(), trainer.parameters(), trainer.steps_done());
         print::to_stderr(format_args!("{count} texts, {parameters} parameters, step {done} of {}", self.steps));
         let (found, asked) = (trainer.config().vocab_size, self.vocab_size);
         if found < asked {
             print::note(format_args!("the texts give a vocabulary of {found} tokens, less than --vocab-size {asked}"));
         }
-        self.steps(&mut trainer, &run, held_back.as_ref())?;
+        self.steps(&mut trainer, &run)?;
         trainer.write(&self.output, self.dtype)?;
-        held_back.map_or(Ok(()), |held_back| held_back.report(&self.output))?;
         let (written, run) = (print::plain(self.output.display()), print::plain(run.display()));
         print::to_stderr(format_args!("{written}: written; {run}, the saved run, may be deleted"));
         Ok(())
     }
 
     /// Trains until all steps are done, or until an interrupt: then the error is [`Interrupted`].
-    fn steps(&self, trainer: &mut Trainer, run: &Path, held_back: Option<&HeldBack>) -> Result<()> {
+    fn steps(&self, trainer: &mut Trainer, run: &Path) -> Result<()> {
         let steps = self.steps;
         let progress = bar(steps, "training", "steps")?.with_position(trainer.steps_done() as u64);
         let start = Instant::now();
@@ -205,15 +191,12 @@ impl Train {
                 ))
                 .into());
             }
-            let mut line =
-                format!("step {number}: loss {loss:.4}, gradient {grad_norm:.3}, learning rate {learning_rate:.1e}");
-            if let Some(held_back) = held_back {
-                let Agreement { spearman, top_1_in_10 } =
-                    agreement(&trainer.encode(&held_back.texts)?, &held_back.theirs)?;
-                line += &format!(", held back: Spearman {spearman:.3}, top 1 in 10 {top_1_in_10:.3}");
-            }
             let seconds = start.elapsed().as_secs();
-            progress.suspend(|| print::to_stderr(format_args!("{line} ({seconds} s)")));
+            progress.suspend(|| {
+                print::to_stderr(format_args!(
+                    "step {number}: loss {loss:.4}, gradient {grad_norm:.3}, learning rate {learning_rate:.1e} ({seconds} s)"
+                ))
+            });
         }
         interrupt::hold(false);
         progress.finish_and_clear();
@@ -221,41 +204,33 @@ impl Train {
     }
 }
 
-/// Texts held back from training, and the teacher's embeddings of them.
-struct HeldBack {
-    texts: Vec<String>,
-    theirs: Tensor,
-}
-
-/// Reads the texts to hold back: at least three, because pairs of them are compared.
-fn read_held_back(path: &Path) -> Result<Vec<String>> {
-    let texts = read_texts(path, &[])?;
-    if texts.len() < 3 {
-        let found = print::count(texts.len(), "text");
-        return Err(about(path, &format!("holds {found}, expected at least 3, to compare pairs")).into());
+/// The different lines of a file that are not blank and not among `held_back`: at least `least`, because pairs of texts
+/// are compared.
+fn read_texts(path: &Path, held_back: &[String], least: usize) -> Result<Vec<String>> {
+    let mut seen: HashSet<String> = held_back.iter().map(|text| text.trim().to_string()).collect();
+    let mut texts = read::texts(path, "text")?;
+    texts.retain(|text| seen.insert(text.trim().to_string()));
+    if texts.len() < least {
+        let (found, outside) =
+            (print::count(texts.len(), "text"), if held_back.is_empty() { "" } else { " outside --eval" });
+        let reason = format!("{found}{outside}, expected at least {least} different ones, to compare pairs");
+        return Err(about(path, &reason).into());
     }
     Ok(texts)
 }
 
-impl HeldBack {
-    /// Encodes the texts with the teacher in f32; `None` without one of the two.
-    fn new(texts: Option<Vec<String>>, teacher: Option<&Path>) -> Result<Option<Self>> {
-        let (Some(texts), Some(teacher)) = (texts, teacher) else { return Ok(None) };
-        let theirs = Teacher::open(teacher, DType::F32)?.encode(&texts)?;
-        Ok(Some(Self { texts, theirs }))
-    }
-
-    /// Measures the model of a folder, loaded as its users load it, and prints the result.
-    fn report(&self, folder: &Path) -> Result<()> {
-        let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
-        let texts: Vec<&str> = self.texts.iter().map(String::as_str).collect();
-        let ours = encoder.encode(&texts, &EncodeOptions::default())?;
-        let Agreement { spearman, top_1_in_10 } = agreement(&ours, &self.theirs)?;
-        let group = format!("the teacher's nearest of {} among the ten nearest", AGREEMENT_GROUP.min(texts.len()));
-        let mut out = print::stdout_beside_files();
-        writeln!(out, "{}: {} texts held back", print::plain(folder.display()), texts.len())?;
-        writeln!(out, "Spearman's correlation of similarities with the teacher's  {spearman:.3}")?;
-        writeln!(out, "{group:<57}  {top_1_in_10:.3}")?;
-        Ok(out.flush()?)
-    }
+/// Measures the model of a folder, loaded as its users load it, on texts that were held back from training, and prints
+/// the result.
+fn report(folder: &Path, texts: &[String], teacher: &Path) -> Result<()> {
+    let theirs = Teacher::open(teacher, DType::F32)?.encode(texts)?;
+    let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let ours = encoder.encode(&texts, &EncodeOptions::default())?;
+    let Agreement { spearman, top_1_in_10 } = agreement(&ours, &theirs)?;
+    let group = format!("the teacher's nearest of {} among the ten nearest", AGREEMENT_GROUP.min(texts.len()));
+    let mut out = print::stdout_beside_files();
+    writeln!(out, "{}: {} texts held back", print::plain(folder.display()), texts.len())?;
+    writeln!(out, "Spearman's correlation of similarities with the teacher's  {spearman:.3}")?;
+    writeln!(out, "{group:<57}  {top_1_in_10:.3}")?;
+    Ok(out.flush()?)
 }

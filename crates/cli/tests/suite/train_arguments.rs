@@ -17,10 +17,10 @@ fn notes(command: &mut Command) -> String {
     said
 }
 
-/// A run with the text of the folder, without settings of the output and the run.
+/// A run with the text of the folder, without an output.
 fn short(folder: &Folder, steps: &str) -> Command {
     let mut command = program("train");
-    command.arg("--text").arg(folder.path("text.txt"));
+    command.arg("--text").arg(folder.path("text.txt")).arg("--teacher").arg(fixture("tiny-bert"));
     command.args("--hidden-size 8 --heads 2 --layers 1 --batch-size 8".split(' ')).args(["--steps", steps]);
     command
 }
@@ -36,9 +36,9 @@ fn the_run_is_beside_the_output() {
     );
     assert!(said.contains("step 2: loss "), "{said}");
     assert!(folder.path("model.run/run.safetensors").exists() && folder.path("model/model.safetensors").exists());
+    std::fs::remove_dir_all(folder.path("model")).unwrap();
     let mut other = short(&folder, "3");
-    other.arg("--output").arg(folder.path("other")).arg("--run").arg(folder.path("model.run"));
-    fails(&mut other, "run.safetensors: is of a run that had other settings");
+    fails(other.arg("--output").arg(folder.path("model")), "run.safetensors: is of a run that had other settings");
     succeeds(short(&folder, "2").arg("--output").arg(folder.path("slash/")));
     assert!(folder.path("slash/model.safetensors").exists() && folder.path("slash.run").exists());
 }
@@ -53,13 +53,13 @@ fn an_output_that_is_something_else_is_refused() {
         command.arg("--output").arg(folder.path(output));
         command
     };
-    let mut command = run("model");
+    let mut command = program("train");
+    command.arg("--text").arg(folder.path("text.txt")).arg("--output").arg(folder.path("model"));
     command.env("HF_HUB_OFFLINE", "1");
     fails(command.args(["--teacher", "no-owner/no-name"]), "no-owner/no-name: no such folder; ");
     fails(&mut run("file"), "file: exists already, and is not replaced");
     fails(&mut run("."), "exists already, and is not replaced");
     fails(&mut run("file/model"), "file/model: ");
-    fails(run("model").arg("--run").arg(folder.path("file/run")), "file/run: ");
     #[cfg(target_os = "linux")]
     fails(short(&folder, "2").args(["--output", "/proc/model"]), "/proc/model");
     for made in ["model", "model.run", "file.run"] {
@@ -82,6 +82,7 @@ fn sizes_that_are_too_large_are_errors() {
         for number in ["9999999999", "18446744073709551615"] {
             let mut command = program("train");
             command.arg("--text").arg(folder.path("text.txt")).arg("--output").arg(folder.path("model"));
+            command.arg("--teacher").arg(fixture("tiny-bert"));
             fails(command.args([option, number]), part);
         }
     }
@@ -93,8 +94,9 @@ fn a_damaged_teacher_is_named_and_nothing_of_it_is_kept() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path("teacher")).unwrap();
     damaged_teacher(&folder.path("teacher"));
-    let mut command = short(&folder, "2");
-    command.arg("--output").arg(folder.path("model")).arg("--teacher").arg(folder.path("teacher"));
+    let mut command = program("train");
+    command.arg("--text").arg(folder.path("text.txt")).arg("--output").arg(folder.path("model"));
+    command.arg("--teacher").arg(folder.path("teacher"));
     fails(&mut command, "teacher: NaN or an infinity in `embeddings.LayerNorm.bias`");
     assert!(!folder.path("model.run").exists() && !folder.path("model").exists());
 }
@@ -104,25 +106,27 @@ fn texts_that_cannot_be_used_are_named() {
     let folder = Folder::new();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path(name), bytes).unwrap();
     write("empty.txt", b"\n\n");
-    write("one.txt", b"one\n");
+    write("one.txt", b"one\n\n one\n");
     write("two.txt", b"one\ntwo\n");
     write("latin.txt", b"one\ncaf\xe9\n");
     let eval = |eval: &str| {
         let mut command = short(&folder, "2");
-        command.arg("--output").arg(folder.path("model")).arg("--teacher").arg(fixture("tiny-bert"));
-        command.arg("--eval").arg(folder.path(eval));
+        command.arg("--output").arg(folder.path("model")).arg("--eval").arg(folder.path(eval));
         command
     };
-    fails(&mut eval("text.txt"), "text.txt: all of its texts are held back for measuring, none is left to train on");
-    fails(&mut eval("empty.txt"), "empty.txt: holds no text, expected one text per line");
-    fails(&mut eval("two.txt"), "two.txt: holds 2 texts, expected at least 3, to compare pairs");
+    fails(
+        &mut eval("text.txt"),
+        "text.txt: 0 texts outside --eval, expected at least 2 different ones, to compare pairs",
+    );
+    fails(&mut eval("empty.txt"), "empty.txt: no text: every line is blank, or there is none");
+    fails(&mut eval("two.txt"), "two.txt: 2 texts, expected at least 3 different ones, to compare pairs");
     fails(&mut eval("latin.txt"), "latin.txt: line 2 is not UTF-8");
     write("wide.txt", b"\xff\xfeo\0n\0e\0\n\0");
     for mut command in [eval("wide.txt"), folder.train("wide.txt", &[])] {
         fails(&mut command, "wide.txt: the text is in UTF-16, expected UTF-8");
     }
     fails(&mut folder.train("none.txt", &[]), "none.txt: No such file");
-    fails(&mut folder.train("one.txt", &[]), "one.txt: holds 1 text, expected at least 2");
+    fails(&mut folder.train("one.txt", &[]), "one.txt: 1 text, expected at least 2 different ones");
     fails(&mut folder.train("latin.txt", &[]), "latin.txt: line 2 is not UTF-8");
     assert!(!folder.path("model.run").exists());
 }
@@ -142,7 +146,7 @@ fn the_help_has_texts_defaults_and_examples_that_run() {
         let (name, text) = option.split_once('\n').unwrap_or((option, ""));
         let text = format!("{name} {text}");
         assert!(text.split_whitespace().count() > 4, "{option}");
-        let needs_none = ["text ", "output "].iter().any(|needed| name.starts_with(needed));
+        let needs_none = ["text ", "output ", "teacher "].iter().any(|needed| name.starts_with(needed));
         assert!(needs_none || text.contains("[default: ") || name.starts_with("help"), "{option}");
     }
 
@@ -163,5 +167,5 @@ fn the_help_has_texts_defaults_and_examples_that_run() {
         succeeds(train().current_dir(folder.path("")).args(line.split_whitespace()));
     }
     #[cfg(unix)]
-    assert!(["words", "student"].iter().all(|model| folder.path(model).join("model.safetensors").exists()));
+    assert!(["student", "measured"].iter().all(|model| folder.path(model).join("model.safetensors").exists()));
 }

@@ -62,10 +62,10 @@ fn an_interrupted_run_goes_on_as_if_nothing_had_happened() {
     let (status, said) = process.end();
     assert_eq!(status.code(), Some(130), "{said}");
     assert!(
-        said.contains("error: interrupted after step ") && said.contains("run: the same command goes on"),
+        said.contains("error: interrupted after step ") && said.contains("model.run: the same command goes on"),
         "{said}"
     );
-    assert!(folder.path("run/run.safetensors").exists() && !folder.path("model").exists());
+    assert!(folder.path("model.run/run.safetensors").exists() && !folder.path("model").exists());
     let mut process = Process::start(&mut train());
     process.wait_for("step 120: loss ");
     process.child.kill().unwrap();
@@ -83,7 +83,7 @@ fn an_interrupted_run_goes_on_as_if_nothing_had_happened() {
 #[test]
 fn what_is_printed_may_be_lost_but_the_model_is_written() {
     let folder = Folder::new();
-    let mut process = folder.taught();
+    let mut process = folder.measured();
     let mut child = process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop((child.stdout.take(), child.stderr.take()));
     assert!(child.wait().unwrap().success());
@@ -94,10 +94,10 @@ fn what_is_printed_may_be_lost_but_the_model_is_written() {
     }
     let full = || File::options().write(true).open("/dev/full").unwrap();
     let folder = Folder::new();
-    let output = folder.taught().stdout(full()).stderr(Stdio::piped()).output().unwrap();
+    let output = folder.measured().stdout(full()).stderr(Stdio::piped()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("error: standard output: No space left on device"), "{said}");
     assert!(folder.path("model/model.safetensors").exists());
-    assert!(Folder::new().taught().stdout(Stdio::null()).stderr(full()).status().unwrap().success());
+    assert!(Folder::new().measured().stdout(Stdio::null()).stderr(full()).status().unwrap().success());
 }

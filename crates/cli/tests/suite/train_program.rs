@@ -27,17 +27,17 @@ impl Folder {
     pub fn train(&self, text: &str, arguments: &[&str]) -> Command {
         let mut command = program("train");
         command.arg("--text").arg(self.path(text)).arg("--output").arg(self.path("model"));
-        command.arg("--run").arg(self.path("run"));
+        command.arg("--teacher").arg(fixture("tiny-bert"));
         command
             .args("--vocab-size 80 --hidden-size 8 --heads 2 --layers 1 --batch-size 8 --max-positions 16".split(' '));
         command.args(["--max-length", "16"]).args(arguments);
         command
     }
 
-    /// Four steps with a teacher.
-    pub fn taught(&self) -> Command {
-        let mut command = self.train("text.txt", &["--steps", "4", "--save-every", "2", "--teacher"]);
-        command.arg(fixture("tiny-bert")).arg("--eval").arg(self.path("held.txt"));
+    /// Four steps, and a measurement.
+    pub fn measured(&self) -> Command {
+        let mut command = self.train("text.txt", &["--steps", "4", "--save-every", "2", "--eval"]);
+        command.arg(self.path("held.txt"));
         command
     }
 }
@@ -47,7 +47,7 @@ impl Folder {
 fn train_writes_a_model_that_encode_runs() {
     let folder = Folder::new();
     std::fs::write(folder.path("empty.txt"), "\n").unwrap();
-    let output = folder.taught().output().unwrap();
+    let output = folder.measured().output().unwrap();
     let [said, last] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(output.status.success() && last.ends_with("run, the saved run, may be deleted\n"), "{last}");
     assert!(
@@ -58,14 +58,16 @@ fn train_writes_a_model_that_encode_runs() {
     let mut measure = program("train");
     measure.arg("--output").arg(folder.path("model")).arg("--eval").arg(folder.path("held.txt"));
     assert_eq!(succeeds(measure.arg("--teacher").arg(fixture("tiny-bert"))), said);
-    fails(&mut folder.taught(), "model: exists already, and is not replaced");
+    fails(&mut folder.measured(), "model: exists already, and is not replaced");
     let said = succeeds(program("encode").arg("--model").arg(folder.path("model")).args(["a cat", "the river"]));
     assert!(said.contains("2 texts, 8 numbers each"), "{said}");
 
     std::fs::remove_dir_all(folder.path("model")).unwrap();
     let other = "run.safetensors: is of a run that had other texts or another teacher";
-    fails(&mut folder.train("text.txt", &["--steps", "4"]), other);
-    fails(&mut folder.train("empty.txt", &[]), "empty.txt: holds no text, expected one text per line");
-    fails(&mut folder.train("text.txt", &["--teacher", "/no/teacher"]), "/no/teacher");
+    fails(&mut folder.train("held.txt", &["--steps", "4"]), other);
+    fails(&mut folder.train("empty.txt", &[]), "empty.txt: no text: every line is blank, or there is none");
+    let mut unknown = program("train");
+    unknown.arg("--text").arg(folder.path("text.txt")).arg("--output").arg(folder.path("model"));
+    fails(unknown.args(["--teacher", "/no/teacher"]), "/no/teacher");
     fails(program("train").args(["--output", "model"]), "--text");
 }

@@ -42,7 +42,7 @@ pub struct TrainConfig {
     /// Peak learning rate: it rises from 0 over 250 steps or a tenth of all, whichever is less, and falls to 0 along a
     /// cosine.
     pub learning_rate: f64,
-    /// With a teacher: the weight of the loss of pairwise similarities, relative to the loss of each text's direction.
+    /// Weight of the loss of pairwise similarities, relative to the loss of each text's direction.
     pub similarity_weight: f64,
     /// Seed of all random numbers.
     pub seed: u64,

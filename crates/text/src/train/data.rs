@@ -1,54 +1,7 @@
-//! The training texts, and the batch of each step: a function of the seed and the step, so that a resumed run continues
-//! as if it had not stopped.
+//! The batch of each step: a function of the seed and the step, so that a resumed run continues as if it had not
+//! stopped.
 
-use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
-
-use candle_attention::io::{open_regular, utf8_text};
-use candle_attention::{Error, Result};
 use fastrand::Rng;
-
-/// The longest line of a file of texts, in bytes: 16 MiB. A text is cut to some hundred tokens, so longer lines are
-/// another kind of file, which would take all memory.
-const MAX_LINE_BYTES: usize = 1 << 24;
-
-/// Reads texts from a file, one per line: without blank lines, duplicates and the lines in `held_back`, in the order of
-/// the file; without line breaks and a byte order mark at the start, else as they are. Lines that differ by the white
-/// space around them alone are duplicates.
-///
-/// # Errors
-/// [`Error::Io`] for a file that cannot be read, [`Error::File`] for one that is no regular file, holds no text or
-/// only texts in `held_back`, is not UTF-8 or has a line of more than 16 MiB.
-pub fn read_texts(path: impl AsRef<Path>, held_back: &[String]) -> Result<Vec<String>> {
-    let path = path.as_ref();
-    let (file, _) = open_regular(path)?;
-    let mut file = BufReader::new(file);
-    let mut seen: HashSet<String> = held_back.iter().map(|text| text.trim().to_string()).collect();
-    let (mut texts, mut line, mut any) = (Vec::new(), Vec::new(), false);
-    for number in 1.. {
-        line.clear();
-        let most = MAX_LINE_BYTES as u64 + 1;
-        if file.by_ref().take(most).read_until(b'\n', &mut line).map_err(|e| Error::io(path, e))? == 0 {
-            break;
-        }
-        if line.len() > MAX_LINE_BYTES {
-            let reason = format!("line {number} has more than {MAX_LINE_BYTES} bytes, expected one text per line");
-            return Err(Error::file(path, reason));
-        }
-        let text = utf8_text(&line, number).map_err(|reason| Error::file(path, reason))?;
-        let words = text.trim();
-        any |= !words.is_empty();
-        if !words.is_empty() && seen.insert(words.to_string()) {
-            texts.push(text.trim_end_matches(['\n', '\r']).to_string());
-        }
-    }
-    if texts.is_empty() {
-        let held_back = "all of its texts are held back for measuring, none is left to train on";
-        return Err(Error::file(path, if any { held_back } else { "holds no text, expected one text per line" }));
-    }
-    Ok(texts)
-}
 
 /// Number of batches whose texts are sorted by length together. More of them need less padding, fewer mix the texts
 /// better.

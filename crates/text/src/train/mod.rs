@@ -1,5 +1,5 @@
-//! Training of a small sentence encoder from plain text: its own vocabulary, then distillation from a teacher or masked
-//! language modeling; written in Hugging Face layout.
+//! Training of a small sentence encoder from plain text: its own vocabulary, then distillation from a teacher; written
+//! in Hugging Face layout.
 //!
 //! [`Trainer`] is the entry point. Random numbers come from the seed and the step, never from a generator's history,
 //! and [`Trainer::save`] keeps the weights, the moments of their gradients and the step. So a run that is resumed on
@@ -17,7 +17,6 @@ mod vocabulary;
 mod write;
 
 pub use config::TrainConfig;
-pub use data::read_texts;
 pub use measure::{AGREEMENT_GROUP, Agreement, agreement};
 pub use run::{Step, Trainer};
 pub use teacher::Teacher;

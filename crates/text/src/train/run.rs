@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::{create_folder, is_present, write_tensors};
-use candle_attention::{Error, PaddedIds, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_attention::{Error, Result};
+use candle_core::DType;
 use tokenizers::Tokenizer;
 
 use crate::hash::Fingerprint;
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;
 use crate::train::data::Batches;
-use crate::train::loss::Objective;
+use crate::train::loss::Distillation;
 use crate::train::student::{Student, unit};
 use crate::train::teacher::{Teacher, basis};
 use crate::train::{vocabulary, write};
@@ -23,10 +23,10 @@ const FILE: &str = "run.safetensors";
 /// A training run: the student, what it learns from, and its progress.
 ///
 /// ```no_run
-/// use candle_attention_text::train::{Teacher, TrainConfig, Trainer, read_texts};
-/// let texts = read_texts("text.txt", &[])?;
+/// use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
+/// let texts = ["The cat sleeps.", "A kitten naps.", "Stocks fell sharply today."].map(String::from);
 /// let teacher = Teacher::open("all-MiniLM-L6-v2", candle_core::DType::F32)?;
-/// let mut trainer = Trainer::new(TrainConfig::default(), &texts, Some(&teacher), "run", None)?;
+/// let mut trainer = Trainer::new(TrainConfig::default(), &texts, &teacher, "run", None)?;
 /// while let Some(step) = trainer.step()? {
 ///     println!("{} {}", step.number, step.loss);
 /// }
@@ -39,7 +39,7 @@ pub struct Trainer {
     ids: Vec<Vec<u32>>,
     batches: Batches,
     student: Student,
-    objective: Objective,
+    distillation: Distillation,
     optimizer: AdamW,
     step: usize,
     /// The saved run.
@@ -63,8 +63,8 @@ pub struct Step {
 }
 
 impl Trainer {
-    /// A run on these texts. With a teacher, the student learns the teacher's embeddings, and each word embedding
-    /// starts as the teacher's embedding of the word; without one, it learns to predict masked words.
+    /// A run on these texts: the student learns the teacher's embeddings, and each word embedding starts as the
+    /// teacher's embedding of the word.
     ///
     /// `folder` holds the saved run and the teacher's embeddings. If there is a saved run, this one continues it.
     ///
@@ -77,7 +77,7 @@ impl Trainer {
     pub fn new(
         config: TrainConfig,
         texts: &[String],
-        teacher: Option<&Teacher>,
+        teacher: &Teacher,
         folder: impl AsRef<Path>,
         on_progress: Option<&dyn Fn(usize, usize)>,
     ) -> Result<Self> {
@@ -85,13 +85,14 @@ impl Trainer {
         if texts.len() < 2 || u32::try_from(texts.len()).is_err() {
             return Err(Error::value("the number of texts", texts.len(), "at least 2, at most 2^32 - 1"));
         }
-        if let Some(width) = teacher.map(Teacher::embedding_size).filter(|width| *width < config.hidden_size) {
+        let width = teacher.embedding_size();
+        if width < config.hidden_size {
             let allowed = format!("at most {width}, the teacher's embedding size");
             return Err(Error::config("hidden_size", config.hidden_size, allowed));
         }
         let (folder, path) = (folder.as_ref(), folder.as_ref().join(FILE));
-        let key = texts.iter().map(String::as_str).chain(teacher.map(|teacher| teacher.key.as_str()));
-        let key = key.map(str::as_bytes).collect::<Fingerprint>().hex();
+        let key = texts.iter().chain([&teacher.key]);
+        let key = key.map(String::as_bytes).collect::<Fingerprint>().hex();
         let asked = serde_json::to_string(&config).map_err(|e| Error::file(&path, e))?;
         let identity = [("config", asked), ("key", key)].map(|(name, value)| (name.to_string(), value));
         let saved = if is_present(&path)? { Some(open_saved(&path, &identity)?) } else { None };
@@ -99,23 +100,21 @@ impl Trainer {
         let tokenizer = vocabulary::train(texts, config.vocab_size)?;
         let config = TrainConfig { vocab_size: tokenizer.get_vocab_size(true), ..config };
         let ids = vocabulary::encode(&tokenizer, texts, config.max_length)?;
-        let (mut words, mut objective) = (None, Objective::MaskedWords);
-        if let Some(teacher) = teacher {
-            let embeddings = teacher.encode_once(texts, folder, &identity[1].1, on_progress)?;
-            let basis = basis(&embeddings, config.hidden_size)?;
-            if saved.is_none() {
-                let of_words = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(&basis)?;
-                // The mean of all words would dominate the mean of every text.
-                words = Some(unit(&of_words.broadcast_sub(&of_words.mean_keepdim(0)?)?)?);
-            }
-            objective = Objective::Teacher { embeddings, basis };
+        let embeddings = teacher.encode_once(texts, folder, &identity[1].1, on_progress)?;
+        let basis = basis(&embeddings, config.hidden_size)?;
+        let mut words = None;
+        if saved.is_none() {
+            let vectors = teacher.encode(&vocabulary::words(&tokenizer))?.matmul(&basis)?;
+            // The mean of all words would dominate the mean of every text.
+            words = Some(unit(&vectors.broadcast_sub(&vectors.mean_keepdim(0)?)?)?);
         }
+        let distillation = Distillation { embeddings, basis };
         let student = Student::new(&config, words.as_ref())?;
         let optimizer = AdamW::new(&student.variables)?;
         saved.iter().try_for_each(|(saved, _)| optimizer.restore(saved))?;
         let step = saved.map_or(0, |(_, step)| step);
         let batches = Batches::new(ids.iter().map(Vec::len).collect(), config.batch_size, config.seed);
-        Ok(Self { config, tokenizer, ids, batches, student, objective, optimizer, step, path, identity })
+        Ok(Self { config, tokenizer, ids, batches, student, distillation, optimizer, step, path, identity })
     }
 
     /// The configuration, with the size of the vocabulary that the run has.
@@ -144,7 +143,7 @@ impl Trainer {
         }
         let batch = self.batches.at(self.step);
         let rows: Vec<&[u32]> = batch.iter().map(|&text| &self.ids[text as usize][..]).collect();
-        let loss = self.objective.loss(&self.student, &self.config, batch, &rows, self.step)?;
+        let loss = self.distillation.loss(&self.student, self.config.similarity_weight, batch, &rows)?;
         let value = loss.to_scalar::<f32>()?;
         if !value.is_finite() {
             let expected = "a finite number: try a smaller learning rate";
@@ -167,16 +166,6 @@ impl Trainer {
         let metadata = self.identity.iter().cloned().chain([step]).collect();
         let tensors = self.optimizer.saved().map(|(name, variable)| (name, variable.as_detached_tensor()));
         write_tensors(&self.path, tensors, metadata)
-    }
-
-    /// One unit vector per text, `(texts, hidden_size)`, by the student in its current state.
-    ///
-    /// # Errors
-    /// If there is no text.
-    pub fn encode(&self, texts: &[String]) -> Result<Tensor> {
-        let ids = vocabulary::encode(&self.tokenizer, texts, self.config.max_position_embeddings)?;
-        let batch = |rows: &[Vec<u32>]| Ok(self.student.embed(&PaddedIds::new(rows, 0, &Device::Cpu)?)?.detach());
-        Ok(Tensor::cat(&ids.chunks(64).map(batch).collect::<Result<Vec<_>>>()?, 0)?)
     }
 
     /// Writes the model in its current state, with weights in `dtype`, to a new folder that transformers,
@@ -206,4 +195,45 @@ fn open_saved(path: &Path, identity: &[(String, String)]) -> Result<(Checkpoint,
     }
     let step = saved.metadata().get("step").and_then(|step| step.parse().ok());
     Ok((saved, step.ok_or_else(|| Error::file(path, "its header has no number of steps"))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_attention::PaddedIds;
+    use candle_core::Device;
+
+    use super::*;
+    use crate::{EncodeOptions, SentenceEncoder};
+
+    /// Texts of any length, longer than in training and longer than the model takes, too, have the vectors of the
+    /// student.
+    #[test]
+    fn the_written_model_is_the_student() {
+        let config = TrainConfig {
+            vocab_size: 60,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_hidden_layers: 1,
+            intermediate_size: 12,
+            max_position_embeddings: 20,
+            max_length: 16,
+            batch_size: 2,
+            steps: 5,
+            ..Default::default()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let texts = ["a cat sleeps", "stocks rose", "", &"cat ".repeat(17), &"cat ".repeat(50)].map(String::from);
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny-bert");
+        let teacher = Teacher::open(fixture, DType::F32).unwrap();
+        let mut trainer = Trainer::new(config, &texts, &teacher, path("run"), None).unwrap();
+        while trainer.step().unwrap().is_some() {}
+        trainer.write(path("model"), DType::F32).unwrap();
+        let ids = vocabulary::encode(&trainer.tokenizer, &texts, 20).unwrap();
+        let want = trainer.student.embed(&PaddedIds::new(&ids, 0, &Device::Cpu).unwrap()).unwrap();
+        let encoder = SentenceEncoder::from_folder(path("model"), DType::F32, &Device::Cpu).unwrap();
+        let got = encoder.encode(&texts.each_ref().map(String::as_str), &EncodeOptions::default()).unwrap();
+        let difference = (got - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(difference < 1e-5, "{difference}");
+    }
 }

@@ -50,22 +50,13 @@ impl Student {
         Ok(Self { variables, model, pooling: Pooling::new(vec![PoolingMode::Mean])? })
     }
 
-    /// The word embeddings `(vocab_size, hidden_size)`.
-    pub fn words(&self) -> &Var {
-        &self.variables[WORDS]
-    }
-
-    /// Hidden states `(b, s, hidden_size)`.
-    pub fn hidden(&self, padded: &PaddedIds) -> Result<Tensor> {
-        self.model.forward(&padded.ids, None, &padded.mask())
-    }
-
     /// One unit vector per text, `(b, hidden_size)`.
     pub fn embed(&self, padded: &PaddedIds) -> Result<Tensor> {
         let (b, s) = padded.ids.dims2()?;
         let mask = padded.lengths.iter().flat_map(|&n| (0..s).map(move |i| u8::from(i < n))).collect();
         let mask = Tensor::from_vec::<_, u8>(mask, (b, s), &Device::Cpu)?;
-        unit(&self.pooling.forward(&self.hidden(padded)?, &mask)?)
+        let hidden = self.model.forward(&padded.ids, None, &padded.mask())?; // (b, s, hidden_size)
+        unit(&self.pooling.forward(&hidden, &mask)?)
     }
 }
 

@@ -13,8 +13,7 @@ use tokenizers::{
 };
 
 /// The special tokens, by id.
-pub(super) const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
-pub(super) const MASK: u32 = 4;
+const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
 /// Number of characters that get tokens of their own, the most frequent ones: two each, at the start of a word and
 /// within one.

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_tensors;
-use candle_attention_text::train::{Step, Teacher, TrainConfig, Trainer, agreement, read_texts};
+use candle_attention_text::train::{Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
 use candle_core::{DType, Device, Tensor};
 
-use crate::common::{LAYER, assert_close, fixture, max_diff, says};
+use crate::common::{assert_close, fixture, says};
 use crate::models::damaged_teacher;
 
 /// Texts of three topics with disjoint words.
@@ -46,62 +46,54 @@ fn teacher() -> Teacher {
     Teacher::open(fixture("tiny-bert"), DType::F32).unwrap()
 }
 
-fn trainer(config: TrainConfig, teacher: Option<&Teacher>, folder: &Path) -> Trainer {
-    Trainer::new(config, &texts(), teacher, folder, None).unwrap()
+fn trainer(config: TrainConfig, folder: &Path) -> Trainer {
+    Trainer::new(config, &texts(), &teacher(), folder, None).unwrap()
 }
 
 fn steps(trainer: &mut Trainer, count: usize) -> Vec<Step> {
     (0..count).map_while(|_| trainer.step().unwrap()).collect()
 }
 
-/// With a teacher and without, the loss falls; a resumed run goes on like an uninterrupted one.
+/// The loss falls; a resumed run goes on like an uninterrupted one.
 #[test]
 fn loss_falls_and_resumed_runs_go_on() {
-    let teacher = teacher();
-    let cases = [("teacher", config(), Some(&teacher)), ("masked words", TrainConfig { steps: 40, ..config() }, None)];
-    for (name, config, teacher) in cases {
-        let folder = tempfile::tempdir().unwrap();
-        let mut whole = trainer(config.clone(), teacher, folder.path());
-        let want = steps(&mut whole, 100);
-        assert_eq!(want.len(), config.steps);
-        let mean = |steps: &[Step]| steps.iter().map(|step| step.loss).sum::<f32>() / steps.len() as f32;
-        let (first, last) = (mean(&want[..4]), mean(&want[want.len() - 4..]));
-        println!("{name}: {first} to {last}");
-        assert!(last < 0.95 * first, "{name}: the mean loss of four steps went from {first} to {last}");
+    let folder = tempfile::tempdir().unwrap();
+    let new = |name: &str| trainer(config(), &folder.path().join(name));
+    let mut whole = new("whole");
+    let want = steps(&mut whole, 100);
+    assert_eq!(want.len(), config().steps);
+    let mean = |steps: &[Step]| steps.iter().map(|step| step.loss).sum::<f32>() / steps.len() as f32;
+    let (first, last) = (mean(&want[..4]), mean(&want[want.len() - 4..]));
+    assert!(last < 0.95 * first, "the mean loss of four steps went from {first} to {last}");
 
-        let folder = tempfile::tempdir().unwrap();
-        let mut killed = trainer(config.clone(), teacher, folder.path());
-        steps(&mut killed, 7);
-        killed.save().unwrap();
-        // What comes after the last save is lost.
-        steps(&mut killed, 2);
-        drop(killed);
-        let mut resumed = trainer(config, teacher, folder.path());
-        assert_eq!(resumed.steps_done(), 7);
-        assert_eq!(steps(&mut resumed, 100), want[7..], "{name}");
-        let difference = max_diff(&resumed.encode(&texts()).unwrap(), &whole.encode(&texts()).unwrap());
-        assert_eq!(difference, 0.0, "{name}");
-    }
+    let mut killed = new("killed");
+    steps(&mut killed, 7);
+    killed.save().unwrap();
+    // What comes after the last save is lost.
+    steps(&mut killed, 2);
+    drop(killed);
+    let mut resumed = new("killed");
+    assert_eq!(resumed.steps_done(), 7);
+    assert_eq!(steps(&mut resumed, 100), want[7..]);
+    let written = |trainer: &Trainer, name: &str| {
+        trainer.write(folder.path().join(name), DType::F32).unwrap();
+        std::fs::read(folder.path().join(name).join("model.safetensors")).unwrap()
+    };
+    assert!(written(&resumed, "model of the resumed run") == written(&whole, "model of the whole run"));
 }
 
 #[test]
-fn written_model_equals_the_trained_one() {
+fn written_model_is_read_like_any_other() {
     let run = tempfile::tempdir().unwrap();
     let output = run.path().join("model");
-    let mut trainer = trainer(config(), Some(&teacher()), run.path());
+    let mut trainer = trainer(config(), run.path());
     steps(&mut trainer, 5);
     trainer.write(&output, DType::F32).unwrap();
-    let mut texts = texts();
-    // Longer than it was trained on, longer than it can, and nothing.
-    texts.extend(["cat ".repeat(17), "cat ".repeat(50), String::new()]);
+    let texts = texts();
     let lines: Vec<&str> = texts.iter().map(String::as_str).collect();
     let encoder = SentenceEncoder::from_folder(&output, DType::F32, &Device::Cpu).unwrap();
     assert_eq!((encoder.embedding_size(), encoder.max_seq_length()), (8, 20));
     let got = encoder.encode(&lines, &EncodeOptions::default()).unwrap();
-    let want = trainer.encode(&texts).unwrap();
-    assert_close("embeddings", &got, &want, LAYER);
-    let found = agreement(&got, &want).unwrap();
-    assert!(found.spearman > 0.999 && found.top_1_in_10 > 0.999, "{found:?}");
 
     let config = TextModelConfig::from_file(output.join("config.json")).unwrap();
     let checkpoint = Checkpoint::open(&output).unwrap();
@@ -129,19 +121,14 @@ fn written_model_equals_the_trained_one() {
     assert_close("f16", &half.encode(&lines, &EncodeOptions::default()).unwrap(), &got, 1e-2);
 }
 
-/// The teacher encodes each text once, and held-back texts are not trained on.
 #[test]
-fn held_back_texts_are_skipped_and_the_teacher_is_cached() {
+fn the_teacher_encodes_each_text_once() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("text.txt");
-    std::fs::write(&path, " one two \n\nthree\none two\nfour\n").unwrap();
-    assert_eq!(read_texts(&path, &["four".to_string()]).unwrap(), [" one two ", "three"]);
-
     let teacher = teacher();
     let read = std::cell::Cell::new(0);
     let open = |texts: &[String]| {
         let on_progress = |done: usize, _: usize| read.set(done);
-        drop(Trainer::new(config(), texts, Some(&teacher), folder.path(), Some(&on_progress)).unwrap());
+        drop(Trainer::new(config(), texts, &teacher, folder.path(), Some(&on_progress)).unwrap());
         read.replace(0)
     };
     assert_eq!((open(&texts()), open(&texts())), (90, 0));
@@ -152,22 +139,15 @@ fn held_back_texts_are_skipped_and_the_teacher_is_cached() {
 fn mistakes_are_one_clear_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    std::fs::write(path("empty.txt"), "\n \n").unwrap();
-    says(read_texts(path("empty.txt"), &[]), &["empty.txt: holds no text, expected one text per line"]);
-    std::fs::write(path("all.txt"), "one\n\ntwo\n").unwrap();
-    let held_back = ["one", "two"].map(str::to_string);
-    says(read_texts(path("all.txt"), &held_back), &["all.txt: all of its texts are held back"]);
-    says(read_texts(path("no.txt"), &[]), &["no.txt: No such file"]);
     says(Teacher::open(path("no teacher"), DType::F32), &["no teacher", "No such file"]);
 
     let teacher = teacher();
-    let new = |config: TrainConfig, texts: &[String], teacher: Option<&Teacher>| {
-        Trainer::new(config, texts, teacher, path("run"), None).map(|_| ())
-    };
+    let new =
+        |config: TrainConfig, texts: &[String]| Trainer::new(config, texts, &teacher, path("run"), None).map(|_| ());
     let with = |change: &dyn Fn(&mut TrainConfig)| {
         let mut config = config();
         change(&mut config);
-        new(config, &texts(), None)
+        new(config, &texts())
     };
     says(with(&|c| c.vocab_size = 99_999_999_999), &["vocab_size", "99999999999"]);
     says(with(&|c| c.vocab_size = 10), &["vocab_size = 10", "expected at least"]);
@@ -176,18 +156,20 @@ fn mistakes_are_one_clear_error() {
     says(with(&|c| c.learning_rate = 0.0), &["learning_rate = 0"]);
     says(with(&|c| c.learning_rate = f64::NAN), &["learning_rate = NaN"]);
     says(with(&|c| c.steps = 0), &["steps = 0"]);
-    says(new(config(), &texts()[..1], None), &["the number of texts is 1, expected at least 2"]);
-    let wide = new(TrainConfig { hidden_size: 32, ..config() }, &texts(), Some(&teacher));
+    says(new(config(), &texts()[..1]), &["the number of texts is 1, expected at least 2"]);
+    let wide = new(TrainConfig { hidden_size: 32, ..config() }, &texts());
     says(wide, &["hidden_size = 32 is not allowed: expected at most 24, the teacher's embedding size"]);
     assert!(!path("run").exists(), "the teacher has encoded nothing");
 
-    trainer(config(), Some(&teacher), &path("run")).save().unwrap();
+    trainer(config(), &path("run")).save().unwrap();
     let other = "run.safetensors: is of a run that had other";
-    says(new(TrainConfig { seed: 1, ..config() }, &texts(), Some(&teacher)), &[other, "settings"]);
-    says(new(config(), &texts()[1..], Some(&teacher)), &[other, "texts or another teacher"]);
-    says(new(config(), &texts(), None), &[other, "texts or another teacher"]);
+    says(new(TrainConfig { seed: 1, ..config() }, &texts()), &[other, "settings"]);
+    says(new(config(), &texts()[1..]), &[other, "texts or another teacher"]);
+    let another = Teacher::open(fixture("tiny-bert"), DType::F16).unwrap();
+    let found = Trainer::new(config(), &texts(), &another, path("run"), None).map(|_| ());
+    says(found, &[other, "texts or another teacher"]);
     std::fs::write(path("run").join("run.safetensors"), b"not a run").unwrap();
-    says(new(config(), &texts(), Some(&teacher)), &["run.safetensors"]);
+    says(new(config(), &texts()), &["run.safetensors"]);
     let one = Tensor::ones((2, 3), DType::F32, &Device::Cpu).unwrap();
     says(agreement(&one, &one), &["the number of texts is 2, expected at least 3"]);
 }
@@ -197,8 +179,9 @@ fn mistakes_are_one_clear_error() {
 fn a_saved_run_is_whole_or_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
-    let new = || Trainer::new(config(), &texts(), None, folder.path(), None).map(|trainer| trainer.steps_done());
-    let mut saved = trainer(config(), None, folder.path());
+    let teacher = teacher();
+    let new = || Trainer::new(config(), &texts(), &teacher, folder.path(), None).map(|trainer| trainer.steps_done());
+    let mut saved = trainer(config(), folder.path());
     saved.step().unwrap();
     saved.save().unwrap();
     let file = Checkpoint::open(&path).unwrap();
@@ -227,27 +210,6 @@ fn a_saved_run_is_whole_or_an_error() {
         std::os::unix::fs::symlink("not mounted/run.safetensors", &path).unwrap();
         says(new(), &["run.safetensors: No such file"]);
     }
-}
-
-#[test]
-fn only_lines_of_text_are_read() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("text.txt");
-    let reads = |bytes: &[u8]| {
-        std::fs::write(&path, bytes).unwrap();
-        read_texts(&path, &[])
-    };
-    says(reads(b"one\ntwo\xff\n"), &["text.txt: line 2 is not UTF-8"]);
-    assert_eq!(reads("\u{feff}one\r\n\ntwo".as_bytes()).unwrap(), ["one", "two"]);
-    says(reads(b"\0o\0n\0e\0\n"), &["text.txt: the text is in UTF-16, expected UTF-8"]);
-    says(reads(b"one\nt\0wo\n"), &["text.txt: line 2 holds a NUL byte, expected text in UTF-8"]);
-    assert_eq!(reads(b"\tone \n two\r\n").unwrap(), ["\tone ", " two"]);
-    // Holes: one line.
-    std::fs::File::create(&path).unwrap().set_len(1 << 25).unwrap();
-    says(read_texts(&path, &[]), &["text.txt: line 1 has more than 16777216 bytes, expected one text per line"]);
-    says(read_texts(folder.path(), &[]), &["not a regular file"]);
-    #[cfg(unix)]
-    says(read_texts("/dev/zero", &[]), &["/dev/zero: not a regular file"]);
 }
 
 #[test]
@@ -286,7 +248,7 @@ fn sizes_beyond_memory_are_an_error() {
 #[test]
 fn the_vocabulary_is_what_the_texts_give() {
     let folder = tempfile::tempdir().unwrap();
-    let found = trainer(TrainConfig { vocab_size: 5_000, ..config() }, None, folder.path()).config().vocab_size;
+    let found = trainer(TrainConfig { vocab_size: 5_000, ..config() }, folder.path()).config().vocab_size;
     assert!((50..500).contains(&found), "{found}");
 }
 
@@ -297,7 +259,7 @@ fn a_teacher_that_is_not_finite_is_an_error() {
     let path = |name: &str| folder.path().join(name);
     damaged_teacher(&path("teacher"));
     let damaged = Teacher::open(path("teacher"), DType::F32).unwrap();
-    let error = Trainer::new(config(), &texts(), Some(&damaged), path("run"), None).map(|_| ()).unwrap_err();
+    let error = Trainer::new(config(), &texts(), &damaged, path("run"), None).map(|_| ()).unwrap_err();
     assert!(matches!(error, candle_attention::Error::NotFinite { .. }), "{error}");
     assert!(!path("run").exists());
 }

@@ -3,7 +3,8 @@
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention_text::train::{TrainConfig, Trainer};
+use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
+use candle_core::DType;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 
@@ -11,7 +12,7 @@ use crate::file::{Entry, damage, header, safetensors};
 use crate::folder::Folder;
 use crate::json;
 use crate::templates::entries_of;
-use crate::{message_of, rarely};
+use crate::{message_of, rarely, repository};
 
 /// The name of a saved run in its folder.
 const FILE: &str = "run.safetensors";
@@ -33,6 +34,9 @@ fn config() -> TrainConfig {
 
 static TEXTS: LazyLock<Vec<String>> = LazyLock::new(|| ["a b", "b a b", "a the", "the b"].map(str::to_string).to_vec());
 
+static TEACHER: LazyLock<Teacher> =
+    LazyLock::new(|| Teacher::open(repository("tests/fixtures/tiny-bert"), DType::F32).expect("a teacher"));
+
 /// A run after its first step.
 struct Saved {
     metadata: Map<String, Value>,
@@ -41,7 +45,7 @@ struct Saved {
 
 static SAVED: LazyLock<Saved> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut trainer = Trainer::new(config(), &TEXTS, None, folder.path(), None).expect("a run");
+    let mut trainer = Trainer::new(config(), &TEXTS, &TEACHER, folder.path(), None).expect("a run");
     trainer.step().expect("a step");
     trainer.save().expect("a saved run");
     let bytes = std::fs::read(folder.path().join(FILE)).expect("the saved run");
@@ -79,7 +83,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
     }
     let folder = Folder::new();
     folder.write(FILE, &safetensors(&text, &data, text.len() as u64));
-    let trainer = Trainer::new(config(), &TEXTS, None, folder.path(""), None);
+    let trainer = Trainer::new(config(), &TEXTS, &TEACHER, folder.path(""), None);
     let mut trainer = match trainer {
         Ok(trainer) => trainer,
         Err(error) => {
@@ -94,7 +98,7 @@ pub fn run(u: &mut Unstructured) -> Result<()> {
             assert!(step.loss.is_finite() && step.grad_norm.is_finite());
             if rarely(u, 8)? {
                 trainer.save().expect("a run saved");
-                let again = Trainer::new(config(), &TEXTS, None, folder.path(""), None).expect("what was saved");
+                let again = Trainer::new(config(), &TEXTS, &TEACHER, folder.path(""), None).expect("what was saved");
                 assert_eq!(again.steps_done(), before + 1);
             }
         }
