@@ -13,7 +13,7 @@
 mod append;
 mod cross;
 #[cfg(all(test, not(feature = "cuda")))]
-mod faults;
+mod fault_tests;
 mod int8;
 mod key_values;
 mod kv_cache;
