@@ -6,8 +6,7 @@ use crate::attention::MultiHeadAttention;
 use crate::error::Result;
 use crate::map_fields;
 use crate::ops::Quantization;
-use crate::tensor::ShareWeights;
-use crate::tensor::{Freeze, Frozen, MapTensors};
+use crate::tensor::{Freeze, Frozen, MapTensors, ShareWeights};
 use crate::weights::{AttentionWeights, NormWeights, QkvWeights};
 
 impl MultiHeadAttention {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use safetensors::Dtype;
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use crate::checkpoint::gguf::blocks::{Change, GgufTensor};
 use crate::error::{Error, Result, cut, cut_to};
@@ -31,13 +31,17 @@ pub(crate) const MAX_RANK: usize = 32;
 pub(crate) const MAX_METADATA_ENTRIES: usize = 1 << 16;
 
 /// A tensor of a file: what its header states about it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Deserialize)]
+#[serde(expecting = "an object with dtype, shape and data_offsets")]
 pub(crate) struct Entry {
     pub dtype: Dtype,
+    #[serde(deserialize_with = "shape")]
     pub shape: Box<[usize]>,
     /// Where its data starts and ends, in bytes from the end of the header on.
+    #[serde(rename = "data_offsets")]
     pub offsets: [u64; 2],
     /// How a GGUF file holds it, which is read as `dtype` and `shape` say; `None` in safetensors.
+    #[serde(skip)]
     pub gguf: Option<Box<GgufTensor>>,
 }
 
@@ -71,9 +75,10 @@ impl Entry {
     }
 }
 
-/// The tensors of a file by name, and its metadata.
-pub(crate) struct Header {
-    pub tensors: BTreeMap<String, Entry>,
+/// The tensors of a file by name, or the files of an index, and the metadata. Names are unique and short, and not too
+/// many. Most readers would take the last of several equal names.
+pub(crate) struct Header<V = Entry> {
+    pub tensors: BTreeMap<String, V>,
     pub metadata: HashMap<String, String>,
 }
 
@@ -117,34 +122,6 @@ fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), Strin
     Ok(())
 }
 
-/// A JSON object with at most `most` keys, which are unique and short. Most readers would take the last of several
-/// equal keys.
-pub(crate) struct Unique<V>(pub BTreeMap<String, V>);
-
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Names<V>(std::marker::PhantomData<V>);
-
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Names<V> {
-            type Value = Unique<V>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object of tensors by name")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Unique<V>, A::Error> {
-                let mut all = BTreeMap::new();
-                while let Some(name) = entries.next_key::<String>()? {
-                    add(&mut all, name, &mut entries)?;
-                }
-                Ok(Unique(all))
-            }
-        }
-
-        deserializer.deserialize_map(Names(std::marker::PhantomData))
-    }
-}
-
 /// Reads the value of the key `name` and adds it to `all`.
 fn add<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
     all: &mut BTreeMap<String, V>,
@@ -168,18 +145,18 @@ fn add<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
     }
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Header<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries;
+        struct Entries<V>(std::marker::PhantomData<V>);
 
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
+            type Value = Header<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("an object of tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Header, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Header<V>, A::Error> {
                 const METADATA: &str = "__metadata__";
                 let (mut tensors, mut metadata) = (BTreeMap::new(), None);
                 while let Some(name) = entries.next_key::<String>()? {
@@ -194,7 +171,7 @@ impl<'de> Deserialize<'de> for Header {
             }
         }
 
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(Entries(std::marker::PhantomData))
     }
 }
 
@@ -228,67 +205,12 @@ impl<'de> Deserialize<'de> for Metadata {
     }
 }
 
-impl<'de> Deserialize<'de> for Entry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Fields;
-
-        #[derive(serde::Deserialize)]
-        #[serde(field_identifier, rename_all = "snake_case")]
-        enum Field {
-            Dtype,
-            Shape,
-            DataOffsets,
-            #[serde(other)]
-            Other,
-        }
-
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Entry;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object with dtype, shape and data_offsets")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Entry, A::Error> {
-                fn once<T, E: serde::de::Error>(
-                    to: &mut Option<T>,
-                    value: T,
-                    name: &'static str,
-                ) -> std::result::Result<(), E> {
-                    to.replace(value).map_or(Ok(()), |_| Err(E::duplicate_field(name)))
-                }
-                let (mut dtype, mut shape, mut offsets) = (None, None, None);
-                while let Some(field) = entries.next_key()? {
-                    match field {
-                        Field::Dtype => once(&mut dtype, entries.next_value()?, "dtype")?,
-                        Field::Shape => once(&mut shape, entries.next_value_seed(Shape)?, "shape")?,
-                        Field::DataOffsets => once(&mut offsets, entries.next_value()?, "data_offsets")?,
-                        Field::Other => drop(entries.next_value::<IgnoredAny>()?),
-                    }
-                }
-                Ok(Entry {
-                    dtype: dtype.ok_or_else(|| A::Error::missing_field("dtype"))?,
-                    shape: shape.ok_or_else(|| A::Error::missing_field("shape"))?,
-                    offsets: offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?,
-                    gguf: None,
-                })
-            }
-        }
-
-        deserializer.deserialize_map(Fields)
-    }
-}
-
 /// Reads a shape of at most [`MAX_RANK`] dimensions.
-struct Shape;
-
-impl<'de> DeserializeSeed<'de> for Shape {
-    type Value = Box<[usize]>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Box<[usize]>, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
+fn shape<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Box<[usize]>, D::Error> {
+    deserializer.deserialize_seq(Shape)
 }
+
+struct Shape;
 
 impl<'de> Visitor<'de> for Shape {
     type Value = Box<[usize]>;

@@ -12,7 +12,7 @@ use candle_core::{Device, Tensor};
 
 use crate::checkpoint::gguf::header::Gguf;
 use crate::checkpoint::gguf::{GgufMetadata, config_of};
-use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, Unique};
+use crate::checkpoint::header::{Entry, Header, MAX_HEADER_BYTES};
 use crate::checkpoint::quantized::{QuantizedWeight, Settings, take_modules};
 use crate::checkpoint::shard::{OpenShard, Shard, read_tensor};
 use crate::checkpoint::source::missing;
@@ -406,16 +406,6 @@ impl Checkpoint {
         shard.read_part(name, entry, from, into)
     }
 
-    /// Calls `see` with the stored bytes of a tensor, a part at a time, until it returns true; returns whether it did.
-    /// The length of a part is a multiple of 8, except that of the last. Blocks of a GGUF file are seen as they are.
-    ///
-    /// # Errors
-    /// If no tensor has this name, it is quantized, or its file has changed or cannot be read.
-    pub fn any_bytes(&self, name: &str, see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
-        let (shard, entry) = self.stored(name)?;
-        shard.any_part(name, entry, see)
-    }
-
     /// What the header states about a tensor, or would state about the weight of a quantized module.
     pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
         match self.lookup(name)? {
@@ -470,7 +460,7 @@ impl Checkpoint {
 
 #[derive(serde::Deserialize)]
 struct Index {
-    weight_map: Unique<String>,
+    weight_map: Header<String>,
 }
 
 /// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
@@ -480,7 +470,7 @@ pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
         Error::File { reason, .. } => Error::file(path, format!("not an index: {}", cut(&reason))),
         e => e,
     })?;
-    let Unique(shards) = index.weight_map;
+    let shards = index.weight_map.tensors;
     for (tensor, file) in &shards {
         let mut components = Path::new(file).components();
         // An index must not lead out of its folder.

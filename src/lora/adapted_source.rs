@@ -7,8 +7,7 @@ use candle_core::{Device, Tensor};
 
 use crate::checkpoint::{WeightSource, below, wrong_shape};
 use crate::error::{Error, Result};
-use crate::lora::adapter::LoraAdapter;
-use crate::lora::adapter::LowRank;
+use crate::lora::adapter::{LoraAdapter, LowRank};
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Place, Shift, without_weight};
 use crate::lora::tokens::{TokenRows, copies};

@@ -36,5 +36,4 @@ pub use adapter::LoraAdapter;
 pub use config::{LoraBias, LoraConfig, TargetModules};
 pub use task_source::TaskSource;
 pub use tasks::LoraTasks;
-pub use training::FrozenSource;
-pub use training::LoraTraining;
+pub use training::{FrozenSource, LoraTraining};

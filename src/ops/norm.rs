@@ -6,8 +6,7 @@ use candle_attention_kernels::{Isa, RowNorm, Team};
 use candle_core::{D, DType, Device, Tensor};
 
 use super::cuda;
-use super::problem::Norm;
-use super::problem::{fits_fused, supports_fused};
+use super::problem::{Norm, fits_fused, supports_fused};
 use crate::error::Result;
 use crate::tensor::{
     broadcast_rows, compute_dtype, element_count, last_dim_contiguous, with_f32_slice, with_f32_slices,

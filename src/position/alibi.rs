@@ -5,8 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 use half::bf16;
 
-use super::scheme::{BiasCall, PositionScheme, RaggedSupport};
-use super::scheme::{LayerSizes, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;

@@ -6,8 +6,7 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{LayerSizes, SchemeTraits};
-use super::scheme::{PositionScheme, QueryCall};
+use super::scheme::{LayerSizes, PositionScheme, QueryCall, SchemeTraits};
 use super::t5_relative_bias::MAX_BUCKETS;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};

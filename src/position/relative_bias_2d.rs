@@ -5,8 +5,7 @@ use std::fmt;
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{BiasCall, PositionScheme};
-use super::scheme::{LayerSizes, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::{bias_from_table, compute_dtype};

@@ -5,8 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, PositionScheme, RaggedSupport};
-use super::scheme::{LayerSizes, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;

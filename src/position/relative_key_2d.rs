@@ -7,8 +7,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use super::relative_bias_2d::check_grid;
-use super::scheme::{LayerSizes, SchemeTraits};
-use super::scheme::{PositionScheme, QueryCall};
+use super::scheme::{LayerSizes, PositionScheme, QueryCall, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, GridBias};
 use crate::tensor::compute_dtype;

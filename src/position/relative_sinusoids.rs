@@ -6,8 +6,7 @@ use std::fmt;
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, PositionScheme, PositionState, RaggedSupport};
-use super::scheme::{LayerSizes, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, RaggedSupport, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, accumulate_dtype};

@@ -6,8 +6,7 @@ use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
-use super::scheme::{BiasCall, PositionScheme, TokenPositions};
-use super::scheme::{LayerSizes, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;

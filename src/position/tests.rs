@@ -6,8 +6,7 @@ use std::fmt;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use super::scheme::LayerSizes;
-use super::scheme::{BiasCall, PositionScheme};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme};
 use crate::error::Result;
 use crate::mask::AttentionMask;
 use crate::tensor::random::Random;

@@ -2,8 +2,7 @@
 
 use std::io::Write;
 
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
-use candle_attention_text::{HeadImportance, ImportanceMethod, RankedHead};
+use candle_attention_text::{EncodeOptions, HeadImportance, ImportanceMethod, RankedHead, SentenceEncoder};
 
 use super::super::shared::{Result, bar};
 

@@ -4,8 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use candle_attention::setters;
-use candle_attention::{Error, Result};
+use candle_attention::{Error, Result, setters};
 
 /// The longest revision, in bytes. Git's own limit is that of a path.
 const MAX_REVISION: usize = 255;

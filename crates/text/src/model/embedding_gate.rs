@@ -5,8 +5,7 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Quantization, Result};
-use candle_attention::{map_fields, share_fields};
+use candle_attention::{Quantization, Result, map_fields, share_fields};
 use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
 use candle_core::{Module, Tensor};
 

@@ -2,8 +2,7 @@
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::tensor::with_slices;
-use candle_attention::{Error, Result};
-use candle_attention::{map_fields, share_fields};
+use candle_attention::{Error, Result, map_fields, share_fields};
 use candle_attention_kernels::{AlignedVec, Element, element_count};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};

@@ -1,8 +1,7 @@
 //! Models that differ in some of their weights, and hold the others once.
 
-use candle_attention::Result;
-use candle_attention::share_fields;
 use candle_attention::tensor::ShareWeights;
+use candle_attention::{Result, share_fields};
 
 use crate::model::mlp::Mlp;
 use crate::model::table::Table;

@@ -2,8 +2,7 @@
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
-use candle_attention::{Error, Quantization, Result};
-use candle_attention::{map_fields, share_fields};
+use candle_attention::{Error, Quantization, Result, map_fields, share_fields};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
 use candle_core::{DType, Tensor};
 
