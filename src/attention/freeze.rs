@@ -134,39 +134,22 @@ map_fields!(AttentionWeights { qkv, o, gate, parameters, position });
 impl MapTensors for QkvWeights {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(match self {
-            Self::Split(parts) => {
-                let [q, k, v] = &**parts;
-                Self::Split(Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]))
-            }
-            Self::GatedQuery { parts, heads } => {
-                let [q, k, v] = &**parts;
-                let parts = Box::new([q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?]);
-                Self::GatedQuery { parts, heads: *heads }
-            }
+            Self::Split(parts) => Self::Split(parts.map_tensors(f)?),
+            Self::GatedQuery { parts, heads } => Self::GatedQuery { parts: parts.map_tensors(f)?, heads: *heads },
             Self::Packed(all) => Self::Packed(all.map_tensors(f)?),
             Self::Ordered(all, order) => Self::Ordered(all.map_tensors(f)?, *order),
-            Self::OrderedSplitBias { weight, biases: [q, k, v], order } => {
+            Self::OrderedSplitBias { weight, biases, order } => {
                 let weight = f(weight)?;
-                Self::OrderedSplitBias {
-                    weight,
-                    biases: [q.map_tensors(f)?, k.map_tensors(f)?, v.map_tensors(f)?],
-                    order: *order,
-                }
+                Self::OrderedSplitBias { weight, biases: biases.map_tensors(f)?, order: *order }
             }
-            Self::KeysAsValues(parts) => Self::KeysAsValues(Box::new(parts.map_tensors(f)?)),
+            Self::KeysAsValues(parts) => Self::KeysAsValues(parts.map_tensors(f)?),
             Self::Query(q) => Self::Query(q.map_tensors(f)?),
-            Self::Latent(weights) => Self::Latent(Box::new(weights.map_tensors(f)?)),
+            Self::Latent(weights) => Self::Latent(weights.map_tensors(f)?),
         })
     }
 }
 
 map_fields!(NormWeights { weight, bias });
-
-impl<T: MapTensors> MapTensors for [T; 2] {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        Ok([self[0].map_tensors(f)?, self[1].map_tensors(f)?])
-    }
-}
 
 impl MultiHeadAttention {
     /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use crate::attention::MultiHeadAttention;
 use crate::config::{AttentionConfig, Factor, HeadNorm, NormKind, NormOver, Step};
 use crate::error::Result;
-use crate::ops::{Norm, NormParameters, concat_last};
+use crate::ops::{NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, with_f32_slice};
@@ -248,10 +248,7 @@ pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> 
         NormOver::Head => xs.clone(),
         NormOver::AllHeads => xs.reshape((b, s, 1, h * d))?,
     };
-    let NormParameters { weight, bias, eps, rms, offset } = norm_parameters(norm, weights);
-    let norm = Norm { xs: &xs, add: None, add_bias: None, weight, bias, eps, rms, offset, keep_sum: false };
-    let (_, ys) = norm.forward()?;
-    Ok(ys.reshape((b, s, h, d))?)
+    Ok(norm_parameters(norm, weights).forward(&xs)?.reshape((b, s, h, d))?)
 }
 
 #[cfg(all(test, not(feature = "cuda")))]

@@ -189,10 +189,7 @@ impl CheckpointSource {
         match entry.dtype {
             F16 | BF16 | F32 | F64 => Ok(()),
             // Quantized weights need scales that a cast would leave out.
-            dtype => {
-                let expected = "f16, bf16, f32 or f64".to_string();
-                Err(Error::Tensor { name, found: format!("has dtype {dtype:?}"), expected })
-            }
+            dtype => Err(Error::tensor(name, format!("has dtype {dtype:?}"), "f16, bf16, f32 or f64")),
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::families::layouts::LAYOUTS;
 const MAX_NESTING: usize = 16;
 
 /// An attention layer of a checkpoint.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LayerInfo {
     /// The prefix of its tensors.
@@ -166,19 +166,8 @@ impl Checkpoint {
 impl LayerInfo {
     /// What the prefix and the layout of this row say.
     fn new(prefix: &str, row: usize) -> Self {
-        Self {
-            prefix: prefix.to_string(),
-            layout: LAYOUTS[row].name,
-            families: LAYOUTS[row].families,
-            num_attention_heads: None,
-            num_key_value_heads: None,
-            head_dim: None,
-            position: None,
-            mask: None,
-            dtype: String::new(),
-            parameters: 0,
-            problem: None,
-        }
+        let layout = &LAYOUTS[row];
+        Self { prefix: prefix.to_string(), layout: layout.name, families: layout.families, ..Self::default() }
     }
 }
 

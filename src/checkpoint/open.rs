@@ -293,8 +293,7 @@ impl Checkpoint {
                 let entry = self.entry(FREQUENCIES)?;
                 if entry.shape.len() != 1 || entry.shape[0] > MAX_FREQUENCIES {
                     let found = format!("has shape {:?}", entry.shape);
-                    let expected = format!("up to {MAX_FREQUENCIES} factors");
-                    return Err(Error::Tensor { name: FREQUENCIES.to_string(), found, expected });
+                    return Err(Error::tensor(FREQUENCIES, found, format!("up to {MAX_FREQUENCIES} factors")));
                 }
                 let factors = self.tensor(FREQUENCIES, &Device::Cpu)?.to_dtype(candle_core::DType::F32)?;
                 Some(factors.to_vec1::<f32>()?)
@@ -304,11 +303,10 @@ impl Checkpoint {
             let config = config_of(&gguf.metadata, &|name| gguf.rows.get(name).copied(), frequencies)?;
             match &gguf.unlisted {
                 None => Ok(config),
-                Some(name) => Err(Error::Tensor {
-                    name: cut(name),
-                    found: "is one that nothing here reads".to_string(),
-                    expected: "those that its architecture is known to have".to_string(),
-                }),
+                Some(name) => {
+                    let expected = "those that its architecture is known to have";
+                    Err(Error::tensor(cut(name), "is one that nothing here reads", expected))
+                }
             }
         };
         config().map(Some).map_err(|e| Error::file(&self.inner.path, e))

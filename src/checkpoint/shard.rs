@@ -219,11 +219,8 @@ pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Dev
         // What candle makes of rarer formats is left to it, for the price of a second copy.
         dtype => {
             let bytes = shard.read::<u8>(name, entry)?;
-            let failed = |e: String| Error::Tensor {
-                name: name.to_string(),
-                found: format!("cannot be read ({e})"),
-                expected: "a dtype that candle supports".to_string(),
-            };
+            let failed =
+                |e: String| Error::tensor(name, format!("cannot be read ({e})"), "a dtype that candle supports");
             let view = TensorView::new(dtype, entry.shape.to_vec(), &bytes).map_err(|e| failed(e.to_string()))?;
             view.load(device).map_err(|e| failed(e.to_string()))
         }

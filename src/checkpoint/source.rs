@@ -325,7 +325,7 @@ pub fn missing(name: String) -> Error {
 
 /// The error of a tensor that has another shape than expected.
 pub fn wrong_shape(name: String, found: &[usize], expected: &[usize]) -> Error {
-    Error::Tensor { name, found: format!("has shape {found:?}"), expected: format!("{expected:?}") }
+    Error::tensor(name, format!("has shape {found:?}"), format!("{expected:?}"))
 }
 
 /// A prefix of a [`VarMap`]: what is loaded from it learns.

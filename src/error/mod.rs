@@ -415,6 +415,11 @@ impl Error {
         Self::Value { what: what.into(), found: found.to_string(), expected: expected.into() }
     }
 
+    /// [`Error::Tensor`] of a stored tensor, by its full name.
+    pub fn tensor(name: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Tensor { name: name.into(), found: found.into(), expected: expected.into() }
+    }
+
     /// The error of a value of a weight, such as NaN, with the name of the weight.
     pub(crate) fn with_weight(self, name: &str) -> Self {
         match self {

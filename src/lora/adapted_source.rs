@@ -200,11 +200,10 @@ impl LowRank {
             None => Ok(self.clone()),
             Some(shape) if shape == own && !(own == other && may_be_transposed && !self.transposed) => Ok(self.clone()),
             Some(shape) if shape == other && !self.transposed => Ok(transposed),
-            Some(shape) => Err(Error::Tensor {
-                name: name.to_string(),
-                found: format!("has shape {shape:?}"),
-                expected: format!("{own:?}, by the low-rank change of the adapter"),
-            }),
+            Some(shape) => {
+                let expected = format!("{own:?}, by the low-rank change of the adapter");
+                Err(Error::tensor(name, format!("has shape {shape:?}"), expected))
+            }
         }
     }
 }

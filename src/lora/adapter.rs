@@ -143,7 +143,7 @@ fn low_rank(module: &str, parts: &Parts, config: &LoraConfig, patterns: &Pattern
             Ok(())
         } else {
             let found = format!("has shape {:?}", tensor.dims());
-            Err(Error::Tensor { name: name_of(module, part), found, expected })
+            Err(Error::tensor(name_of(module, part), found, expected))
         }
     };
     let sides = if transposed { ["rows of the table", "width"] } else { ["in", "out"] };
@@ -175,11 +175,7 @@ fn incomplete(module: &str, part: Part) -> Error {
 }
 
 fn unknown(name: &str, why: &str) -> Error {
-    Error::Tensor {
-        name: name.to_string(),
-        found: why.to_string(),
-        expected: "a tensor that the configuration names".to_string(),
-    }
+    Error::tensor(name, why, "a tensor that the configuration names")
 }
 
 /// The change of a weight: `W + scale · B A`; with a magnitude `m` each output, a row of that, is scaled to the length

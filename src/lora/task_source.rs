@@ -63,7 +63,7 @@ impl Task {
         let [a, b] = ["0.lora_A", "0.lora_B"].map(|part| part_of(name, part));
         let &[rows, width] = shape else {
             let found = format!("has shape {shape:?}");
-            return Err(Error::Tensor { name: base.full_name(name), found, expected: "(out, in)".to_string() });
+            return Err(Error::tensor(base.full_name(name), found, "(out, in)"));
         };
         let Self { index, tasks, rank, scale } = self;
         let (linear, table) = ([tasks, rank, width], [tasks, rows, rank]);

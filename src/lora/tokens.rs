@@ -21,12 +21,12 @@ impl TokenRows {
         let found = config.trainable_token_indices.iter().filter(|(end, _)| is_named(end)).collect::<Vec<_>>();
         let [(_, indices)] = found[..] else {
             let found = format!("is of a table that `trainable_token_indices` names {} times", found.len());
-            return Err(Error::Tensor { name: name.to_string(), found, expected: "once".to_string() });
+            return Err(Error::tensor(name, found, "once"));
         };
         if values.rank() != 2 || values.dims()[0] != indices.len() {
             let found = format!("has shape {:?}", values.dims());
             let expected = format!("[{}, width], by `trainable_token_indices`", indices.len());
-            return Err(Error::Tensor { name: name.to_string(), found, expected });
+            return Err(Error::tensor(name, found, expected));
         }
         Ok(Self { indices: indices.clone(), values })
     }
@@ -37,7 +37,7 @@ impl TokenRows {
         if shape.len() != 2 || shape[1] != width {
             let (found, expected) =
                 (format!("has shape {shape:?}"), format!("[rows, {width}], as rows of the adapter"));
-            return Err(Error::Tensor { name: name.to_string(), found, expected });
+            return Err(Error::tensor(name, found, expected));
         }
         match self.indices.iter().find(|row| **row >= shape[0]) {
             Some(row) => {

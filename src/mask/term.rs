@@ -33,12 +33,14 @@ impl MaskCall<'_> {
 
 /// One kind of mask.
 ///
-/// A kind has to implement [`check`](Self::check), [`dense`](Self::dense) and `Display`. Every backend is then right:
+/// A kind has to implement [`dense`](Self::dense) and `Display`, and mostly [`check`](Self::check). Every backend is then right:
 /// the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or let a
 /// gradient flow into it.
-pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
-    /// Checks shapes and values against the call.
-    fn check(&self, shape: AttnShape) -> Result<()>;
+pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
+    /// Checks shapes and values against the call. The default is for a kind that fits any call.
+    fn check(&self, _shape: AttnShape) -> Result<()> {
+        Ok(())
+    }
 
     /// The term as tensors on `device` that broadcast to `(b, h, s_q, s_kv)`, the bias in `dtype`.
     fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask>;
@@ -95,9 +97,10 @@ pub(crate) trait MaskTerm: fmt::Debug + fmt::Display + Send + Sync {
         matches!(self.structure(), Some(TermStructure::Window { .. }))
     }
 
-    /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`.
+    /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`; windows and
+    /// lengths do.
     fn adds_to_scores(&self) -> bool {
-        true
+        !matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Lengths(_)))
     }
 
     /// Whether query `i` of head `h` in sequence `b` of the call sees a key, if a function of the caller says it.

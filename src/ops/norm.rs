@@ -29,6 +29,13 @@ pub(crate) struct NormParameters<'a> {
 }
 
 impl NormParameters<'_> {
+    /// xs `(…, size)` normalized: [`Norm::forward`] without a residual.
+    pub(crate) fn forward(self, xs: &Tensor) -> Result<Tensor> {
+        let Self { weight, bias, eps, rms, offset } = self;
+        let norm = Norm { xs, add: None, add_bias: None, weight, bias, eps, rms, offset, keep_sum: false };
+        Ok(norm.forward()?.1)
+    }
+
     /// Replaces the rows `xs` by the norm of `xs`, or of `xs + residual`, by the CPU kernel.
     pub(crate) fn normalize_rows(&self, isa: Isa, team: Team, xs: &mut [f32], residual: Option<&[f32]>) -> Result<()> {
         self.run(|norm| Ok(norm.apply(isa, team, xs, residual)?))

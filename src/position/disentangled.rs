@@ -8,7 +8,7 @@ use candle_nn::Init;
 use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
-use crate::ops::{Linear, Norm, accumulate_dtype};
+use crate::ops::{Linear, NormParameters, accumulate_dtype};
 use crate::setters;
 use crate::weights::{LinearWeights, Parameter, Parameters, Presence};
 
@@ -115,19 +115,8 @@ impl Disentangled {
         let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
         if let (Some(eps), Some(weight)) = (self.norm_eps, weights.get(NORM[0])) {
-            let bias = weights.get(NORM[1]);
-            let norm = Norm {
-                xs: &embeddings,
-                add: None,
-                add_bias: None,
-                weight,
-                bias,
-                eps,
-                rms: false,
-                offset: 0.0,
-                keep_sum: false,
-            };
-            embeddings = norm.forward()?.1;
+            let norm = NormParameters { weight, bias: weights.get(NORM[1]), eps, rms: false, offset: 0.0 };
+            embeddings = norm.forward(&embeddings)?;
         }
         let width = embeddings.dim(D::Minus1)?;
         // `shared`: the layer's own projection of queries (0) or keys (1).

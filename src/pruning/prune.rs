@@ -145,7 +145,7 @@ impl Kept {
                 QkvWeights::Latent(latent) => QkvWeights::Latent(Box::new(LatentWeights {
                     q: linear(&latent.q, h, &self.q)?,
                     kv_b: latent.kv_b.as_ref().map(|kv_b| linear(kv_b, h, &self.q)).transpose()?,
-                    ..latent.map_tensors(&mut copy)?
+                    ..(**latent).map_tensors(&mut copy)?
                 })),
                 QkvWeights::KeysAsValues(parts) => QkvWeights::KeysAsValues(Box::new([
                     linear(&parts[0], h, &self.q)?,

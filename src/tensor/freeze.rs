@@ -37,6 +37,24 @@ impl MapTensors for Tensor {
     }
 }
 
+impl<T: MapTensors> MapTensors for Box<T> {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        (**self).map_tensors(f).map(Self::new)
+    }
+}
+
+impl<T: MapTensors> MapTensors for [T; 2] {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok([self[0].map_tensors(f)?, self[1].map_tensors(f)?])
+    }
+}
+
+impl<T: MapTensors> MapTensors for [T; 3] {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok([self[0].map_tensors(f)?, self[1].map_tensors(f)?, self[2].map_tensors(f)?])
+    }
+}
+
 impl<T: MapTensors> MapTensors for Vec<T> {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         self.iter().map(|part| part.map_tensors(f)).collect()

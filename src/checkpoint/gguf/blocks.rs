@@ -122,7 +122,7 @@ impl GgufType {
             TYPES.iter().filter(|(_, kind)| !matches!(kind.read, Read::Unsupported) && !kind.name.starts_with('I'));
         let names: Vec<&str> = read.map(|(_, kind)| kind.name).collect();
         let found = format!("has the GGUF type {}", self.name);
-        Err(Error::Tensor { name: name.to_string(), found, expected: format!("one of {}", names.join(", ")) })
+        Err(Error::tensor(name, found, format!("one of {}", names.join(", "))))
     }
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn read(shard: &Shard, name: &str, entry: &Entry, stored: &GgufTensor
                 if let Some(wrong) = values.iter().position(|value| !value.is_finite()) {
                     let (kind, block) = (stored.kind.name, (at + wrong) as u64 / stored.kind.elements);
                     let found = format!("has NaN or an infinity in block {block} of type {kind}");
-                    return Err(Error::Tensor { name: name.to_string(), found, expected: "finite scales".to_string() });
+                    return Err(Error::tensor(name, found, "finite scales"));
                 }
                 all[at..at + values.len()].copy_from_slice(values);
                 Ok(true)

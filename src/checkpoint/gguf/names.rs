@@ -44,7 +44,7 @@ pub(super) fn rename(
             Some((new, block, changed)) => {
                 if block.is_some_and(|block| block >= blocks) {
                     let expected = format!("one of {blocks} blocks, as `{key}` states");
-                    return Err(Error::Tensor { name, found: "is of another block".to_string(), expected });
+                    return Err(Error::tensor(name, "is of another block", expected));
                 }
                 if let Some(stored) = &mut entry.gguf {
                     stored.change = change(row, changed, metadata, &name, &stored.shape)?;
@@ -99,10 +99,9 @@ fn change(
         Some(rows) if heads > 0 && *rows > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => {
             Ok(Some(Change::HeadRows(heads)))
         }
-        _ => Err(Error::Tensor {
-            name: name.to_string(),
-            found: format!("has shape {shape:?}"),
-            expected: format!("rows of {heads} heads of an even size"),
-        }),
+        _ => {
+            let expected = format!("rows of {heads} heads of an even size");
+            Err(Error::tensor(name, format!("has shape {shape:?}"), expected))
+        }
     }
 }

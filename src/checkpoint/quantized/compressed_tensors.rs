@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use super::fp8::{FLOAT8_DTYPES, block_size, read_float8, scaled};
 use super::gptq::{WORDS, group_of_each};
 use super::module::{Checked, Fault, Module};
-use super::unpack::{transpose, unpack_row};
+use super::unpack::{transpose, unpack_rows};
 use super::{Codes, Format, Plan, Settings};
 use crate::error::Result;
 
@@ -104,12 +104,8 @@ pub(super) const PACKED: Format = Format {
     read: |module, plan| {
         let ([rows, columns], [_, groups]) = (plan.shape, plan.grid());
         let half = (1 << (plan.bits - 1)) as f32;
-        let words: Vec<u32> = module.read("weight_packed")?;
         let mut values = module.zeros(plan.shape)?;
-        let width = (columns * plan.bits).div_ceil(32).max(1);
-        for (values, words) in values.chunks_exact_mut(columns.max(1)).zip(words.chunks_exact(width)) {
-            unpack_row(words, plan.bits, values);
-        }
+        unpack_rows(&module.read("weight_packed")?, plan.bits, columns, &mut values);
         values.iter_mut().for_each(|value| *value -= half);
         let zeros = match module.dtype(ZERO) {
             None => None,
@@ -118,9 +114,7 @@ pub(super) const PACKED: Format = Format {
                 let width = (rows * plan.bits).div_ceil(32);
                 let words = transpose(&module.read::<u32>(ZERO)?, [width, groups]);
                 let mut zeros = vec![0.0; groups * rows];
-                for (zeros, words) in zeros.chunks_exact_mut(rows.max(1)).zip(words.chunks_exact(width.max(1))) {
-                    unpack_row(words, plan.bits, zeros);
-                }
+                unpack_rows(&words, plan.bits, rows, &mut zeros);
                 zeros.iter_mut().for_each(|zero| *zero -= half);
                 Some(transpose(&zeros, [groups, rows]))
             }

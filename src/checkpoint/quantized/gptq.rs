@@ -8,7 +8,7 @@
 use safetensors::Dtype;
 
 use super::module::{FLOATS, Fault, Module};
-use super::unpack::{transpose, unpack_row};
+use super::unpack::{transpose, unpack_rows};
 use super::{Codes, Format, Plan};
 use crate::error::Result;
 
@@ -72,14 +72,9 @@ fn read(module: &Module, plan: &Plan) -> Result<Codes> {
     let words = columns * plan.bits / 32;
     let packed = transpose(&module.read::<u32>("qweight")?, [words, rows]);
     let mut values = module.zeros(plan.shape)?;
-    for (values, words) in values.chunks_exact_mut(columns.max(1)).zip(packed.chunks_exact(words.max(1))) {
-        unpack_row(words, plan.bits, values);
-    }
-    let packed: Vec<u32> = module.read("qzeros")?;
+    unpack_rows(&packed, plan.bits, columns, &mut values);
     let mut zeros = vec![0.0; groups * rows];
-    for (zeros, words) in zeros.chunks_exact_mut(rows.max(1)).zip(packed.chunks_exact((rows * plan.bits / 32).max(1))) {
-        unpack_row(words, plan.bits, zeros);
-    }
+    unpack_rows(&module.read("qzeros")?, plan.bits, rows, &mut zeros);
     // Zero less one is the largest number of these bits.
     let wrap = (1 << plan.bits) as f32;
     zeros.iter_mut().for_each(|zero| *zero = (*zero + plan.zero_offset as f32) % wrap);

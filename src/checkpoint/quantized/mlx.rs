@@ -7,7 +7,7 @@
 use safetensors::Dtype;
 
 use super::module::{Checked, FLOATS, Fault, Module};
-use super::unpack::unpack_row;
+use super::unpack::unpack_rows;
 use super::{Codes, Format, Plan, Settings};
 use crate::error::Result;
 
@@ -65,13 +65,8 @@ fn affine_plan(module: &Module, settings: &Settings, biases: &str, allowed: &[us
 }
 
 fn read_affine(module: &Module, plan: &Plan, biases: &str) -> Result<Codes> {
-    let [_, columns] = plan.shape;
-    let words: Vec<u32> = module.read("weight")?;
     let mut values = module.zeros(plan.shape)?;
-    let rows = values.chunks_exact_mut(columns.max(1));
-    for (values, words) in rows.zip(words.chunks_exact((columns * plan.bits / 32).max(1))) {
-        unpack_row(words, plan.bits, values);
-    }
+    unpack_rows(&module.read("weight")?, plan.bits, plan.shape[1], &mut values);
     let (scales, biases) = (module.floats("scales")?, Some(module.floats(biases)?));
     Ok(Codes { values, scales, zeros: None, biases, groups: None })
 }

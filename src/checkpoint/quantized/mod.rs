@@ -209,8 +209,7 @@ impl QuantizedWeight {
     /// The error of a call that needs the bytes of the tensor.
     pub fn not_plain(&self) -> Error {
         let found = format!("is quantized ({})", self.describe());
-        let expected = "a tensor that is stored as it is".to_string();
-        Error::Tensor { name: join(&self.module, "weight"), found, expected }
+        Error::tensor(join(&self.module, "weight"), found, "a tensor that is stored as it is")
     }
 }
 

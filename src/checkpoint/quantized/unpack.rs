@@ -52,7 +52,7 @@ pub(crate) struct Codes {
 
 /// Unpacks a row of unsigned integers of `bits` bits, the first in the lowest bits of the first word. They may cross
 /// words.
-pub(super) fn unpack_row(words: &[u32], bits: usize, into: &mut [f32]) {
+fn unpack_row(words: &[u32], bits: usize, into: &mut [f32]) {
     let mask = (1u32 << bits) - 1;
     for (i, value) in into.iter_mut().enumerate() {
         let (word, shift) = (i * bits / 32, i * bits % 32);
@@ -62,6 +62,13 @@ pub(super) fn unpack_row(words: &[u32], bits: usize, into: &mut [f32]) {
         }
         *value = (code & mask) as f32;
     }
+}
+
+/// Unpacks rows of `columns` integers, each of which begins with a word.
+pub(super) fn unpack_rows(words: &[u32], bits: usize, columns: usize, into: &mut [f32]) {
+    let width = (columns * bits).div_ceil(32).max(1);
+    let rows = into.chunks_exact_mut(columns.max(1)).zip(words.chunks_exact(width));
+    rows.for_each(|(values, words)| unpack_row(words, bits, values));
 }
 
 /// The transpose of a matrix `(rows, columns)`.

@@ -203,12 +203,6 @@ impl MaskTerm for Function {
     }
 }
 
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl fmt::Display for Function {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_pattern { "a function of (q, k)" } else { "a function of (b, h, q, k)" })
@@ -230,6 +224,12 @@ impl FunctionRule {
     }
 }
 
+impl fmt::Debug for FunctionRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a function")
+    }
+}
+
 impl PairRule for FunctionRule {
     fn seen(&self, (b, h, i): (usize, usize, usize), block: usize) -> Seen {
         let Summary { shape, seen, blocks, .. } = &*self.summary;
@@ -246,11 +246,5 @@ impl PairRule for FunctionRule {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(hide)) {
             _ = self.failure.set(panic_message(&*panic).to_string());
         }
-    }
-}
-
-impl fmt::Debug for FunctionRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a function")
     }
 }

@@ -93,10 +93,6 @@ impl MaskTerm for KeyLengths {
     fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(self.clone())))
     }
-
-    fn adds_to_scores(&self) -> bool {
-        false
-    }
 }
 
 impl fmt::Display for KeyLengths {

@@ -14,7 +14,6 @@ use candle_core::{DType, Device};
 use crate::error::{Error, Result, panic_message};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
-use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm};
 
 /// A function of the score of query `q` of head `h` in sequence `b` with a key, for consecutive keys at a time.
@@ -75,10 +74,6 @@ impl ScoreFunction {
 }
 
 impl MaskTerm for ScoreFunction {
-    fn check(&self, _: AttnShape) -> Result<()> {
-        Ok(())
-    }
-
     /// # Errors
     /// Always: backends that read masks as tensors do not run such calls.
     fn dense(&self, _: &MaskCall, _: DType, _: &Device) -> Result<DenseMask> {
@@ -116,12 +111,6 @@ impl MaskTerm for ScoreFunction {
     }
 }
 
-impl fmt::Debug for ScoreFunction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl fmt::Display for ScoreFunction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a function of (score, b, h, q, k)")
@@ -154,6 +143,12 @@ impl ScoreFunctionCall {
     }
 }
 
+impl fmt::Debug for ScoreFunctionCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.function, f)
+    }
+}
+
 impl ScoreRule for ScoreFunctionCall {
     fn apply(&self, place: (usize, usize, usize), from: usize, scores: &mut [f32]) {
         self.replace(&*self.function.function, place, from, scores);
@@ -165,11 +160,5 @@ impl ScoreRule for ScoreFunctionCall {
             // Such a call is refused before.
             None => scores.fill(f32::NAN),
         }
-    }
-}
-
-impl fmt::Debug for ScoreFunctionCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.function, f)
     }
 }

@@ -42,10 +42,6 @@ impl Window {
 }
 
 impl MaskTerm for Window {
-    fn check(&self, _: AttnShape) -> Result<()> {
-        Ok(())
-    }
-
     fn dense(&self, call: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
         // A decoder's single query at the last key needs no mask.
         if !self.hides_any(call) {
@@ -69,10 +65,6 @@ impl MaskTerm for Window {
 
     fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(Some(Arc::new(*self)))
-    }
-
-    fn adds_to_scores(&self) -> bool {
-        false
     }
 }
 

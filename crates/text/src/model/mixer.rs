@@ -88,7 +88,7 @@ impl Mixer {
 impl MapTensors for Mixer {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(match self {
-            Self::Attention(attention, mask) => Self::Attention(Box::new(attention.map_tensors(f)?), mask.clone()),
+            Self::Attention(attention, mask) => Self::Attention(attention.map_tensors(f)?, mask.clone()),
             Self::Convolution(convolution) => Self::Convolution(convolution.map_tensors(f)?),
         })
     }
