@@ -8,6 +8,7 @@ use candle_nn::{Init, VarBuilder};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
 use crate::attention::capabilities::Capabilities;
+use crate::attention::limits::check_limits;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
@@ -104,6 +105,7 @@ impl MultiHeadAttention {
         same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
+        check_limits(&parameters)?;
         let norms = Norms::new(config, &parameters, qkv.like())?;
         let global = global_qkv(config, &parameters)?;
         let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());

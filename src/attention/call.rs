@@ -6,6 +6,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
+use crate::attention::limits::OUTPUT;
 use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::attention::tokens::{CallTokens, Counted, Projection};
 use crate::error::{Error, Result};
@@ -349,10 +350,9 @@ impl MultiHeadAttention {
         let mut shape = query.dims().to_vec();
         shape.pop();
         shape.push(self.config.resolved_output_size());
-        Ok(match self.o_proj.bias()? {
-            Some(bias) => bias.broadcast_as(shape)?,
-            None => Tensor::zeros(shape, query.dtype(), query.device())?,
-        })
+        let zeros = || Tensor::zeros(&*shape, query.dtype(), query.device());
+        let output = self.o_proj.bias()?.map_or_else(zeros, |bias| bias.broadcast_as(&*shape))?;
+        self.limited_output(OUTPUT, &output)
     }
 }
 
@@ -482,7 +482,10 @@ impl OpenCall<'_> {
             Some(places) => layer.gated(places.pack(&context)?, &places.pack(&query)?)?,
             None => layer.gated(context, &query)?,
         };
-        let mut output = if context.dtype() == dtype {
+        let context = layer.limited_input(OUTPUT, &context)?;
+        let mut output = if layer.capabilities.has_limits {
+            layer.limited_output(OUTPUT, &layer.o_proj.forward_in_dtype(&context, dtype)?)?.into()
+        } else if context.dtype() == dtype {
             layer.o_proj.forward_pending_bias(&context)?
         } else {
             layer.o_proj.forward_in_dtype(&context, dtype)?.into()

@@ -3,7 +3,7 @@
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
-use crate::weights::{GLOBAL_PARTS, Parameters, SINKS};
+use crate::weights::{GLOBAL_PARTS, LIMITS, Parameters, SINKS};
 
 /// What depends on the configuration and on which tensors there are. Whether weights are packed, or track a gradient,
 /// may change, and is asked in each call.
@@ -16,6 +16,8 @@ pub(super) struct Capabilities {
     pub reshapes: bool,
     /// Whether kernels run ragged batches over tensors, under causal masks and windows.
     pub ragged_tensors: bool,
+    /// Whether there are limits on the inputs or outputs of projections.
+    pub has_limits: bool,
     /// The most keys of a sequence, and the key of the configuration that limits them.
     most_keys: Option<(&'static str, usize)>,
 }
@@ -28,7 +30,9 @@ impl Capabilities {
         // What a call without global tokens does not read.
         let is_global = |name: &str| GLOBAL_PARTS.as_flattened().contains(&name);
         let reshapes = config.reshapes();
+        let has_limits = LIMITS.as_flattened().iter().any(|limit| parameters.get(limit).is_some());
         let rows = config.requires.is_empty()
+            && !has_limits
             && parameters.iter().all(|(name, tensor)| name != SINKS && (tensor.rank() == 1 || is_global(name)))
             && !config.add_zero_attn
             && !reshapes
@@ -44,7 +48,7 @@ impl Capabilities {
         let most_keys = limits.into_iter().filter_map(|(name, most)| Some((name, most?))).min_by_key(|limit| limit.1);
         let multi_query = config.latent.is_some_and(|latent| latent.multi_query);
         let ragged_tensors = ragged.on_tensors() && config.value_convolution.is_none() && !multi_query;
-        Self { rows, reshapes, ragged_tensors, most_keys }
+        Self { rows, reshapes, ragged_tensors, has_limits, most_keys }
     }
 
     /// Checks that a sequence has no more keys than the layer takes: an indexer chooses among more.

@@ -20,6 +20,7 @@ mod compressed_keys;
 mod freeze;
 mod global;
 mod latent;
+mod limits;
 mod observe;
 mod options;
 mod output_stage;

@@ -45,14 +45,15 @@ impl MultiHeadAttention {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
         let query_bias = config.position.scheme().query_bias(&self.position)?;
-        let unchanged = config.clip_qkv.is_none() && !config.steps.has_more_than_rotation() && query_bias.is_none();
+        let is_limited = config.clip_qkv.is_some() || self.capabilities.has_limits;
+        let unchanged = !is_limited && !config.steps.has_more_than_rotation() && query_bias.is_none();
         if unchanged && !config.position.scheme().traits().rotates {
             let [q, k, v] = self.project_at(xs, places, sizes, dtype)?;
             return Ok((q, Stored::KeyValues([k, v])));
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let [mut q, k, v] = self.stepped([self.clipped(q)?, self.clipped(k)?, self.clipped(v)?], tokens)?;
+        let [mut q, k, v] = self.stepped([self.clipped(0, q)?, self.clipped(1, k)?, self.clipped(2, v)?], tokens)?;
         if let Some(bias) = query_bias {
             q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
         }
@@ -91,8 +92,9 @@ impl MultiHeadAttention {
         sizes: [usize; 3],
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
-        let Some(places) = places else { return self.qkv.forward(xs, sizes, dtype) };
-        let [query, key, value] = map_distinct(xs, |xs| places.pack(xs))?;
+        let xs = [self.limited_input(0, xs[0])?, self.limited_input(1, xs[1])?, self.limited_input(2, xs[2])?];
+        let Some(places) = places else { return self.qkv.forward(xs.each_ref(), sizes, dtype) };
+        let [query, key, value] = map_distinct(xs.each_ref(), |xs| places.pack(xs))?;
         let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
         Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
     }
@@ -110,8 +112,8 @@ impl MultiHeadAttention {
             return Err(Error::value("the keys of a call", "those of a memory or of another layer", expected));
         }
         let wide = accumulate_dtype(self.qkv.like());
-        let q = self.qkv.query(query, self.config.resolved_head_dim(), wide)?;
-        Ok(self.stepped_queries(self.clipped(q)?, s_kv, tokens)?.to_dtype(dtype)?)
+        let q = self.qkv.query(&self.limited_input(0, query)?, self.config.resolved_head_dim(), wide)?;
+        Ok(self.stepped_queries(self.clipped(0, q)?, s_kv, tokens)?.to_dtype(dtype)?)
     }
 
     /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
@@ -119,8 +121,9 @@ impl MultiHeadAttention {
     pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
-        let [k, v] = self.qkv.key_value([key, value], sizes, wide)?;
-        let [k, v] = self.stepped_memory([self.clipped(k)?, self.clipped(v)?])?;
+        let [key, value] = [self.limited_input(1, key)?, self.limited_input(2, value)?];
+        let [k, v] = self.qkv.key_value([&key, &value], sizes, wide)?;
+        let [k, v] = self.stepped_memory([self.clipped(1, k)?, self.clipped(2, v)?])?;
         Ok([self.append(k.to_dtype(dtype)?, 0)?, self.append(v.to_dtype(dtype)?, 1)?])
     }
 
@@ -142,7 +145,9 @@ impl MultiHeadAttention {
         }
     }
 
-    fn clipped(&self, xs: Tensor) -> Result<Tensor> {
+    /// The output of the projection of queries (0), keys (1) or values (2) within its limits.
+    fn clipped(&self, projection: usize, xs: Tensor) -> Result<Tensor> {
+        let xs = self.limited_output(projection, &xs)?;
         Ok(match self.config.clip_qkv {
             Some(limit) => xs.clamp(-limit, limit)?,
             None => xs,

@@ -18,7 +18,7 @@ use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
-use crate::weights::{CONTEXT_NORM_PARTS, NORM_PARTS};
+use crate::weights::{CONTEXT_NORM_PARTS, LIMITS, NORM_PARTS};
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -212,6 +212,7 @@ fn configure(
         layout: layout.name(),
         pruned,
     };
+    layer.check_limits(LIMITS.as_flattened().iter().any(|limit| held(limit)))?;
     let (config, mask) = (layer.configure(config, &contents), layer.mask());
     // What is wrong with these sizes is an error where they are used.
     for key in ["head_dim", "num_key_value_heads"] {

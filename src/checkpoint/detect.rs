@@ -15,7 +15,7 @@ use crate::families::layout::{
     QkvNames,
 };
 use crate::families::layouts::{LAYOUTS, detected};
-use crate::weights::CONTEXT_NORM_PARTS;
+use crate::weights::{CONTEXT_NORM_PARTS, LIMITS};
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
 const IGNORED: &[&str] = &[
@@ -160,7 +160,9 @@ impl Layout {
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let parameter = |name: &str| {
             let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names).chain(&IN_ALL_LAYOUTS);
+            let is_limit = |limit: &&str| self.parameter_name(limit).is_some_and(|limit| limit == name);
             stored.any(|stored| *stored == name || below(stored, name).is_some())
+                || LIMITS.as_flattened().iter().any(is_limit)
         };
         let ignored = |name: &str| {
             parameter(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))
@@ -202,7 +204,8 @@ fn unknown(source: &dyn WeightSource) -> Error {
     };
     // The layout with the smallest share of missing names; a count would favor fused layouts, which need fewer.
     let share = |layout: &Layout| lacking(layout).len() * 12 / layout.required().len();
-    let nearest = LAYOUTS.iter().min_by_key(|layout| share(layout)).unwrap_or(&LAYOUTS[0]);
+    let possible = LAYOUTS.iter().filter(|layout| layout.is_at(&source.full_name("")));
+    let nearest = possible.min_by_key(|layout| share(layout)).unwrap_or(&LAYOUTS[0]);
     let keys = match source.names() {
         Some(names) if names.is_empty() => "it holds no tensor".to_string(),
         Some(names) => format!("it holds {}", list(&names)),

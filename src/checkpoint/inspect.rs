@@ -12,6 +12,7 @@ use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::shared_tables::read_with_shared_tables;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::error::Result;
+use crate::families::layout::BESIDE;
 use crate::families::layouts::LAYOUTS;
 
 /// The most layers that a layer may be inside of, by its prefix. Each lists the tensors of those inside it, so that
@@ -90,7 +91,8 @@ impl Checkpoint {
         let source = self.at(prefix, DType::F32, &Device::Cpu);
         let mut info = LayerInfo::new(prefix, row);
         let mut dtypes: Vec<String> = Vec::new();
-        let beside = LAYOUTS[row].beside(|name| source.contains(name));
+        let beside = LAYOUTS[row].input_weights(|name| name.starts_with(BESIDE)).into_iter();
+        let beside = beside.flat_map(|name| [name.to_string(), name.replace(".weight", ".bias")]);
         for name in source.names().into_iter().flatten().chain(beside) {
             // Norms stored next to BERT's attention are not part of it.
             if name.split('.').any(|part| part == "LayerNorm") {

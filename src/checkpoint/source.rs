@@ -300,8 +300,7 @@ fn missing_in(vb: &VarBuilder, name: &str) -> Error {
     }
 }
 
-/// `prefix.name`, where the prefix may be empty. A name that begins with `../` stands beside the prefix: without its last
-/// component.
+/// `prefix.name`, where the prefix may be empty. A name that begins with `../` stands beside the last component of it.
 pub fn join(prefix: &str, name: &str) -> String {
     match (prefix, name.strip_prefix(BESIDE)) {
         ("", _) => name.to_string(),

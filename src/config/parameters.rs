@@ -3,8 +3,9 @@
 use candle_nn::Init;
 
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, OutputGroups, Scoring};
+use crate::position::Position;
 use crate::weights::{
-    BIAS_KV, COMPRESSOR, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LOGIT_SCALE, NORM_PARTS,
+    BIAS_KV, COMPRESSOR, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LIMITS, LOGIT_SCALE, NORM_PARTS,
     OUTPUT_GROUPS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
@@ -129,6 +130,24 @@ impl AttentionConfig {
                 heads: HeadKind::KeyValue,
                 ..Parameter::new(name, shape, init)
                     .with_presence(asked(latent.is_some_and(|latent| latent.compression.is_some())))
+            }
+        }));
+
+        // What the projections of these layers give is not what limits are of.
+        let is_other =
+            self.latent.is_some() || self.global_tokens || matches!(self.position, Position::Disentangled(_));
+        let is_limited = !is_other && self.key_value_source == KeyValueSource::Projections;
+        rows.extend(LIMITS.as_flattened().iter().enumerate().map(|(i, name)| {
+            let other = LIMITS.as_flattened()[i ^ 1];
+            Parameter {
+                field: "limits",
+                init: None,
+                heads: if (4..12).contains(&i) { HeadKind::KeyValue } else { HeadKind::Query },
+                ..Parameter::new(name, [], Init::Const(0.0)).with_presence(if is_limited {
+                    Presence::Together(other)
+                } else {
+                    Presence::Absent
+                })
             }
         }));
 

@@ -156,7 +156,7 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             _ => config.scale,
         };
         assert_eq!(config.scale, scale, "{what}");
-        assert_eq!(config.softcap, number("attn_logit_softcapping"), "{what}");
+        assert_eq!(config.softcap, number(family.softcap.unwrap_or("attn_logit_softcapping")), "{what}");
         if let Position::Rotary(rotary) = &config.position {
             check_rotary(&what, rotary, values, if windowed { "sliding_attention" } else { "full_attention" });
         }

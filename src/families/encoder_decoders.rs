@@ -12,7 +12,8 @@ const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE 
 
 /// What attention between bytes and patches takes.
 const PATCHES: &str = "in cross-attention, `q_norm` and `k_norm` are norms of the inputs, which a call gives as they are \
-    after them; the mask shows each patch its bytes, and in the decoder each byte its patch";
+    after them; the mask shows each patch its bytes, of which a patch behind the text has none, and in the decoder each \
+    byte its patch";
 
 /// The encoder of speech is a Conformer.
 const SEAMLESS: Family = Family {

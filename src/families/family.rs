@@ -162,6 +162,7 @@ pub(crate) const BASE: Family = Family {
         query_factor: QueryFactor::None,
         value_norm: false,
         value_rotation: None,
+        key_factor: None,
         value_factor: None,
     },
     shares_keys: false,
@@ -266,6 +267,8 @@ pub(crate) enum Sides {
     /// All tokens of the window, the token itself included; of an even number, one more comes after it than before it
     /// (T5Gemma 2).
     Around,
+    /// One token more than there are on the left, the token itself included (audio of Gemma 4).
+    OneMore,
 }
 
 /// Which layers have a sliding window. Variants that mention `layer_types` read it before their own rule.
@@ -315,7 +318,7 @@ pub(crate) struct LatentRow {
 }
 
 /// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StepsRow {
     /// Whether norms of queries and keys come after the rotation.
     pub norm_after_rotation: bool,
@@ -327,6 +330,8 @@ pub(crate) struct StepsRow {
     pub value_norm: bool,
     /// The key that, if it is true, makes values be rotated, too; an empty one always is.
     pub value_rotation: Option<&'static str>,
+    /// A factor on keys.
+    pub key_factor: Option<f64>,
     /// The key for a factor on values.
     pub value_factor: Option<&'static str>,
 }

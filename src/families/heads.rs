@@ -12,7 +12,7 @@ const DEFAULT_HEADS: &[(usize, &[&str])] = &[
         "dinov3_vit", "groupvit_vision_model"]),
     (8, &["aimv2_vision_model", "blip_text_model", "bloom", "clip_text_model", "clipseg_text_model",
         "csm_depth_decoder_model", "diffusion_gemma_text", "edgetam_video_mask_decoder", "fun_asr_nano_adaptor",
-        "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text",
+        "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_audio", "gemma4_text", "gemma4_unified_text",
         "granite_speech5_encoder", "imagegpt", "metaclip_2_text_model", "mimi", "mimi_decoder", "mimi_encoder",
         "moonshine", "moonshine_streaming_encoder", "nemotron_asr_streaming_encoder", "ovis2_vision",
         "owlv2_text_model", "owlvit_text_model", "parakeet_encoder", "pocket_tts_audio_tokenizer_decoder",

@@ -70,6 +70,7 @@ pub(super) const KEYS: &[(&str, Kind, &str)] = &[
     ("index_topk", ANY, "keys that an indexer chooses"),
     ("attn_logit_softcapping", NUMBER, "a cap on the scores"),
     ("conf_attention_logit_cap", NUMBER, "a cap on the scores"),
+    ("attention_logit_cap", NUMBER, "a cap on the scores"),
     ("clip_qkv", NUMBER, "a limit on queries, keys and values"),
     ("query_pre_attn_scalar", NUMBER, SCALE),
     ("attention_multiplier", NUMBER, SCALE),

@@ -431,7 +431,7 @@ impl<'a> Layer<'a> {
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
             LayerPositions::ComputedBias { shrinks } => self.computed_bias(shrinks)?,
             LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids::default()),
-            LayerPositions::LocalSinusoids(right) => self.local_sinusoids(right)?,
+            LayerPositions::LocalSinusoids { right, chunk } => self.local_sinusoids(right, chunk)?,
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,
             LayerPositions::SharedRelativeKeys(part, key) => self.shared_relative_keys(part, key)?,

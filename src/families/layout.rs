@@ -2,7 +2,7 @@
 
 use crate::config::ProjectionBias;
 use crate::weights::{
-    BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
+    BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LIMITS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
 /// The orientation of a stored weight.
@@ -197,13 +197,6 @@ impl Layout {
         self.o.weight
     }
 
-    /// The names of the tensors beside the prefix of the layer, of those that a source holds.
-    pub(crate) fn beside(&self, holds: impl Fn(&str) -> bool) -> Vec<String> {
-        let weights = self.input_weights(|name| name.starts_with(BESIDE));
-        let names = weights.into_iter().flat_map(|name| [name.to_string(), name.replace(".weight", ".bias")]);
-        names.filter(|name| holds(name)).collect()
-    }
-
     /// The names of the weights of queries, keys, values and a gate, of those that a source holds.
     pub fn input_weights(&self, holds: impl Fn(&str) -> bool) -> Vec<&'static str> {
         let weights = match self.qkv {
@@ -305,7 +298,8 @@ impl Layout {
     pub(crate) fn parameter_name(&self, parameter: &str) -> Option<String> {
         // This crate's own layout has all under their own names.
         let own = PARAMETER_NAMES.iter().map(|(name, _)| *name).filter(|_| self.name == "candle-attention");
-        let anywhere = IN_ALL_LAYOUTS.into_iter().chain(own).map(|name| (name, name));
+        let limits = LIMITS.as_flattened().iter().copied();
+        let anywhere = IN_ALL_LAYOUTS.into_iter().chain(limits).chain(own).map(|name| (name, name));
         self.parameters.iter().copied().chain(anywhere).find_map(|names| renamed(parameter, names))
     }
 

@@ -11,7 +11,7 @@ use crate::families::layout::{
 use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 macro_rules! linear {
-    ($name:literal) => {
+    ($name:expr) => {
         LinearNames {
             weight: concat!($name, ".weight"),
             bias: concat!($name, ".bias"),
@@ -62,6 +62,17 @@ macro_rules! network {
         ]
     };
 }
+/// The projections of contents and of position vectors.
+macro_rules! apart {
+    ($start:literal, $q:literal, $k:literal, $v:literal, $sines:expr) => {
+        ApartNames {
+            q: [linear!(concat!($start, $q, "content_proj")), linear!(concat!($start, $q, "pos_proj"))],
+            k: [linear!(concat!($start, $k, "content_proj")), linear!(concat!($start, $k, "pos_proj"))],
+            v: linear!(concat!($start, $v, "proj")),
+            sines: $sines,
+        }
+    };
+}
 macro_rules! split {
     ($linear:ident, $q:literal, $k:literal, $v:literal) => {
         QkvNames::Split([$linear!($q), $linear!($k), $linear!($v)])
@@ -109,34 +120,12 @@ const DEEPSEEK_V4_PARAMETERS: &[(&str, &str)] = &[
     ("compressor.kv_norm", "compressor.norm"),
 ];
 
-/// The projections of contents and of position vectors in DAB-DETR's self-attention.
-const DAB_SELF: ApartNames = ApartNames {
-    q: [linear!("self_attn_query_content_proj"), linear!("self_attn_query_pos_proj")],
-    k: [linear!("self_attn_key_content_proj"), linear!("self_attn_key_pos_proj")],
-    v: linear!("self_attn_value_proj"),
-    sines: None,
-};
-/// Those of its cross-attention.
-const DAB_CROSS: ApartNames = ApartNames {
-    q: [linear!("cross_attn_query_content_proj"), linear!("cross_attn_query_pos_proj")],
-    k: [linear!("cross_attn_key_content_proj"), linear!("cross_attn_key_pos_proj")],
-    v: linear!("cross_attn_value_proj"),
-    sines: Some(linear!("cross_attn_query_pos_sine_proj")),
-};
-
+const DAB_SELF: ApartNames = apart!("self_attn_", "query_", "key_", "value_", None);
+const DAB_CROSS: ApartNames =
+    apart!("cross_attn_", "query_", "key_", "value_", Some(linear!("cross_attn_query_pos_sine_proj")));
 /// Those of Conditional DETR, beside the modules of the output projections.
-const CONDITIONAL_SELF: ApartNames = ApartNames {
-    q: [linear!("../sa_qcontent_proj"), linear!("../sa_qpos_proj")],
-    k: [linear!("../sa_kcontent_proj"), linear!("../sa_kpos_proj")],
-    v: linear!("../sa_v_proj"),
-    sines: None,
-};
-const CONDITIONAL_CROSS: ApartNames = ApartNames {
-    q: [linear!("../ca_qcontent_proj"), linear!("../ca_qpos_proj")],
-    k: [linear!("../ca_kcontent_proj"), linear!("../ca_kpos_proj")],
-    v: linear!("../ca_v_proj"),
-    sines: Some(linear!("../ca_qpos_sine_proj")),
-};
+const CONDITIONAL_SELF: ApartNames = apart!("../sa_", "q", "k", "v_", None);
+const CONDITIONAL_CROSS: ApartNames = apart!("../ca_", "q", "k", "v_", Some(linear!("../ca_qpos_sine_proj")));
 
 /// The norms of queries and keys by one pair of their names.
 const fn qk_norms(row: usize) -> [(&'static str, &'static str); 2] {
@@ -246,7 +235,7 @@ const BASE: Layout = Layout {
     may_be_eva: false,
 };
 
-/// Every known layout: [`detected`] has the order in which detection tries them.
+/// Every known layout, in the order in which detection tries them, after those that a component of the prefix tells.
 #[rustfmt::skip]
 pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "candle-attention", families: "this crate, Llama, Mistral, Qwen2, DINOv3, AFMoE, BitNet",
@@ -455,6 +444,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         parameters: &[(FACTORS[0], "attn.per_dim_scale")],
         position: &[PositionName { stored: "attn.relative_position_embedding.pos_proj.weight", ..RELATIVE_SINUSOIDS[0] }],
         after: &["pre_attn_norm", "post_norm"], ..BASE },
+    Layout { name: "gemma4-audio", families: "audio of Gemma 4",
+        qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("post.linear"),
+        biases: &[NONE], parameters: &[(FACTORS[0], "per_dim_scale"), ("o_proj", "post")],
+        position: &[RELATIVE_SINUSOIDS[0]], ..BASE },
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },
@@ -508,14 +501,13 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         may_be_eva: true, ..BASE },
 ];
 
-/// The rows of [`LAYOUTS`] in the order in which detection tries them: first those that a component of the prefix tells.
+/// The rows of [`LAYOUTS`] in the order in which detection tries them.
 pub(crate) fn detected() -> impl Iterator<Item = (usize, &'static Layout)> {
     let rows = || LAYOUTS.iter().enumerate();
     rows().filter(|(_, layout)| layout.within.is_some()).chain(rows())
 }
 
-/// Every known layout, in the order in which detection tries them, but for those that are tried before, where a
-/// component of the prefix tells them.
+/// Every known layout, in the order in which detection tries them, after those that a component of the prefix tells.
 pub fn layouts() -> impl ExactSizeIterator<Item = &'static Layout> {
     LAYOUTS.iter()
 }

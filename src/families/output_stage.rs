@@ -52,6 +52,15 @@ impl Layer<'_> {
         }
     }
 
+    /// Checks that limits on inputs and outputs of projections are used if the checkpoint holds them.
+    pub(crate) fn check_limits(&self, held: bool) -> Result<()> {
+        const KEY: &str = "use_clipped_linears";
+        match self.flag(KEY)?.unwrap_or(self.family.default(KEY).is_some()) {
+            false if held => Err(Error::config(KEY, false, "true: the checkpoint holds limits of projections")),
+            _ => Ok(()),
+        }
+    }
+
     /// The most keys of a layer that has an indexer.
     pub(super) fn max_keys(&self, config: &AttentionConfig) -> Result<usize> {
         let required = |key: &'static str| {

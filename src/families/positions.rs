@@ -33,8 +33,9 @@ pub(crate) enum LayerPositions {
     ComputedBias { shrinks: bool },
     /// Projected sinusoids of distances (Parakeet).
     RelativeSinusoids,
-    /// The same as the Universal Speech Model has them; the key for tokens after a query in its window, which has none.
-    LocalSinusoids(&'static str),
+    /// The same as the Universal Speech Model has them; the key for tokens after a query in its window, which has none,
+    /// and the key for the size of the chunks, if distances are counted from half of what a chunk sees.
+    LocalSinusoids { right: &'static str, chunk: Option<&'static str> },
     /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
     Conformer(&'static str),
     /// Embeddings of distances within blocks of tokens, the key for the most distances; `context_size` is that of a
@@ -64,7 +65,7 @@ impl LayerPositions {
                 | Self::Disentangled { .. }
                 | Self::ComputedBias { .. }
                 | Self::RelativeSinusoids
-                | Self::LocalSinusoids(_)
+                | Self::LocalSinusoids { .. }
                 | Self::Conformer(_)
                 | Self::RelativeKeyBlocks(_)
                 | Self::SharedRelativeKeys(..)

@@ -35,11 +35,19 @@ impl Layer<'_> {
         })
     }
 
-    pub(super) fn local_sinusoids(&self, right: &'static str) -> Result<Position> {
-        match self.number(right)?.filter(|stated| *stated > 0) {
-            Some(stated) => Err(Error::config(right, stated, "0: this version has these windows on the left alone")),
-            None => Ok(Position::RelativeSinusoids(RelativeSinusoids::default().with_in_halves(true))),
+    pub(super) fn local_sinusoids(&self, right: &'static str, chunk: Option<&'static str>) -> Result<Position> {
+        if let Some(stated) = self.number(right)?.filter(|stated| *stated > 0) {
+            return Err(Error::config(right, stated, "0: this version has these windows on the left alone"));
         }
+        if let Some(key) = chunk {
+            // The sinusoids are those of half the width of what a chunk sees.
+            let chunk = self.number(key)?.unwrap_or_default();
+            let left = self.number(self.family.window.key)?.unwrap_or_default().saturating_sub(1);
+            if chunk.saturating_add(left) / 2 != left {
+                return Err(Error::config(key, chunk, format!("{left}: distances are counted from half of a context")));
+            }
+        }
+        Ok(Position::RelativeSinusoids(RelativeSinusoids::default().with_in_halves(true)))
     }
 
     pub(super) fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {

@@ -4,7 +4,7 @@ use crate::config::CallInput;
 use crate::families::decoders::LLAMA;
 use crate::families::family::{
     BART, BASE, Causal, Family, LayerPositions, OWN, QueryFactor, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
-    StepsRow, Window, WindowLayers,
+    Sides, StepsRow, Window, WindowLayers,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -22,6 +22,9 @@ const STREAM: Family = Family {
     positions: LayerPositions::Rotary(ROTARY),
     ..PLAIN
 };
+
+/// The factor on keys of Gemma 4's audio: `softplus(1) / ln 2`.
+const KEY_FACTOR: f64 = 1.894_636_123_972_011_5;
 
 #[rustfmt::skip]
 pub(crate) const SPEECH: &[Family] = &[
@@ -77,7 +80,7 @@ pub(crate) const SPEECH: &[Family] = &[
         layouts: &["gemma3n-audio"],
         causal: Causal::Always,
         window: Window { key: "conf_attention_context_left", ..STREAM.window },
-        positions: LayerPositions::LocalSinusoids("conf_attention_context_right"),
+        positions: LayerPositions::LocalSinusoids { right: "conf_attention_context_right", chunk: None },
         scale: Scale::One,
         softcap: Some("conf_attention_logit_cap"),
         steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
@@ -85,6 +88,23 @@ pub(crate) const SPEECH: &[Family] = &[
             ("conf_num_attention_heads", 8.0),
             ("conf_attention_context_left", 13.0),
             ("conf_attention_logit_cap", 50.0),
+        ],
+        ..PLAIN
+    },
+    Family {
+        model_types: &["gemma4_audio"],
+        layouts: &["gemma4-audio"],
+        causal: Causal::Always,
+        window: Window { key: "attention_context_left", sides: Sides::OneMore, ..STREAM.window },
+        positions: LayerPositions::LocalSinusoids { right: "attention_context_right", chunk: Some("attention_chunk_size") },
+        scale: Scale::One,
+        softcap: Some("attention_logit_cap"),
+        steps: StepsRow { query_factor: QueryFactor::Softplus, key_factor: Some(KEY_FACTOR), ..BASE.steps },
+        defaults: &[
+            ("attention_context_left", 13.0),
+            ("attention_chunk_size", 12.0),
+            ("attention_logit_cap", 50.0),
+            ("use_clipped_linears", 1.0),
         ],
         ..PLAIN
     },

@@ -44,6 +44,7 @@ impl Layer<'_> {
         if let Some(factor) = self.query_factor(d)? {
             sides[0].push(Step::Factor(factor));
         }
+        sides[1].extend(row.key_factor.map(|factor| Step::Factor(Factor::Constant(factor))));
         if row.value_norm {
             sides[2].push(Step::Norm(without_weight()?));
         }

@@ -35,7 +35,6 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
         "a model of timm: layers are read from timm's own files, as of the family `timm`",
     ),
-    unsupported(&["gemma4_audio"], "limits on the inputs and outputs of projections"),
     unsupported(
         &["mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",

@@ -226,13 +226,14 @@ impl<'a> Layer<'a> {
         if !causal {
             let sides = if bidirectional { Sides::Both } else { window.sides };
             let [before, after] = match sides {
-                Sides::Each => [width; 2],
+                Sides::Each | Sides::OneMore => [width; 2],
                 Sides::Both => [width / 2; 2],
                 Sides::Around => [width.saturating_sub(1) / 2, width / 2],
             };
             return Ok(AttentionMask::window(Some(before), Some(after)));
         }
         // A token sees itself, and the tokens before it within the width; within half of one that is of both sides.
+        let width = width.saturating_sub(usize::from(window.sides == Sides::OneMore));
         let side = if window.sides == Sides::Both { width / 2 } else { width };
         match side.checked_sub(1) {
             Some(before) => Ok(AttentionMask::window(Some(before), Some(0))),

@@ -51,6 +51,13 @@ pub(crate) const COMPRESSOR: [&str; 4] = [
     "compressor.position_bias",
     "compressor.kv_norm.weight",
 ];
+/// The limits on the inputs and on the outputs of the projections of queries, keys, values and the output, `()`.
+pub(crate) const LIMITS: [[&str; 4]; 4] = [
+    ["q_proj.input_min", "q_proj.input_max", "q_proj.output_min", "q_proj.output_max"],
+    ["k_proj.input_min", "k_proj.input_max", "k_proj.output_min", "k_proj.output_max"],
+    ["v_proj.input_min", "v_proj.input_max", "v_proj.output_min", "v_proj.output_max"],
+    ["o_proj.input_min", "o_proj.input_max", "o_proj.output_min", "o_proj.output_max"],
+];
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
 /// Its weight and its bias.
@@ -72,6 +79,8 @@ pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_
 /// - `o_a_proj.weight` `(groups · rank, h / groups · d_v)`: the projections of groups of heads, one below the other.
 /// - `compressor.kv_proj.weight`, `compressor.gate_proj.weight` `(n, key_size)`, `compressor.position_bias` `(rate, n)`
 ///   and `compressor.kv_norm.weight` `(d)`: keys of blocks of tokens, with `n = d`, or `2 d` if blocks overlap.
+/// - `q_proj.input_min`, `q_proj.input_max`, `q_proj.output_min`, `q_proj.output_max` `()`, and the same of `k_proj`,
+///   `v_proj` and `o_proj`: limits to which the inputs and the outputs of a projection are clamped.
 /// - `attn_sub_norm`: the norm of the context, a `.weight` and perhaps a `.bias`, `(d_v)` or `(h · d_v)`.
 ///
 /// The documentation of each scheme in [`position`](crate::position) lists the names and shapes of its tensors, such as
@@ -246,8 +255,12 @@ impl Parameter {
 
     /// The error for a tensor that is not there under this name.
     pub fn missing(&self, name: String) -> Error {
-        let shared =
-            if self.presence == Presence::Shared { "; one that layers share is given as a weight" } else { "" };
-        Error::MissingTensor { name, why: format!("the configuration sets {}{shared}", self.field) }
+        let set = format!("the configuration sets {}", self.field);
+        let why = match self.presence {
+            Presence::Shared => format!("{set}; one that layers share is given as a weight"),
+            Presence::Together(other) => format!("the layer has `{other}`"),
+            _ => set,
+        };
+        Error::MissingTensor { name, why }
     }
 }

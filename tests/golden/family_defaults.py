@@ -25,6 +25,7 @@ KEYS = [
     "num_attention_heads", "rope_parameters", "layer_types", "sliding_window", "local_attention",
     "window_size", "rms_norm_eps", "layer_norm_eps", "norm_eps", "query_pre_attn_scalar",
     "attention_multiplier", "attn_logit_softcapping", "key_multiplier", "rotary_dim", "attention_window_size",
+    "attention_context_left", "attention_logit_cap",
 ]
 
 SIZES = ["hidden_size", "d_model", "dim", "n_embd", "head_dim", "num_key_value_heads"]

@@ -61,6 +61,8 @@ def randomise(model):
     for name, b in model.named_buffers():
         if name.endswith("attn_mask_probs"):  # as a trained model has them
             b.zero_()
+        if name.endswith(tiny.LIMITS):  # that are met
+            b.uniform_(0.3, 0.7).mul_(-1.0 if name.endswith("_min") else 1.0)
     return model.eval()
 
 
@@ -275,6 +277,11 @@ def case_tensors(prefix, here, tensors, model_type):
     tensors[f"golden.{name}.output"] = out
     given_tensors(name, tiny.GIVEN.get(model_type, {}), here["arguments"], tensors, tiny.DIVIDED.get(model_type, 1.0),
                   model_type in tiny.NEIGHBORS)
+    given = tensors.get(f"golden.{name}.mask") if model_type in tiny.BLIND else None
+    if given is not None:
+        sees = (given > -1).any(-1).flatten(0, 1).any(0)
+        q = q[:, sees]
+        tensors |= {f"golden.{name}.input": q, f"golden.{name}.output": out[:, sees], f"golden.{name}.mask": given[:, :, sees]}
     for part in ("cos", "sin"):  # which the keys of a memory repeat
         given = tensors.get(f"golden.{name}.{part}")
         if given is not None and given.shape[1] < k.shape[1] and k.shape[1] % given.shape[1] == 0:

@@ -63,6 +63,7 @@ LAYOUTS = [
     (["query_proj", "key_proj", "value_proj"], "out_proj"),
     (["query", "key_protein", "value_protein"], "out_proj"),
     (["attn.q_proj", "attn.k_proj", "attn.v_proj"], "post"),
+    (["q_proj.linear", "k_proj.linear", "v_proj.linear"], "post.linear"),
     (["linear_q", "linear_k", "linear_v"], "linear_out"),
     (["q_proj", "k_proj", "v_proj"], "linear_out"),
     (["self.query", "self.key", "self.value"], "output"),
@@ -282,6 +283,10 @@ def watch(model, layers, saved):
         here = caught.setdefault(prefix, {"in": [[] for _ in owners[:-1]], "out": [], "path": owners[0][0]})
         here["arguments"] = {}
         modules = [m for _, m in owners]
+        for i, (path, _) in enumerate(owners):  # with the limits on what goes in and comes out
+            around = model.get_submodule(path.rpartition(".")[0])
+            if type(around).__name__.endswith("ClippableLinear"):
+                modules[i] = around
         if isinstance(modules[0], torch.nn.MultiheadAttention):
             mha = modules[0]
             here["mha"] = True

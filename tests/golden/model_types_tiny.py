@@ -242,7 +242,7 @@ CHANGES = {
                                                                       "vision_config.num_block_repeats": [1] * 7}),
     **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], {"prediction_length": 4, "input_size": 1, "feature_size": DELETE}),
     "blt": {"use_cache": False, "encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [3],
-            "encoder_config.hidden_size_global": 16, "decoder_config.hidden_size_global": 16},
+            "encoder_config.hidden_size_global": 16, "decoder_config.hidden_size_global": 16, "patching_threshold": 4.9},
     **dict.fromkeys(["bridgetower", "bridgetower_vision_model"], {"vision_config.hidden_size": 128, "hidden_size": 128,
                                                                   "text_config.hidden_size": 128}),
     "chameleon": {"vocabulary_map": {"<image>": 5}, **{f"vq_config.{key}": value for key, value in PIXELS.items()}},
@@ -295,6 +295,8 @@ CHANGES = {
     "longformer": {"attention_window": [4, 8]},
     "gemma3n_audio": {"conf_num_attention_heads": 2, "conf_num_hidden_layers": 2, "conf_attention_chunk_size": 3,
                       "conf_attention_context_left": 4, "conf_attention_logit_cap": 3.0},
+    "gemma4_audio": {"attention_chunk_size": 4, "attention_context_left": 5, "attention_logit_cap": 3.0,
+                     "subsampling_conv_channels": [8, 4]},
     "unlimited_ocr_vision": {"encoder_config.num_hidden_layers": 2},
     "fine_acoustics": {},
     "nemotron3_diarization": {"head_config.audio_hidden_size": 16},
@@ -546,9 +548,14 @@ MEMORY = {"memory_attention_hidden_size": 16, "memory_attention_num_layers": 1, 
 for _name in ("sam2_video", "sam3_tracker_video"):
     CHANGES[_name] = {**CHANGES[_name], **MEMORY}
 # Further models of a type, with layers that its usual one lacks.
-FURTHER = {"roformer+values": {"rotary_value": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
+FURTHER = {"roformer+values": {"rotary_value": True}, "gemma4_audio+plain": {"use_clipped_linears": False},
+           "gemma4_vision+limits": {"use_clipped_linears": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
+# Types with queries that see no key, which give zeros in one library and means in the other, and that nothing sees.
+BLIND = {"blt"}
+# The buffers of limits on what goes into projections and comes out of them.
+LIMITS = ("input_min", "input_max", "output_min", "output_max")
 # The side of the images, where the configuration states none.
 IMAGES = {**dict.fromkeys(["florence2", "florence_vision", "sam2", "sam2_video", "sam2_vision_model", "sam2_hiera_det_model", "edgetam_video"], 64),
           **dict.fromkeys(["detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"], 96),
@@ -650,6 +657,8 @@ def given(name, model, cfg):
         return torch.randn(mels, 16)
     if name == "input_features" and kind.startswith("fun_asr_nano"):
         return torch.randn(2, 16, getattr(cfg, "audio_config", cfg).input_size)
+    if name == "input_features" and kind == "gemma4_audio":
+        return torch.randn(1, 40, mels)
     if name == "input_features" and kind == "clap_audio_model":
         return torch.randn(1, 1, 512, 32)
     if name == "feature_lens":

@@ -12,6 +12,7 @@ mod global_tokens;
 pub mod gradients;
 mod latent;
 mod library;
+mod limits;
 mod norms;
 mod positions;
 mod ragged;
