@@ -25,11 +25,8 @@ pub struct Adaptation {
 impl Adaptation {
     /// The option that is given, if one is.
     pub fn given(&self) -> Option<&'static str> {
-        match self {
-            Self { adapter: Some(_), .. } => Some("--adapter"),
-            Self { task: Some(_), .. } => Some("--task"),
-            _ => None,
-        }
+        let of_adapter = self.adapter.as_ref().map(|_| "--adapter");
+        of_adapter.or(self.task.as_ref().map(|_| "--task"))
     }
 
     /// Adds the adapter to the encoder, and it or the task to the options of its calls.

@@ -3,7 +3,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention_text::{
     EncodeOptions, QuantizationRanges, QuantizedEmbeddings, QuantizedValues, SentenceEncoder, quantize_embeddings,
@@ -11,8 +10,8 @@ use candle_attention_text::{
 use candle_core::Tensor;
 use serde::Serialize;
 
-use super::super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, note_cut};
-use super::super::shared::{Result, bar, count_cut, print, read};
+use super::super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, with_progress};
+use super::super::shared::{Result, print, read};
 use super::adaptation::Adaptation;
 use super::lines::{self, Arrivals, CHUNK_BYTES};
 use super::outputs::Outputs;
@@ -65,14 +64,8 @@ impl<'a> Embedder<'a> {
 
     /// Embeddings `(texts, dimensions)` in f32 on the CPU.
     pub fn embed(&self, texts: &[&str]) -> Result<Tensor> {
-        let bar = bar::bar(texts.len(), "encoding", "texts")?;
-        let cut = AtomicUsize::new(0);
-        let (on_progress, on_truncated) = (|done, _| bar.set_position(done as u64), count_cut(&cut));
-        let options = self.options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
-        let embeddings = embeddings(&self.encoder, texts, &options)?;
-        bar.finish_and_clear();
-        note_cut(cut.load(Relaxed), texts.len(), self.cut_at(), MAX_LENGTH);
-        Ok(embeddings)
+        let (what, if_cut) = (("encoding", texts.len()), (self.cut_at(), MAX_LENGTH));
+        with_progress(what, &self.options, if_cut, |options| embeddings(&self.encoder, texts, options))
     }
 
     /// Embeddings in the precision of the command line.

@@ -14,9 +14,9 @@ use clap::{Parser, ValueEnum};
 use rows::Texts;
 
 use super::shared::model::{Batches, Model, examples};
-use super::shared::output::{check_new_folder, is_inside};
+use super::shared::output::{check_new_folder, check_outside};
 use super::shared::program::Command;
-use super::shared::{Result, about, print, read};
+use super::shared::{Result, print, read};
 
 /// Rank the attention heads of a sentence encoder by their importance on your texts, and prune the least important.
 ///
@@ -103,22 +103,18 @@ impl Command for Prune {
         if let Some(share) = self.share.filter(|share| !(0.0..=1.0).contains(share)) {
             return Err(format!("--share is {share}, expected 0 to 1").into());
         }
-        if let Some(output) = &self.output {
-            check_new_folder(output)?;
-        }
+        self.output.as_deref().map_or(Ok(()), check_new_folder)?;
         let texts = read::first_texts(&self.file, self.limit)?;
         let folder = self.model.folder()?;
         if folder.is_none() && self.output.is_some() {
             return Err(
-            "--output needs --model: the embedded model has no folder (in this repository it is the folder `weights`)"
-                .into(),
-        );
+                "--output needs --model: the embedded model has no folder (in this repository it is the folder \
+                        `weights`)"
+                    .into(),
+            );
         }
-        if let (Some(folder), Some(output)) = (&folder, &self.output)
-            && is_inside(output, folder)
-        {
-            let reason = format!("cannot be written into {}, the model that is pruned", folder.display());
-            return Err(about(output, &reason).into());
+        if let (Some(folder), Some(output)) = (&folder, &self.output) {
+            check_outside(output, folder, "pruned")?;
         }
         // Gradients of f16 would vanish.
         let compute_type = self.model.dtype.unwrap_or(DType::F32.into());
@@ -140,17 +136,8 @@ impl Command for Prune {
         let cosine = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
         out.flush()?;
         if let (Some(folder), Some(output), Some(chosen)) = (folder, &self.output, chosen) {
-            let card = write::Card {
-                name: &self.model.title(),
-                folder: &folder,
-                all,
-                masked: self.masked,
-                by: self.by.name(),
-                by_layer: self.by_layer,
-                rank: rank.len(),
-                judge: judge.texts.len(),
-                cosine,
-            };
+            let (rank, judge) = (rank.len(), judge.texts.len());
+            let card = write::Card { options: &self, folder: &folder, all, rank, judge, cosine };
             write::write(&mut out, output, &importance.least_important(chosen), &card)?;
         }
         Ok(out.flush()?)

@@ -13,20 +13,15 @@ use super::super::shared::model::weight_bytes;
 use super::super::shared::model_name::split_card;
 use super::super::shared::output::folder_of;
 use super::super::shared::print::plain;
+use super::Prune;
 
 /// A pruned model, and what was measured.
 pub struct Card<'a> {
-    /// The name of the whole model.
-    pub name: &'a str,
+    pub options: &'a Prune,
     /// The folder of the whole model.
     pub folder: &'a Path,
     /// The number of heads of the whole model.
     pub all: usize,
-    /// Whether heads are zeros, and not removed.
-    pub masked: bool,
-    /// The measure of importance.
-    pub by: String,
-    pub by_layer: bool,
     /// The number of texts that ranked the heads.
     pub rank: usize,
     /// The number of texts that the quality was measured on.
@@ -37,7 +32,7 @@ pub struct Card<'a> {
 
 /// Writes the model without `heads`, with its model card.
 pub fn write(out: &mut impl Write, target: &Path, heads: &PrunedHeads, card: &Card) -> Result<()> {
-    let Card { folder, all, masked, .. } = *card;
+    let (Card { folder, all, .. }, masked) = (*card, card.options.masked);
     create_folder(folder_of(target))?;
     let text = text(card, heads)?;
     write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&text))?;
@@ -70,11 +65,12 @@ fn loaders(masked: bool) -> &'static str {
 
 /// The text of the model card. The metadata of the original card stays first, and its text follows under a heading.
 fn text(card: &Card, heads: &PrunedHeads) -> Result<String> {
-    let Card { name, folder, all, masked, by, by_layer, rank, judge, cosine } = card;
+    let Card { options, folder, all, rank, judge, cosine } = card;
+    let (name, by) = (options.model.title(), options.by.name());
     let original = model_card(folder)?;
     let (metadata, text) = split_card(&original);
     let count = heads.count();
-    let done = if *masked { "set to zero" } else { "removed" };
+    let done = if options.masked { "set to zero" } else { "removed" };
     let mut card = format!("{metadata}# {name} without {count} of its {all} attention heads\n\n");
     card += &format!("Made by `candle-attention prune` from {name}. {count} of {all} attention heads are {done}:\n\n");
     card += "| Layer | Heads, counted from 0 as in that model |\n|---|---|\n";
@@ -87,14 +83,14 @@ fn text(card: &Card, heads: &PrunedHeads) -> Result<String> {
             card += &format!("| {layer} | {} |\n", heads.join(", "));
         }
     }
-    let within = if *by_layer { ", normalized within each layer" } else { "" };
+    let within = if options.by_layer { ", normalized within each layer" } else { "" };
     card += &format!("\nThey are the least important ones by {by}{within}, on {rank} texts.");
     if let Some(cosine) = cosine {
         card += &format!(
             " The mean cosine between the embeddings of this model and of the whole one is {cosine:.4}, on {judge} other texts."
         );
     }
-    card += if *masked {
+    card += if options.masked {
         "\n\n## Who can load it\n\nEvery library that loads the whole model, such as sentence-transformers and \
                  transformers: `config.json` and the sizes of all weights are the same. The output projections read zeros \
                  where these heads are, so the model takes as much memory and time as the whole one.\n"

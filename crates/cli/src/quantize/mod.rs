@@ -14,9 +14,9 @@ use measure::Judge;
 use report::Report;
 
 use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, examples, locate, or_hub_id, weight_bytes};
-use super::shared::output::{check_new_folder, folder_of, is_inside};
+use super::shared::output::{check_new_folder, check_outside, folder_of};
 use super::shared::program::Command;
-use super::shared::{Result, about, print, read};
+use super::shared::{Result, print, read};
 
 /// Measure on your texts what a sentence encoder loses in int8, and write it in int8.
 ///
@@ -79,10 +79,7 @@ impl Command for Quantize {
         let texts = read::first_texts(&self.file, self.limit)?;
         let model = self.folder.or(self.model).unwrap_or_default();
         let folder = locate(&model, self.revision.as_deref())?;
-        if let Some(output) = self.output.as_deref().filter(|output| is_inside(output, &folder)) {
-            let reason = format!("cannot be written into {}, the model that is quantized", folder.display());
-            return Err(about(output, &reason).into());
-        }
+        self.output.as_deref().map_or(Ok(()), |output| check_outside(output, &folder, "quantized"))?;
         let whole = SentenceEncoder::from_folder(&folder, DType::F32, &Device::Cpu)?;
         check_weights(&folder)?;
         let groups = int8_groups(&folder)?;

@@ -1,14 +1,13 @@
 //! The options of the commands that run a model with a task head.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::ComputeType;
 use candle_attention_text::{EncodeOptions, default_dtype};
 use candle_core::Device;
 
-use super::model::{Batches, FOLDER_OR_ID, MAX_LENGTH, check_weights, locate, note_cut, or_hub_id};
-use super::{Result, bar, count_cut, device};
+use super::model::{Batches, FOLDER_OR_ID, MAX_LENGTH, check_weights, locate, or_hub_id, with_progress};
+use super::{Result, device};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
@@ -67,14 +66,7 @@ impl<M> Opened<'_, M> {
         run: impl FnOnce(&M, &EncodeOptions) -> candle_attention::Result<R>,
     ) -> Result<R> {
         let options = self.batches.options(None);
-        let bar = bar::bar(count, "reading", "texts")?;
-        let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-        let cut = AtomicUsize::new(0);
-        let on_truncated = count_cut(&cut);
-        let options = options.with_on_progress(&on_progress).with_on_truncated(&on_truncated);
-        let made = run(&self.model, &options)?;
-        bar.finish_and_clear();
-        note_cut(cut.load(Relaxed), count, options.max_length, self.if_cut);
-        Ok(made)
+        let if_cut = (options.max_length, self.if_cut);
+        with_progress(("reading", count), &options, if_cut, |options| Ok(run(&self.model, options)?))
     }
 }

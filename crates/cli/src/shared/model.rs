@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::{ComputeType, Error};
@@ -11,7 +12,7 @@ use clap::builder::NonEmptyStringValueParser;
 
 #[cfg(feature = "program")]
 use super::model_name::model_name;
-use super::{Result, about, checkpoint, device, positive, print};
+use super::{Result, about, bar, checkpoint, count_cut, device, positive, print};
 
 /// What the value of an option is called that is a model folder or a hub id.
 pub const FOLDER_OR_ID: &str = if cfg!(feature = "hub") { "FOLDER|ID" } else { "FOLDER" };
@@ -147,6 +148,22 @@ impl Batches {
 /// Embeddings in f32 on the CPU, so that a device has computed them when this returns.
 pub fn embeddings(encoder: &SentenceEncoder, texts: &[&str], options: &EncodeOptions) -> Result<Tensor> {
     Ok(encoder.encode(texts, options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?)
+}
+
+/// Runs a model on `count` texts by `run`, with a progress bar for many texts and a note about those that were cut at
+/// `cut_at` tokens, if that is known; `if_cut` are the options that change it.
+pub fn with_progress<R>(
+    (doing, count): (&'static str, usize),
+    options: &EncodeOptions,
+    (cut_at, if_cut): (Option<usize>, &str),
+    run: impl FnOnce(&EncodeOptions) -> Result<R>,
+) -> Result<R> {
+    let (bar, cut) = (bar::bar(count, doing, "texts")?, AtomicUsize::new(0));
+    let (on_progress, on_truncated) = (|done, _| bar.set_position(done as u64), count_cut(&cut));
+    let made = run(&options.with_on_progress(&on_progress).with_on_truncated(&on_truncated))?;
+    bar.finish_and_clear();
+    note_cut(cut.load(Relaxed), count, cut_at, if_cut);
+    Ok(made)
 }
 
 /// The option that changes at which length a text is cut.

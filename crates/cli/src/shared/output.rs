@@ -188,8 +188,9 @@ pub fn check_folder(folder: &Path, path: &Path) -> Result<()> {
     tempfile::tempfile_in(folder).map(drop).map_err(|e| about(path, &reason(e)).into())
 }
 
-/// Whether a path, which need not exist, is a folder or in it.
-pub fn is_inside(path: &Path, folder: &Path) -> bool {
+/// Checks that an output, which need not exist, is not in the folder of the model that it is made of; `made` is what is
+/// done to that model.
+pub fn check_outside(output: &Path, model: &Path, made: &str) -> Result<()> {
     // The path behind all links, as far as it exists.
     let behind_links = |path: &Path| {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -197,7 +198,11 @@ pub fn is_inside(path: &Path, folder: &Path) -> bool {
         let found = existing.and_then(|(part, found)| Some(found.join(absolute.strip_prefix(part).ok()?)));
         found.unwrap_or(absolute)
     };
-    behind_links(path).starts_with(behind_links(folder))
+    if behind_links(output).starts_with(behind_links(model)) {
+        let reason = format!("cannot be written into {}, the model that is {made}", model.display());
+        return Err(about(output, &reason).into());
+    }
+    Ok(())
 }
 
 /// The folder of a path; the current one for a bare name.
