@@ -11,7 +11,7 @@ use candle_attention_text::{SentenceEncoder, int8_groups, write_int8};
 use candle_core::{DType, Device};
 use clap::Parser;
 use measure::Judge;
-use report::Report;
+use report::{Report, Written};
 
 use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, examples, locate, or_hub_id, weight_bytes};
 use super::shared::output::{check_new_folder, check_outside, folder_of};
@@ -95,11 +95,21 @@ impl Command for Quantize {
         let is_int8 = |name: &str| !is_bf16(name);
         let cosines = judge.cosines(is_int8, is_bf16)?;
 
-        let mut report = Report::new(&model, self.max_loss, &projections, [choosing.len(), judging.len()], &cosines);
+        let mut report = Report {
+            model: &model,
+            max_loss: self.max_loss,
+            projections: &projections,
+            choosing_texts: choosing.len(),
+            judging_texts: judging.len(),
+            mean_cosine: measure::mean(&cosines),
+            least_cosine: cosines.iter().copied().fold(1.0, f64::min),
+            written: None,
+        };
         if let Some(output) = &self.output {
             create_folder(folder_of(output))?;
             write_int8(&folder, output, is_int8)?;
-            report.written(output, [weight_bytes(&folder)?, weight_bytes(output)?]);
+            let (bytes_before, bytes_after) = (weight_bytes(&folder)?, weight_bytes(output)?);
+            report.written = Some(Written { folder: output.display().to_string(), bytes_before, bytes_after });
         }
         let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
         if self.json {

@@ -1,63 +1,38 @@
 //! What was measured and written, as a table or as JSON.
 
 use std::io::Write;
-use std::path::Path;
 
 use serde::Serialize;
 
 use super::super::shared::Result;
 use super::super::shared::print::{count, plain};
-use super::measure::{Projection, mean};
+use super::measure::Projection;
 
 /// All figures. A loss is 1 minus a mean cosine.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    model: &'a str,
-    max_loss: f64,
-    projections: &'a [Projection],
+    pub model: &'a str,
+    pub max_loss: f64,
+    pub projections: &'a [Projection],
     /// The number of texts that chose the projections.
-    choosing_texts: usize,
+    pub choosing_texts: usize,
     /// The number of texts that the cosines are of.
-    judging_texts: usize,
-    mean_cosine: f64,
-    least_cosine: f64,
+    pub judging_texts: usize,
+    pub mean_cosine: f64,
+    pub least_cosine: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    written: Option<Written>,
+    pub written: Option<Written>,
 }
 
+/// A folder that was written, and the bytes of weights before and after.
 #[derive(Serialize)]
-struct Written {
-    folder: String,
-    bytes_before: u64,
-    bytes_after: u64,
+pub struct Written {
+    pub folder: String,
+    pub bytes_before: u64,
+    pub bytes_after: u64,
 }
 
-impl<'a> Report<'a> {
-    /// `texts`: how many chose the projections, and how many `cosines` are of.
-    pub fn new(
-        model: &'a str,
-        max_loss: f64,
-        projections: &'a [Projection],
-        [choosing_texts, judging_texts]: [usize; 2],
-        cosines: &[f64],
-    ) -> Self {
-        Self {
-            model,
-            max_loss,
-            projections,
-            choosing_texts,
-            judging_texts,
-            mean_cosine: mean(cosines),
-            least_cosine: cosines.iter().copied().fold(1.0, f64::min),
-            written: None,
-        }
-    }
-
-    /// Adds the folder that was written, and the bytes of weights before and after.
-    pub fn written(&mut self, folder: &Path, [bytes_before, bytes_after]: [u64; 2]) {
-        self.written = Some(Written { folder: folder.display().to_string(), bytes_before, bytes_after });
-    }
-
+impl Report<'_> {
     pub fn print(&self, out: &mut impl Write) -> Result<()> {
         let names: Vec<String> = self.projections.iter().map(|row| plain(module(&row.names))).collect();
         let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
