@@ -77,7 +77,7 @@ const HEADS_OF_KEYS: &[&str] = &[
     "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "bailing_hybrid", "bamba", "beam", "bitnet",
     "canary_decoder", "chameleon", "cohere", "cohere2", "cohere2_moe", "cohere_asr", "cohere_compass_text",
     "cosmos3_edge_text", "csm", "csm_depth_decoder_model", "cwm", "deepseek_ocr2_text", "deepseek_v2", "deepseek_v3",
-    "deepseek_v32", "dia_decoder", "dia_encoder", "diffllama", "diffusion_gemma_text", "dots1", "dots3_note_audio_encoder",
+    "deepseek_v32", "deepseek_v4", "dia_decoder", "dia_encoder", "diffllama", "diffusion_gemma_text", "dots1", "dots3_note_audio_encoder",
     "embedding_gemma2_text", "ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text", "esmc", "eurobert", "evolla",
     "exaone", "exaone4", "exaone4_5_vision", "exaone_moe", "falcon_h1", "flex_olmo", "flint", "gemma", "gemma2",
     "gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gemma4_vision", "glm", "glm4", "glm4_moe",

@@ -85,7 +85,7 @@ pub(crate) const LATENT: &[Family] = &[
     // Its indexer chooses blocks of tokens.
     Family {
         model_types: &["deepseek_v4"],
-        layouts: &["deepseek-v4", "deepseek-v4-saved"],
+        layouts: &["deepseek-v4", "deepseek-v4-saved", "multi-query"],
         causal: Causal::Always,
         window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
         positions: LayerPositions::MainOrCompress,

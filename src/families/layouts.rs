@@ -485,7 +485,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "deepseek-lite", families: "DeepSeek-V2-Lite, Kimi-Linear",
         qkv: QkvNames::Latent(&DEEPSEEK_LITE), biases: &[], ..BASE },
     Layout { name: "multi-query", families: "this crate, latents that are the one key and value of all heads",
-        qkv: QkvNames::Latent(&MULTI_QUERY), biases: &[],
+        qkv: QkvNames::Latent(&MULTI_QUERY), indexer: Some(&["indexer.wq_b.weight"]), biases: &[],
         parameters: &[(SINKS, SINK_NAMES[0]), (GROUPS[0], GROUPS[0]), (BLOCKS, BLOCKS)],
         excludes: &["kv_b_proj.weight"], ..BASE },
     Layout { name: "deepseek-v4", families: "DeepSeek V4", qkv: QkvNames::Latent(&DEEPSEEK_V4), o: linear!("wo_b"),
