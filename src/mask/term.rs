@@ -33,9 +33,9 @@ impl MaskCall<'_> {
 
 /// One kind of mask.
 ///
-/// A kind has to implement [`dense`](Self::dense) and `Display`, and mostly [`check`](Self::check). Every backend is then right:
-/// the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or let a
-/// gradient flow into it.
+/// A kind has to implement [`dense`](Self::dense) and `Display`, and mostly [`check`](Self::check). Every backend is
+/// then right: the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or
+/// let a gradient flow into it.
 pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
     /// Checks shapes and values against the call. The default is for a kind that fits any call.
     fn check(&self, _shape: AttnShape) -> Result<()> {
