@@ -24,7 +24,11 @@ use super::shared::{Result, about, device, interrupt, model, positive, print, re
 /// 20 or 100 steps are a smoke test: they take a minute or so, and the model is of no use yet. A useful one takes
 /// thousands of steps on some hundred thousand texts: the model in this program took 9,000, about half an hour.
 #[derive(Parser)]
-#[command(name = "train", after_help = model::examples(EXAMPLES))]
+#[command(name = "train", after_help = model::examples("Examples:
+  candle-attention train --text texts.txt --teacher sentence-transformers/all-MiniLM-L6-v2 --output student \\
+      --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
+  candle-attention train --text texts.txt --eval held_back.txt --teacher sentence-transformers/all-MiniLM-L6-v2 \\
+      --output measured --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16"))]
 pub struct Train {
     /// The file of texts to train on, one per line
     #[arg(long, value_name = "FILE", required_unless_present = "eval")]
@@ -84,20 +88,10 @@ pub struct Train {
     /// The largest learning rate
     #[arg(long, value_name = "RATE", default_value_t = TrainConfig::default().learning_rate)]
     learning_rate: f64,
-    /// The weight of the loss on similarities between texts
-    #[arg(long, value_name = "WEIGHT", default_value_t = TrainConfig::default().similarity_weight)]
-    similarity_weight: f64,
     /// The seed of all random numbers
     #[arg(long, default_value_t = TrainConfig::default().seed)]
     seed: u64,
 }
-
-const EXAMPLES: &str = "\
-Examples:
-  candle-attention train --text texts.txt --teacher sentence-transformers/all-MiniLM-L6-v2 --output student \\
-      --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16
-  candle-attention train --text texts.txt --eval held_back.txt --teacher sentence-transformers/all-MiniLM-L6-v2 \\
-      --output measured --steps 20 --batch-size 16 --vocab-size 400 --hidden-size 16";
 
 impl Command for Train {
     fn run(self) -> Result<()> {
@@ -123,7 +117,6 @@ impl Train {
             batch_size: self.batch_size,
             steps: self.steps,
             learning_rate: self.learning_rate,
-            similarity_weight: self.similarity_weight,
             seed: self.seed,
         }
     }

@@ -42,8 +42,6 @@ pub struct TrainConfig {
     /// Peak learning rate: it rises from 0 over 250 steps or a tenth of all, whichever is less, and falls to 0 along a
     /// cosine.
     pub learning_rate: f64,
-    /// Weight of the loss of pairwise similarities, relative to the loss of each text's direction.
-    pub similarity_weight: f64,
     /// Seed of all random numbers.
     pub seed: u64,
 }
@@ -61,7 +59,6 @@ impl Default for TrainConfig {
             batch_size: 128,
             steps: 9_000,
             learning_rate: 2e-3,
-            similarity_weight: 30.0,
             seed: 0,
         }
     }
@@ -90,9 +87,6 @@ impl TrainConfig {
         self.bert()?.validate()?;
         if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
             return Err(Error::config("learning_rate", self.learning_rate, "a number above 0"));
-        }
-        if !(self.similarity_weight.is_finite() && self.similarity_weight >= 0.0) {
-            return Err(Error::config("similarity_weight", self.similarity_weight, "a number of at least 0"));
         }
         let count = |shape: &[usize]| shape.iter().map(|size| *size as f64).product::<f64>();
         let parameters = shapes(self).iter().map(|(_, shape)| count(shape)).sum();

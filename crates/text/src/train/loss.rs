@@ -5,6 +5,9 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::train::student::{Student, unit};
 
+/// The weight of the loss of similarities, relative to that of directions.
+pub(super) const SIMILARITY_WEIGHT: f64 = 30.0;
+
 /// What the student learns: the direction of each text's vector, projected to the student's dimension, and the
 /// similarities of all pairs of a batch.
 pub(super) struct Distillation {

@@ -12,7 +12,7 @@ use crate::hash::Fingerprint;
 use crate::train::adamw::AdamW;
 use crate::train::config::TrainConfig;
 use crate::train::data::Batches;
-use crate::train::loss::Distillation;
+use crate::train::loss::{Distillation, SIMILARITY_WEIGHT};
 use crate::train::student::{Student, unit};
 use crate::train::teacher::{Teacher, basis};
 use crate::train::{vocabulary, write};
@@ -143,7 +143,7 @@ impl Trainer {
         }
         let batch = self.batches.at(self.step);
         let rows: Vec<&[u32]> = batch.iter().map(|&text| &self.ids[text as usize][..]).collect();
-        let loss = self.distillation.loss(&self.student, self.config.similarity_weight, batch, &rows)?;
+        let loss = self.distillation.loss(&self.student, SIMILARITY_WEIGHT, batch, &rows)?;
         let value = loss.to_scalar::<f32>()?;
         if !value.is_finite() {
             let expected = "a finite number: try a smaller learning rate";
