@@ -60,7 +60,6 @@ impl Command for AttentionMap {
         let folder = self.model.folder()?;
         let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
         let layers = self.layers(&encoder.heads())?;
-        let written = !outputs.is_empty();
         let mut options = MapOptions::default().with_layers(&layers);
         options.prompt_name = self.model.prompt_name.as_deref();
         if let Some(head) = self.head {
@@ -82,7 +81,7 @@ impl Command for AttentionMap {
                 print::to_stderr(format_args!("{}: {} bytes", output.path.display(), picture.len()));
             }
         }
-        if !written {
+        if outputs.is_empty() {
             let color = TerminalColor::detect(std::io::stdout().is_terminal());
             let columns = console::Term::stdout().size_checked().map_or(100, |(_, columns)| usize::from(columns));
             let mut out = print::stdout();

@@ -183,8 +183,7 @@ impl Classify {
         for (text, labels) in texts.iter().zip(classified) {
             let labels = &labels[..labels.len().min(top as usize)];
             if self.json {
-                let line = Labels { text, pair: self.pair.as_deref(), labels };
-                print::json(&mut out, &line)?;
+                print::json(&mut out, &Labels { text, pair: self.pair.as_deref(), labels })?;
                 continue;
             }
             writeln!(out, "{}", print::one_line(text, WIDTH))?;
@@ -199,8 +198,7 @@ impl Classify {
         let mut out = print::stdout();
         for (text, entities) in texts.iter().zip(found) {
             if self.json {
-                let line = Entities { text, entities: entities.iter().map(Found::new).collect() };
-                print::json(&mut out, &line)?;
+                print::json(&mut out, &Entities { text, entities: entities.iter().map(Found::new).collect() })?;
                 continue;
             }
             writeln!(out, "{}", print::one_line(text, WIDTH))?;

@@ -98,8 +98,7 @@ impl Command for Rerank {
                 None => ranked.sort_by_key(|hit| hit.index),
             }
             for hit in ranked {
-                let hit = Hit { document: documents[hit.index], score: hit.score };
-                print::json(&mut out, &hit)?;
+                print::json(&mut out, &Hit { document: documents[hit.index], score: hit.score })?;
             }
             return Ok(out.flush()?);
         }

@@ -33,7 +33,7 @@ impl Inputs {
         let tensors = names.map(|name| Ok((*name, file.tensor(name, &Device::Cpu)?)));
         let tensors = Tensors { path, tensors: tensors.collect::<Result<_>>()? };
         let float = |name: &str| -> Result<Option<Tensor>> {
-            let Some(tensor) = tensors.get(name) else { return Ok(None) };
+            let Some(tensor) = tensors.tensors.get(name) else { return Ok(None) };
             if !tensor.dtype().is_float() {
                 let found = format!("has dtype {}, expected a float", tensor.dtype().as_str());
                 return Err(tensors.wrong(name, &found));
@@ -59,10 +59,6 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    fn get(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.get(name)
-    }
-
     fn wrong(&self, name: &str, what: &dyn std::fmt::Display) -> Box<dyn std::error::Error> {
         about(self.path, &format!("`{name}` {what}")).into()
     }

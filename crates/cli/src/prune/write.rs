@@ -32,13 +32,13 @@ pub struct Card<'a> {
 
 /// Writes the model without `heads`, with its model card.
 pub fn write(out: &mut impl Write, target: &Path, heads: &PrunedHeads, card: &Card) -> Result<()> {
-    let (Card { folder, all, .. }, masked) = (*card, card.options.masked);
+    let Card { folder, all, options: Prune { masked, .. }, .. } = *card;
     create_folder(folder_of(target))?;
     let text = text(card, heads)?;
-    write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(masked).with_card(&text))?;
+    write_pruned_with(folder, target, heads, &PruneOptions::default().with_masked(*masked).with_card(&text))?;
     let (count, shown) = (heads.count(), plain(target.display()));
     let [before, after] = [weight_bytes(folder)?, weight_bytes(target)?].map(|bytes| bytes as f64 / 1e6);
-    if masked {
+    if *masked {
         writeln!(
             out,
             "\n{shown}: written with {count} of {all} heads zeroed, {after:.1} MB of weights as the whole model"
@@ -51,7 +51,7 @@ pub fn write(out: &mut impl Write, target: &Path, heads: &PrunedHeads, card: &Ca
             before - after
         )?
     }
-    Ok(writeln!(out, "who can load it: {}", loaders(masked))?)
+    Ok(writeln!(out, "who can load it: {}", loaders(*masked))?)
 }
 
 /// Who can load the written model.
