@@ -338,7 +338,7 @@ def make(model_type):
                 problems.append(f"{cls.__name__} {variant}: {type(e).__name__}: {str(e)[:300]} "
                                 f"at {Path(where.filename).name}:{where.lineno}")
                 continue
-            got = one(model_type, cls, variant, model)
+            got = one(name, cls, variant, model)
             problems += got.pop("problems")
             if best is None or got["missing"] < best["missing"] or (got["cases"] and not best["cases"]):
                 best = got
@@ -351,7 +351,8 @@ def make(model_type):
     return dict(status="built", **best, code=code, problems=problems[:8])
 
 
-def one(model_type, cls, variant, model):
+def one(name, cls, variant, model):
+    model_type = name.partition("+")[0]
     randomise(model)
     eager(model)
     if model_type in tiny.SDPA:
@@ -364,6 +365,8 @@ def one(model_type, cls, variant, model):
         saved = {}
         for file in Path(d).glob("*.safetensors"):
             saved.update(load_file(file))
+    for pattern, new in tiny.RENAMED.get(name, {}).items():
+        saved = {re.sub(pattern, new, key): tensor for key, tensor in saved.items()}
     layers = prefixes(saved)
     caught, lost = watch(model, layers, saved)
     problems = run(model, caught) if caught else []

@@ -548,10 +548,19 @@ MEMORY = {"memory_attention_hidden_size": 16, "memory_attention_num_layers": 1, 
 for _name in ("sam2_video", "sam3_tracker_video"):
     CHANGES[_name] = {**CHANGES[_name], **MEMORY}
 # Further models of a type, with layers that its usual one lacks.
-FURTHER = {"roformer+values": {"rotary_value": True}, "gemma4_audio+plain": {"use_clipped_linears": False},
+FURTHER = {"roformer+values": {"rotary_value": True}, "deepseek_v4+published": {}, "deepseek_v4+own": {}, "gemma4_audio+plain": {"use_clipped_linears": False},
            "gemma4_vision+limits": {"use_clipped_linears": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
+# Names of tensors that a file has instead of those that transformers writes, by regular expressions.
+RENAMED = {
+    "deepseek_v4+published": {r"attn\.norm\.": "attn.kv_norm."},
+    "deepseek_v4+own": {r"attn\.norm\.": "attn.kv_a_layernorm.", r"attn\.q_norm\.": "attn.q_a_layernorm.", "attn_sink": "sinks",
+                        r"attn\.wq_a\.": "attn.q_a_proj.", r"attn\.wq_b\.": "attn.q_b_proj.", r"attn\.wo_a\.": "attn.o_a_proj.",
+                        r"attn\.wkv\.": "attn.kv_a_proj_with_mqa.", r"attn\.wo_b\.": "attn.o_proj.",
+                        r"attn\.compressor\.wkv": "attn.compressor.kv_proj", r"attn\.compressor\.wgate": "attn.compressor.gate_proj",
+                        r"attn\.compressor\.ape": "attn.compressor.position_bias", r"attn\.compressor\.norm": "attn.compressor.kv_norm"},
+}
 # Types with queries that see no key, which give zeros in one library and means in the other, and that nothing sees.
 BLIND = {"blt"}
 # The buffers of limits on what goes into projections and comes out of them.
