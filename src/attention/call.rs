@@ -457,6 +457,7 @@ impl OpenCall<'_> {
             tracks_gradient: self.sizes.tracks_gradient,
             absorbed: self.absorbed.is_some(),
             grid: self.options.grid,
+            token_types: self.options.token_types,
         };
         let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
         if self.layer.capabilities.reshapes { self.layer.reshaped(qkv) } else { Ok(qkv) }

@@ -271,6 +271,11 @@ pub struct AttentionOptions<'a> {
     /// them from its page or image. A layer that [scales them](crate::CallInput::ScoreBias) does so here. Gradients
     /// flow into it. Default none.
     pub score_bias: Option<&'a Tensor>,
+    /// The type of each key, in any integer dtype: `(b, s_kv)`, where `b` may be 1. The queries are the last of these
+    /// tokens. For a layer that compares segments ([`segments`](crate::position::RelativeSinusoids::segments)), which
+    /// without them adds nothing for segments. Default none.
+    #[doc(alias = "token_type_ids")]
+    pub token_types: Option<&'a Tensor>,
     /// Tokens that every query sees, and whose own queries see every token by other projections: `(b, s)` in any
     /// integer dtype, nonzero = global, where `b` may be 1, for a layer with
     /// [`global_tokens`](crate::AttentionConfig::global_tokens). The mask of the call hides them as it does others.
@@ -286,7 +291,7 @@ impl<'a> AttentionOptions<'a> {
     pub(super) fn need_padding(&self, p: f64) -> bool {
         let dropped = self.train && p > 0.0;
         let needed = dropped || self.return_attention_weights || self.head_mask.is_some();
-        needed || self.positions.is_some() || self.grid.is_some()
+        needed || self.positions.is_some() || self.grid.is_some() || self.token_types.is_some()
     }
 
     setters! {
@@ -306,6 +311,8 @@ impl<'a> AttentionOptions<'a> {
         with_cos_sin, cos_sin: [&'a Tensor; 2] = Some(cos_sin);
         /// Sets what is added to the scores.
         with_score_bias, score_bias: &'a Tensor = Some(score_bias);
+        /// Sets the type of each token.
+        with_token_types, token_types: &'a Tensor = Some(token_types);
         /// Sets which tokens are global.
         with_global_tokens, global_tokens: &'a Tensor = Some(global_tokens);
         /// Sets the factors on the output of each head.

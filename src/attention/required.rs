@@ -1,4 +1,4 @@
-//! What only the call knows: position vectors, cosines and sines, a bias of the scores.
+//! What only the call knows: position vectors, cosines and sines, a bias of the scores, token types.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::CallInput;
 use crate::error::{Error, Result};
-use crate::mask::{AttentionMask, AttnShape};
+use crate::mask::{AttentionMask, AttnShape, check_integers};
 use crate::tensor::{check_float, same_dtype_and_device};
 
 impl MultiHeadAttention {
@@ -38,7 +38,7 @@ impl MultiHeadAttention {
         Error::MissingInput { input: input.to_string(), expected, model_type }
     }
 
-    /// Checks the position vectors, cosines and sines, and the bias that a call gives.
+    /// Checks the position vectors, cosines and sines, the bias and the token types that a call gives.
     pub(super) fn check_given(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
         let is_ragged = matches!(inputs.tokens, Tokens::Ragged(_));
         let all = [("query_vectors", inputs.query), ("key_vectors", inputs.key)];
@@ -56,8 +56,12 @@ impl MultiHeadAttention {
             }
             same_dtype_and_device(name, vectors, xs)?;
         }
-        if is_ragged && (options.cos_sin.is_some() || options.score_bias.is_some()) {
-            let name = if options.cos_sin.is_some() { "cos_sin" } else { "score_bias" };
+        let of_padded = [
+            ("cos_sin", options.cos_sin.is_some()),
+            ("score_bias", options.score_bias.is_some()),
+            ("token_types", options.token_types.is_some()),
+        ];
+        if let Some((name, _)) = of_padded.into_iter().find(|(_, given)| is_ragged && *given) {
             let expected = "none: it has the dimensions of a padded batch, which `AttentionMask::padding` describes";
             return Err(Error::value(format!("`{name}` of a ragged batch"), "given by the call", expected));
         }
@@ -75,6 +79,19 @@ impl MultiHeadAttention {
                 return Err(Error::shape(name, values.dims(), expected));
             }
             check_float(name, values)?;
+        }
+        if let Some(types) = options.token_types {
+            if !self.config.position.scheme().traits().uses_token_types {
+                let allowed = format!("none: the layer's positions are {}", self.config.position);
+                return Err(Error::config("token_types", "given by the call", allowed));
+            }
+            check_integers("token_types", types)?;
+            let queries = inputs.query.dim(1)?;
+            if ![[1, s], [b, s]].iter().any(|dims| types.dims() == dims) || queries > s {
+                let expected =
+                    format!("({b} or 1, {s}), one for each key, of which the {queries} queries are the last");
+                return Err(Error::shape("token_types", types.dims(), expected));
+            }
         }
         Ok(())
     }

@@ -254,7 +254,7 @@ fn out_in(source: &dyn WeightSource, name: &str, orientation: Orientation, into_
             Ok((out, input))
         }
         (&[input, h, d], Orientation::Kernel, true) => Ok((h * d, input)),
-        (&[h, d, out], Orientation::Kernel, false) => Ok((out, h * d)),
+        (&[out, h, d], Orientation::OutHeads, false) | (&[h, d, out], Orientation::Kernel, false) => Ok((out, h * d)),
         _ => Err(Error::Tensor {
             name: source.full_name(name),
             found: format!("has shape {shape:?}"),

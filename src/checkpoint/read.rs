@@ -308,6 +308,10 @@ impl Reader<'_> {
                 let weight = source.get(names.weight, &[input, out])?.t()?;
                 return Ok(LinearWeights { weight, bias: bias(&[out])? });
             }
+            Orientation::OutHeads => {
+                let weight = source.get_reshaped(names.weight, &[out, heads.heads, heads.dim], &[out, input])?;
+                return Ok(LinearWeights { weight, bias: bias(&[out])? });
+            }
             Orientation::Kernel | Orientation::Absent => {}
         }
         // A kernel is [in, out]; Flax and Keras may keep the heads as a dimension of their own.
@@ -508,6 +512,11 @@ pub(crate) fn read_position(
         let name = layout.position_name(parameter.name);
         let held = name.filter(|name| parameter.presence == Presence::Required || source.contains(name));
         match held {
+            Some(name) if layout.is_position_kernel(parameter.name) => {
+                let (out, input) = (parameter.shape[0], parameter.shape[1]);
+                let stored = [input, config.num_attention_heads, config.resolved_head_dim()];
+                weights.insert(parameter.name, source.get_reshaped(&name, &stored, &[input, out])?.t()?);
+            }
             Some(name) => weights.insert(parameter.name, source.get(&name, &parameter.shape)?),
             None if parameter.presence == Presence::Required => {
                 let allowed = format!("another: layout `{}` has no `{}`", layout.name, parameter.name);
@@ -528,7 +537,7 @@ pub(crate) fn read_position(
         let (what, tensor) = match name.role {
             PositionRole::BiasTable => ("a table of biases", name.stored.to_string()),
             PositionRole::Disentangled => ("disentangled attention", join(name.stored, "weight")),
-            PositionRole::Relative => ("relative positions", name.stored.to_string()),
+            PositionRole::Relative | PositionRole::RelativeKernel => ("relative positions", name.stored.to_string()),
         };
         // The call gives biases in place of the table (UDOP).
         let is_given =

@@ -101,7 +101,7 @@ impl AttentionWeights {
             }
         }
         writer.put_output(&mut tensors, &self.o)?;
-        self.put_rest(layout, &mut tensors);
+        self.put_rest(&writer, &mut tensors)?;
         match layout.requires.iter().find(|name| !tensors.contains_key(**name)) {
             Some(name) => Err(writer.cannot(&format!("a layer without `{name}`"), "one whose families have none")),
             None => Ok(tensors),
@@ -109,12 +109,21 @@ impl AttentionWeights {
     }
 
     /// Adds the tensors other than projections.
-    fn put_rest(&self, layout: &Layout, tensors: &mut BTreeMap<String, Tensor>) {
+    fn put_rest(&self, writer: &Writer, tensors: &mut BTreeMap<String, Tensor>) -> Result<()> {
+        let (layout, config) = (writer.layout, writer.config);
         let parameters = self.parameters.iter().map(|(name, tensor)| (layout.parameter_name(name), tensor));
-        let position = self.position.iter().map(|(name, tensor)| (layout.position_name(name), tensor));
-        for (name, tensor) in parameters.chain(position) {
-            tensors.extend(name.map(|name| (name, tensor.clone())));
+        tensors.extend(parameters.filter_map(|(name, tensor)| Some((name?, tensor.clone()))));
+        for (weight, tensor) in self.position.iter() {
+            let Some(name) = layout.position_name(weight) else { continue };
+            let tensor = if layout.is_position_kernel(weight) {
+                let heads = (tensor.dim(1)?, config.num_attention_heads, config.resolved_head_dim());
+                tensor.t()?.contiguous()?.reshape(heads)?
+            } else {
+                tensor.clone()
+            };
+            tensors.insert(name, tensor);
         }
+        Ok(())
     }
 }
 
@@ -188,7 +197,7 @@ impl Writer<'_> {
         }
         self.put_output(&mut tensors, &weights.o)?;
         self.check_rest(weights)?;
-        weights.put_rest(self.layout, &mut tensors);
+        weights.put_rest(self, &mut tensors)?;
         Ok(tensors)
     }
 
@@ -307,6 +316,10 @@ impl Writer<'_> {
         let apart = heads.filter(|_| self.layout.per_head_kernels);
         let weight = match (names.orientation, apart) {
             (Orientation::OutIn, _) => dense.weight.contiguous()?,
+            (Orientation::OutHeads, _) => {
+                let (heads, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
+                dense.weight.contiguous()?.reshape((out, heads, d_v))?
+            }
             (Orientation::Pointwise(ones), _) => {
                 dense.weight.contiguous()?.reshape([dense.weight.dims(), &vec![1; ones]].concat())?
             }
@@ -342,7 +355,7 @@ impl Writer<'_> {
     fn put_output(&self, to: &mut BTreeMap<String, Tensor>, o: &LinearWeights) -> Result<()> {
         let names = self.layout.o;
         self.put(to, names, o, None)?;
-        if self.layout.per_head_kernels {
+        if self.layout.per_head_kernels && names.orientation == Orientation::Kernel {
             let (heads, d_v) = (self.config.num_attention_heads, self.config.resolved_value_head_dim());
             let kernel = o.weight.t()?.contiguous()?.reshape((heads, d_v, o.weight.dim(0)?))?;
             to.insert(names.weight.to_string(), kernel);

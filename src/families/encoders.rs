@@ -142,6 +142,10 @@ const LAYOUTLM_V2: Family = Family {
     ..BASE
 };
 
+/// What a call of XLNet may give.
+const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
+    tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
+
 #[rustfmt::skip]
 pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
@@ -177,6 +181,8 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         global_tokens: true,
         ..BASE
     },
+    Family { model_types: &["xlnet"], layouts: &["xlnet"], positions: LayerPositions::SegmentSinusoids,
+        note: Some(XLNET), ..BASE },
     // CLVP's, of texts and of speech. Values are rotated, too.
     Family {
         model_types: &["clvp_encoder"],

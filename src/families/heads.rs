@@ -43,7 +43,7 @@ const DEFAULT_HEADS: &[(usize, &[&str])] = &[
         "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text", "qwen3_omni_moe_vision_encoder",
         "qwen3_vl_moe_text", "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_text", "qwen4_exp_vision", "radio",
         "seggpt", "smollm3", "smolvlm_vision", "timesfm", "timesfm2_5", "unlimited_ocr_vision_encoder",
-        "wav2vec2-bert", "xglm", "zamba"]),
+        "wav2vec2-bert", "xglm", "xlnet", "zamba"]),
     (20, &["audioflamingo3_encoder", "bitnet", "dots3_note_audio_encoder", "ernie4_5_moe", "ernie4_5_vl_moe_text",
         "glmasr_encoder", "granite_swa", "helium", "qwen2_audio_encoder", "voxtral_encoder"]),
     (24, &["deberta-v2", "higgs_audio_v2", "kosmos_2_5_vision_model", "starcoder2"]),

@@ -144,7 +144,7 @@ fn check_kinds(keys: &Value, is_read: &dyn Fn(&str) -> bool) -> Result<()> {
 }
 
 impl Layer<'_> {
-    fn unsupported(&self, key: &str, value: &Value, what: &str) -> Error {
+    pub(super) fn unsupported(&self, key: &str, value: &Value, what: &str) -> Error {
         let (key, value, model_type) = (key.to_string(), value.to_string(), self.model_type.to_string());
         Error::UnsupportedKey { key, value, model_type, what: what.to_string() }
     }

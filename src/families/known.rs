@@ -136,7 +136,7 @@ const SIZES: &[(&str, &[&str])] = &[
         "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text", "qwen3_omni_moe_text",
         "qwen3_omni_moe_vision_encoder", "rf_detr", "rt_detr", "rt_detr_v2", "speech_to_text", "switch_transformers",
         "t5", "table-transformer", "time_series_transformer", "trocr", "udop", "umt5", "voxtral_encoder",
-        "voxtral_realtime_encoder", "whisper", "xglm"]),
+        "voxtral_realtime_encoder", "whisper", "xglm", "xlnet"]),
     ("n_embd", &["codegen", "ctrl", "gpt2", "gpt_bigcode", "gptj", "imagegpt", "openai-gpt"]),
     ("dim", &["distilbert"]),
 ];

@@ -431,6 +431,7 @@ impl<'a> Layer<'a> {
             LayerPositions::FromWeights => self.patch_positions(contents.bias_rows)?,
             LayerPositions::ComputedBias { shrinks } => self.computed_bias(shrinks)?,
             LayerPositions::RelativeSinusoids => Position::RelativeSinusoids(RelativeSinusoids::default()),
+            LayerPositions::SegmentSinusoids => self.segment_sinusoids()?,
             LayerPositions::LocalSinusoids { right, chunk } => self.local_sinusoids(right, chunk)?,
             LayerPositions::Conformer(default) => self.conformer(default, contents.layout)?,
             LayerPositions::RelativeKeyBlocks(key) => self.relative_key_blocks(key)?,

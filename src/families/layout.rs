@@ -20,6 +20,8 @@ pub(crate) enum Orientation {
     /// `[in, out]`, or with a dimension for the heads: `[in, heads, d]` into heads, `[heads, d, out]` out of them
     /// (Flax, Keras).
     Kernel,
+    /// `[out, heads, d]`, out of heads: the other order of a kernel with a dimension for the heads (XLNet).
+    OutHeads,
     /// There is no weight: what goes in comes out.
     Absent,
 }
@@ -119,6 +121,8 @@ pub(crate) enum PositionRole {
     Disentangled,
     /// Relative positions that queries are compared with, or a gate on biases. The name is that of the tensor.
     Relative,
+    /// The same, a projection that is a kernel `[in, heads, d]`.
+    RelativeKernel,
 }
 
 /// A layout's name for a weight of a position scheme.
@@ -325,6 +329,11 @@ impl Layout {
     /// The layout's name for a weight of a position scheme, if its families have such weights.
     pub(crate) fn position_name(&self, weight: &str) -> Option<String> {
         self.position.iter().find_map(|name| renamed(weight, (name.scheme, name.stored)))
+    }
+
+    /// Whether a weight of a position scheme is stored as a kernel `[in, heads, d]`.
+    pub(crate) fn is_position_kernel(&self, weight: &str) -> bool {
+        self.position.iter().any(|name| name.role == PositionRole::RelativeKernel && name.scheme == weight)
     }
 }
 

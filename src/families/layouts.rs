@@ -89,6 +89,11 @@ const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
 const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
 
+/// A kernel without a module, of a projection without a bias.
+const fn bare_kernel(weight: &'static str) -> LinearNames {
+    LinearNames { weight, bias: "", orientation: Orientation::Kernel }
+}
+
 /// Latent attention with queries of low rank, too.
 const DEEPSEEK: LatentNames = LatentNames {
     q_a: Some((linear!("q_a_proj"), "q_a_layernorm.weight")),
@@ -156,11 +161,12 @@ const fn distances(key: &'static str, query: &'static str) -> [PositionName; 3] 
 const DEBERTA_POSITION: &[PositionName] = &distances("self.pos_proj", "self.pos_q_proj");
 const DEBERTA_V2_POSITION: &[PositionName] = &distances("self.pos_key_proj", "self.pos_query_proj");
 /// This crate's own layout names all weights as the schemes do.
-const OWN_POSITION: &[PositionName] = &joined::<21>(&[
+const OWN_POSITION: &[PositionName] = &joined::<23>(&[
     &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS), bias_table(PATCH_BIAS, PATCH_BIAS)],
     &network!("cpb_mlp"),
     &distances("pos_key_proj", "pos_query_proj"),
     &RELATIVE_SINUSOIDS,
+    &SEGMENTS,
     &[SHAW, SHAW_REVERSED],
     &KEYS_AND_VALUES,
     &PATCH_POSITION,
@@ -194,6 +200,17 @@ const SHAW_REVERSED: PositionName = relative(REVERSED_KEYS);
 const PATCH_POSITION: [PositionName; 2] = [relative(PATCH_KEYS[0]), relative(PATCH_KEYS[1])];
 const RELATIVE_SINUSOIDS: [PositionName; 3] =
     [relative("relative_k_proj.weight"), relative(CONTENT_BIAS), relative("bias_v")];
+const SEGMENTS: [PositionName; 2] = [relative("segment_embeddings"), relative("segment_bias")];
+const XLNET_POSITION: &[PositionName] = {
+    let ([projection, u, v], [embeddings, bias]) = (RELATIVE_SINUSOIDS, SEGMENTS);
+    &[
+        PositionName { role: PositionRole::RelativeKernel, stored: "r", ..projection },
+        PositionName { stored: "r_w_bias", ..u },
+        PositionName { stored: "r_r_bias", ..v },
+        PositionName { stored: "seg_embed", ..embeddings },
+        PositionName { stored: "r_s_bias", ..bias },
+    ]
+};
 const GATED: [PositionName; 4] = [
     relative(GATED_BIAS),
     relative("gru_rel_pos_linear.weight"),
@@ -451,6 +468,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "conformer", families: "wav2vec 2.0 Conformer, wav2vec 2.0 BERT, FastSpeech 2 Conformer",
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },
+    Layout { name: "xlnet", families: "XLNet",
+        qkv: QkvNames::Split([bare_kernel("q"), bare_kernel("k"), bare_kernel("v")]),
+        o: LinearNames { orientation: Orientation::OutHeads, ..bare_kernel("o") }, biases: &[NONE], per_head_kernels: true,
+        position: XLNET_POSITION, requires: &["r"], after: &["layer_norm"], ..BASE },
     Layout { name: "evolla-resampler", families: "Evolla, resampler",
         qkv: QkvNames::Pair(linear!("to_q"), linear!("to_kv")), o: linear!("to_out"), biases: &[NONE],
         requires: &["norm_media.weight"], after: &["norm_media", "norm_latents"], ..BASE },

@@ -33,6 +33,8 @@ pub(crate) enum LayerPositions {
     ComputedBias { shrinks: bool },
     /// Projected sinusoids of distances (Parakeet).
     RelativeSinusoids,
+    /// The same, and segments, as XLNet has them.
+    SegmentSinusoids,
     /// The same as the Universal Speech Model has them; the key for tokens after a query in its window, which has none,
     /// and the key for the size of the chunks, if distances are counted from half of what a chunk sees.
     LocalSinusoids { right: &'static str, chunk: Option<&'static str> },
@@ -65,6 +67,7 @@ impl LayerPositions {
                 | Self::Disentangled { .. }
                 | Self::ComputedBias { .. }
                 | Self::RelativeSinusoids
+                | Self::SegmentSinusoids
                 | Self::LocalSinusoids { .. }
                 | Self::Conformer(_)
                 | Self::RelativeKeyBlocks(_)

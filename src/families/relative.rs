@@ -50,6 +50,18 @@ impl Layer<'_> {
         Ok(Position::RelativeSinusoids(RelativeSinusoids::default().with_in_halves(true)))
     }
 
+    /// Of layers that see both ways, with every distance as it is and in one direction.
+    pub(super) fn segment_sinusoids(&self) -> Result<Position> {
+        let other = |key: &'static str, is_read: fn(&Value) -> bool, what: &str| match self.section.get(key) {
+            Some(value) if !is_read(value) => Err(self.unsupported(key, value, what)),
+            _ => Ok(()),
+        };
+        other("attn_type", |value| value == "bi", "causal attention")?;
+        other("bi_data", |value| value == false, "distances in the other direction in half of a batch")?;
+        other("clamp_len", |value| value.as_f64().is_some_and(|most| most <= 0.0), "a largest distance")?;
+        Ok(Position::RelativeSinusoids(RelativeSinusoids::default().with_segments(true)))
+    }
+
     pub(super) fn relative_key_blocks(&self, key: &'static str) -> Result<Position> {
         let required = |key: &'static str| {
             self.number(key)?.ok_or_else(|| Error::config(key, "none", "a number, which the positions depend on"))

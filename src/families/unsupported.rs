@@ -39,7 +39,7 @@ pub(crate) const UNSUPPORTED: &[Family] = &[
         &["mra", "nystromformer", "reformer", "yoso"],
         "attention to a part of the tokens, or an approximation of attention",
     ),
-    unsupported(&["funnel", "xlnet"], "relative positions of their own, and pooled or repeated sequences"),
+    unsupported(&["funnel"], "relative positions of their own, and pooled or repeated sequences"),
     unsupported(&["prophetnet"], "n-gram streams"),
     unsupported(&["convbert"], "convolutions beside the heads"),
     unsupported(&["lilt"], "text and layout in two streams whose scores add"),

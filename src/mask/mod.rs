@@ -33,6 +33,6 @@ pub(crate) use lowered::LoweredMask;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;
-pub(crate) use shape::AttnShape;
+pub(crate) use shape::{AttnShape, check_integers, comparable};
 #[cfg(all(test, not(feature = "cuda")))]
 pub(crate) use term::{MaskCall, MaskTerm};

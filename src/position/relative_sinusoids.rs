@@ -6,17 +6,19 @@ use std::fmt;
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, RaggedSupport, SchemeTraits};
 use crate::error::{Error, Result};
-use crate::mask::DistanceEmbeddings;
+use crate::mask::{AttentionMask, DistanceEmbeddings, comparable};
 use crate::ops::{Linear, accumulate_dtype};
 use crate::setters;
-use crate::tensor::element_count;
+use crate::tensor::{compute_dtype, element_count};
 use crate::weights::{LinearWeights, Parameter};
 
 const PROJECTION: &str = "relative_k_proj.weight";
 const CONTENT_BIAS: &str = "bias_u";
 const POSITION_BIAS: &str = "bias_v";
+const SEGMENT_BIAS: &str = "segment_bias";
+const SEGMENTS: &str = "segment_embeddings";
 
 /// The base of the wavelengths.
 const THETA: f32 = 10_000.0;
@@ -27,18 +29,27 @@ const THETA: f32 = 10_000.0;
 /// The projection `relative_k_proj.weight` `(h · d, hidden_size)` and the vectors `bias_u` and `bias_v` `(h, d)` are
 /// weights of the layer ([`Parameters`](crate::weights::Parameters)). Sequences may be of any length; the
 /// sinusoids of `2 s - 1` distances are projected once and kept.
+///
+/// With [`segments`](Self::segments) there are `segment_embeddings` `(2, h, d)` and vectors `segment_bias` `(h, d)`,
+/// too. In a call with [`token_types`](crate::AttentionOptions::token_types), `(q + segment_bias) · e` is added before
+/// the scale, where `e` is the first embedding for a key of the query's own type and the second for any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RelativeSinusoids {
     /// Whether all sines come before all cosines, the longest wavelength is `2π · 10,000`, and there are no vectors `u`
     /// and `v` (the [Universal Speech Model](https://arxiv.org/abs/2303.01037), audio of Gemma 3n); default no.
     pub in_halves: bool,
+    /// Whether all sines come before all cosines, and queries are compared with embeddings of whether a key is of their
+    /// segment, too ([XLNet](https://arxiv.org/abs/1906.08237)); default no.
+    pub segments: bool,
 }
 
 impl RelativeSinusoids {
     setters! {
         /// Sets whether all sines come before all cosines, and there are no vectors.
         with_in_halves, in_halves: bool = in_halves;
+        /// Sets whether all sines come before all cosines, and there are embeddings of segments.
+        with_segments, segments: bool = segments;
     }
 
     /// The sinusoids of all distances of a sequence of `length` tokens, the longest before a query first, projected:
@@ -72,18 +83,22 @@ impl RelativeSinusoids {
             (-last..=last).flat_map(|position| frequencies.iter().map(move |f| f64::from(position as f32 * f)));
         let angles = Tensor::from_vec(angles.collect(), (2 * length - 1, pairs), &Device::Cpu)?;
         let parts = [angles.sin()?, angles.cos()?];
-        Ok(if self.in_halves { Tensor::cat(&parts, 1)? } else { Tensor::stack(&parts, 2)?.flatten_from(1)? })
+        let sines_first = self.in_halves || self.segments;
+        Ok(if sines_first { Tensor::cat(&parts, 1)? } else { Tensor::stack(&parts, 2)?.flatten_from(1)? })
     }
 }
 
 impl fmt::Display for RelativeSinusoids {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("relative sinusoids")
+        f.write_str(if self.segments { "relative sinusoids and segments" } else { "relative sinusoids" })
     }
 }
 
 impl PositionScheme for RelativeSinusoids {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
+        if self.in_halves && self.segments {
+            return Err(Error::config("in_halves", true, "false for relative sinusoids with segments"));
+        }
         if sizes.hidden_size.is_multiple_of(2) {
             Ok(())
         } else {
@@ -97,11 +112,17 @@ impl PositionScheme for RelativeSinusoids {
         let parameter = |name, rows, columns, init| Parameter::new(name, [rows, columns], init).with_head_axis(0);
         let projection = parameter(PROJECTION, h * d, width, Init::Uniform { lo: -bound, up: bound });
         let vectors = [CONTENT_BIAS, POSITION_BIAS].map(|name| parameter(name, h, d, Init::Const(0.0)));
-        [projection].into_iter().chain(vectors.into_iter().filter(|_| !self.in_halves)).collect()
+        let segments = [
+            Parameter::new(SEGMENTS, [2, h, d], Init::Randn { mean: 0.0, stdev: 0.02 }).with_head_axis(1),
+            parameter(SEGMENT_BIAS, h, d, Init::Const(0.0)),
+        ];
+        let vectors = vectors.into_iter().filter(|_| !self.in_halves);
+        [projection].into_iter().chain(vectors).chain(segments.into_iter().filter(|_| self.segments)).collect()
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
+        let ragged = RaggedSupport::CpuBuffersOnly;
+        SchemeTraits { needs_full_sequence: true, ragged, uses_token_types: self.segments, ..SchemeTraits::default() }
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {
@@ -126,6 +147,24 @@ impl PositionScheme for RelativeSinusoids {
         let (h, d) = difference.dims2()?;
         let bias = c2p.reshape((count, h, d))?.broadcast_mul(&difference)?.sum(D::Minus1)?;
         Ok(Some(DistanceEmbeddings { bias: Some(bias), ..all }))
+    }
+
+    fn query_term(&self, call: &QueryCall) -> Result<Option<AttentionMask>> {
+        let (b, s_q, h, _) = call.q.dims4()?;
+        let Some(types) = call.token_types.filter(|_| self.segments && b * s_q * h > 0) else { return Ok(None) };
+        let dtype = compute_dtype(call.q.dtype());
+        let weight = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(dtype)?);
+        // Queries come with `u`.
+        let q = call.q.to_dtype(dtype)?.broadcast_add(&(weight(SEGMENT_BIAS)? - weight(CONTENT_BIAS)?)?)?;
+        let shape = (b, h, s_q, call.s_kv);
+        let scores = |e: usize| {
+            let products = q.broadcast_mul(&weight(SEGMENTS)?.get(e)?)?.sum(D::Minus1)?; // (b, s_q, h)
+            Ok::<_, Error>((products.transpose(1, 2)?.unsqueeze(3)? * call.scale)?.broadcast_as(shape)?)
+        };
+        let keys = comparable(types)?.to_device(q.device())?.unsqueeze(1)?.unsqueeze(1)?; // (b or 1, 1, 1, s_kv)
+        let queries = keys.narrow(3, call.s_kv - s_q, s_q)?.transpose(2, 3)?;
+        let is_own = queries.broadcast_eq(&keys)?.broadcast_as(shape)?;
+        Ok(Some(AttentionMask::additive(&is_own.where_cond(&scores(0)?, &scores(1)?)?)?))
     }
 
     fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {

@@ -96,8 +96,12 @@ pub(crate) struct QueryCall<'a> {
     /// `(b, s_q, h, d)`.
     pub q: &'a Tensor,
     pub s_kv: usize,
+    /// The factor on the scores.
+    pub scale: f64,
     /// Rows and columns, if the tokens are patches of an image and the call gives them.
     pub grid: Option<[usize; 2]>,
+    /// The types of the keys, of which the queries are the last, `(b or 1, s_kv)`, if the call gives them.
+    pub token_types: Option<&'a Tensor>,
     pub state: &'a PositionState,
 }
 
@@ -141,6 +145,8 @@ pub(crate) struct SchemeTraits {
     pub accepts_cos_sin: bool,
     /// Whether a call may give the rows and columns of patches.
     pub uses_grid: bool,
+    /// Whether a call may give the type of each token.
+    pub uses_token_types: bool,
     /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
     pub has_frequency_buffer: bool,
     /// How ragged batches run.

@@ -22,13 +22,14 @@ pub struct Everywhere {
     tokens: usize,
     caches: bool,
     prunes: bool,
+    has_types: bool,
 }
 
 impl Everywhere {
     /// Layers of this configuration over sequences of up to 9 tokens, in this crate's own layout.
     pub fn new(config: AttentionConfig) -> Self {
         let caches = !config.mask.is_full();
-        Self { config, layout: "candle-attention", tokens: 9, caches, prunes: true }
+        Self { config, layout: "candle-attention", tokens: 9, caches, prunes: true, has_types: false }
     }
 
     /// Written in this layout.
@@ -51,25 +52,53 @@ impl Everywhere {
         Self { prunes: false, ..self }
     }
 
+    /// Every call gives its tokens types.
+    pub fn with_token_types(self) -> Self {
+        Self { has_types: true, ..self }
+    }
+
+    /// The output of a call over `xs` `(b, s, size)`.
+    fn attend(
+        &self,
+        layer: &MultiHeadAttention,
+        xs: &Tensor,
+        mask: &AttentionMask,
+        options: AttentionOptions,
+    ) -> candle_attention::Result<Tensor> {
+        let inputs = AttentionInputs::self_attention(xs, mask);
+        let s = xs.dim(1)?;
+        let types = Tensor::from_iter((0..s as u32).map(|i| i * i % 3), &CPU)?.reshape((1, s))?;
+        let options = if self.has_types { options.with_token_types(&types) } else { options };
+        Ok(layer.attend_with(&inputs, &options)?.output)
+    }
+
+    /// The same without a mask and options.
+    fn forward(&self, layer: &MultiHeadAttention, xs: &Tensor) -> Tensor {
+        if !self.has_types {
+            return layer.forward(xs).unwrap();
+        }
+        self.attend(layer, xs, &AttentionMask::full(), AttentionOptions::default()).unwrap()
+    }
+
     /// Compares all ways to run a layer with random weights.
     pub fn check(&self, seed: u64) {
         let mut random = Random::new(seed);
         let map = self.variables(&mut random);
         let learning = self.layer(&map, DType::F64);
         let xs = random.tensor(&[3, self.tokens, self.config.resolved_query_size()], DType::F64);
-        let want = learning.forward(&xs).unwrap();
+        let want = self.forward(&learning, &xs);
         let fixed = self.fixed(&map, DType::F32);
         let xs32 = xs.to_dtype(DType::F32).unwrap();
-        assert_close("f32, fused", &fixed.forward(&xs32).unwrap(), &want, 1e-5);
+        assert_close("f32, fused", &self.forward(&fixed, &xs32), &want, 1e-5);
         let eager = AttentionOptions::default().with_backend(Backend::Eager);
-        let inputs = AttentionInputs::self_attention(&xs32, AttentionMask::full());
-        assert_close("f32, eager", &fixed.attend_with(&inputs, &eager).unwrap().output, &want, 1e-5);
+        let full = AttentionMask::full();
+        assert_close("f32, eager", &self.attend(&fixed, &xs32, &full, eager).unwrap(), &want, 1e-5);
         let frozen = self.layer(&map, DType::F64).frozen().unwrap();
-        assert_close("frozen", &frozen.forward(&xs).unwrap(), &want, 1e-9);
-        fixed.plan(&inputs, &AttentionOptions::default()).unwrap();
+        assert_close("frozen", &self.forward(&frozen, &xs), &want, 1e-9);
+        fixed.plan(&AttentionInputs::self_attention(&xs32, full), &AttentionOptions::default()).unwrap();
         // Far from exact, but not another formula.
         for (dtype, tolerance) in [(DType::F16, 0.02), (DType::BF16, 0.1)] {
-            let half = self.fixed(&map, dtype).forward(&xs.to_dtype(dtype).unwrap()).unwrap();
+            let half = self.forward(&self.fixed(&map, dtype), &xs.to_dtype(dtype).unwrap());
             assert_eq!(half.dtype(), dtype);
             assert_close(&format!("{dtype:?}"), &half, &want, tolerance);
         }
@@ -121,9 +150,16 @@ impl Everywhere {
         ) {
             return; // These count tokens.
         }
-        let alone: Vec<Tensor> = (0..3).map(|i| layer.forward(&part(i)).unwrap().squeeze(0).unwrap()).collect();
+        let alone: Vec<Tensor> = (0..3).map(|i| self.forward(layer, &part(i)).squeeze(0).unwrap()).collect();
         let mask = AttentionMask::padding(&lengths);
-        let padded = layer.attend(xs, xs, xs, &mask).unwrap();
+        let padded = self.attend(layer, xs, &mask, AttentionOptions::default()).unwrap();
+        if self.has_types {
+            for (i, alone) in alone.iter().enumerate() {
+                let of_padded = padded.get(i).unwrap().narrow(0, 0, lengths[i]).unwrap();
+                assert_close("padded, with types", &of_padded, alone, tolerance);
+            }
+            return; // A ragged batch has no types.
+        }
         let rows: Vec<Tensor> = (0..3).map(|i| part(i).squeeze(0).unwrap()).collect();
         let ragged = attend_ragged(layer, &Tensor::cat(&rows, 0).unwrap(), &lengths, &AttentionMask::full()).unwrap();
         let mut start = 0;
@@ -171,25 +207,26 @@ impl Everywhere {
         let rounded = layer.quantized(format).unwrap();
         let exact = MultiHeadAttention::from_weights(&self.config, rounded.weights().unwrap()).unwrap();
         let again = exact.quantized(format).unwrap();
-        let ys = rounded.forward(xs).unwrap();
-        assert_eq!(numbers(&again.forward(xs).unwrap()), numbers(&ys), "{format}: rounded twice");
-        assert_eq!(numbers(&rounded.frozen().unwrap().forward(xs).unwrap()), numbers(&ys));
+        let ys = self.forward(&rounded, xs);
+        assert_eq!(numbers(&self.forward(&again, xs)), numbers(&ys), "{format}: rounded twice");
+        assert_eq!(numbers(&self.forward(&rounded.frozen().unwrap(), xs)), numbers(&ys));
         let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
         let plan = rounded.plan(&inputs, &AttentionOptions::default()).unwrap();
         assert_eq!(plan.quantization, rounded.quantization());
         let Some(found) = rounded.quantization() else {
             assert!(format != Quantization::Int8, "any width can be int8");
-            assert_eq!(numbers(&layer.frozen().unwrap().forward(xs).unwrap()), numbers(&ys), "the format does not fit");
+            assert_eq!(numbers(&self.forward(&layer.frozen().unwrap(), xs)), numbers(&ys), "the format does not fit");
             return;
         };
         assert_eq!(found, format);
         assert!(format!("{rounded:?} {plan}").matches(&format.to_string()).count() == 2);
-        let want = exact.forward(xs).unwrap();
+        let want = self.forward(&exact, xs);
         assert_close(&format!("{format}"), &ys, &want, STEP);
         let eager = AttentionOptions::default().with_backend(Backend::Eager);
-        assert_close("eager", &rounded.attend_with(&inputs, &eager).unwrap().output, &ys, STEP);
+        let eager = self.attend(&rounded, xs, &AttentionMask::full(), eager).unwrap();
+        assert_close("eager", &eager, &ys, STEP);
         let input = Var::from_tensor(xs).unwrap();
-        assert_close("with a gradient", &rounded.forward(&input).unwrap(), &want, 1e-5);
+        assert_close("with a gradient", &self.forward(&rounded, &input), &want, 1e-5);
         self.batches(&rounded, xs, STEP);
         self.caches(&rounded, xs, &ys, STEP);
         self.pruning(&rounded, xs, STEP);
@@ -198,10 +235,9 @@ impl Everywhere {
     /// Analytic gradients of every parameter and of the input are finite differences.
     fn gradients(&self, map: &VarMap, layer: &MultiHeadAttention, xs: &Tensor, random: &mut Random) {
         let input = Var::from_tensor(xs).unwrap();
-        let factors = random.tensor(layer.forward(xs).unwrap().dims(), DType::F64);
-        let loss = |layer: &MultiHeadAttention, xs: &Tensor| {
-            (layer.forward(xs).unwrap() * &factors).unwrap().sum_all().unwrap()
-        };
+        let factors = random.tensor(self.forward(layer, xs).dims(), DType::F64);
+        let loss =
+            |layer: &MultiHeadAttention, xs: &Tensor| (self.forward(layer, xs) * &factors).unwrap().sum_all().unwrap();
         let gradients = loss(layer, input.as_tensor()).backward().unwrap();
         let mut variables: Vec<(String, Var)> =
             map.data().lock().unwrap().iter().map(|(name, var)| (name.clone(), var.clone())).collect();
@@ -242,7 +278,7 @@ impl Everywhere {
         let source = source.at("some.layer", DType::F32, &CPU);
         assert_eq!(detect(&source).unwrap().name(), self.layout);
         let read = MultiHeadAttention::load(&self.config, source).unwrap();
-        assert_within("read again", &read.forward(xs).unwrap(), &fixed.forward(xs).unwrap(), 0.0);
+        assert_within("read again", &self.forward(&read, xs), &self.forward(&fixed, xs), 0.0);
     }
 
     /// A layer without a head is the layer with a factor of 0 for it.
@@ -255,8 +291,8 @@ impl Everywhere {
         }
         let factors: Vec<f32> = (0..heads).map(|head| f32::from(u8::from(head + 1 != heads))).collect();
         let factors = Tensor::new(factors, &CPU).unwrap();
-        let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
-        let masked = layer.attend_with(&inputs, &AttentionOptions::default().with_head_mask(&factors)).unwrap().output;
-        assert_close("without its last head", &pruned.unwrap().forward(xs).unwrap(), &masked, tolerance);
+        let options = AttentionOptions::default().with_head_mask(&factors);
+        let masked = self.attend(layer, xs, &AttentionMask::full(), options).unwrap();
+        assert_close("without its last head", &self.forward(&pruned.unwrap(), xs), &masked, tolerance);
     }
 }

@@ -213,8 +213,8 @@ def given_tensors(name, given, arguments, tensors, factor=1.0, neighbors=False):
         values = [arguments[n] for n in names if n in arguments]
         if what == "score_bias" and values:
             tensors[f"golden.{name}.score_bias"] = sum(values) * factor
-        if what == "positions" and values:
-            tensors[f"golden.{name}.positions"] = values[0].float()
+        if what in ("positions", "token_types") and values:
+            tensors[f"golden.{name}.{what}"] = values[0].float()
         if what == "shared" and values:
             for part, t in zip(("shared_keys", "shared_values"), values[0]):
                 tensors[f"golden.{name}.{part}"] = t.transpose(1, 2)
@@ -311,6 +311,7 @@ def section_types(config):
 def make(model_type):
     """Writes OUT/<model_type>.safetensors; returns what there is to say."""
     problems, name = [], model_type
+    tiny.NAME = name
     model_type = name.partition("+")[0]
     if model_type in ("layoutlmv2", "layoutxlm"):
         without_detectron2()

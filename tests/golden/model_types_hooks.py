@@ -112,7 +112,7 @@ def prefixes(saved):
     """(prefix, names of weights in, name of the weight out) of all attention layers by their names."""
     found = {}
     for inputs, output in LAYOUTS:
-        for kernel in (".weight",):
+        for kernel in (".weight", ""):  # or parameters without modules
             for name in saved:
                 if not name.endswith(f"{inputs[0]}{kernel}"):
                     continue
@@ -268,6 +268,29 @@ def watch_cell(cell, here):
     cell.rnn.register_forward_pre_hook(context)
 
 
+def watch_parameters(attention, here):
+    """Hooks on XLNet's attention, whose projections are no modules: its output goes through the last dropout."""
+    here["in"], here["path"] = [[], [], []], f"{here['path']}.q"
+    signature = inspect.signature(attention.forward)
+
+    def before(_m, args, kwargs):
+        given = signature.bind(*args, **kwargs).arguments
+        h, mems, segments = given["h"], given.get("mems"), given.get("seg_mat")
+        keys = h if mems is None else torch.cat([mems, h])
+        for calls, x in zip(here["in"], (h, keys, keys)):
+            calls.append(clean(x.transpose(0, 1)))
+        if segments is not None:  # (queries, keys, b, own or other); the number of a type is that of its first query
+            own = segments[..., 0].bool()
+            first = torch.where(own.any(0), own.int().argmax(0), -1)
+            here["arguments"]["token_types"] = first.transpose(0, 1)
+
+    def after(_m, _args, out):
+        if out.dim() == 3:
+            here["out"].append(clean(out.transpose(0, 1)))
+    attention.register_forward_pre_hook(before, with_kwargs=True)
+    attention.dropout.register_forward_hook(after)
+
+
 def watch(model, layers, saved):
     """Hooks on the projections of each layer; what they catch comes into the returned dictionary."""
     index, caught, lost = Index(model), {}, []
@@ -309,6 +332,9 @@ def watch(model, layers, saved):
 
             mha.register_forward_pre_hook(before, with_kwargs=True)
             mha.register_forward_hook(after)
+            continue
+        if type(modules[0]).__name__ == "XLNetRelativeAttention":
+            watch_parameters(modules[0], here)
             continue
         parent = model.get_submodule(owners[0][0].rpartition(".")[0])
         if hasattr(parent, "hidden_to_hidden"):

@@ -548,7 +548,8 @@ MEMORY = {"memory_attention_hidden_size": 16, "memory_attention_num_layers": 1, 
 for _name in ("sam2_video", "sam3_tracker_video"):
     CHANGES[_name] = {**CHANGES[_name], **MEMORY}
 # Further models of a type, with layers that its usual one lacks.
-FURTHER = {"roformer+values": {"rotary_value": True}, "deepseek_v4+published": {}, "deepseek_v4+own": {}, "gemma4_audio+plain": {"use_clipped_linears": False},
+FURTHER = {"roformer+values": {"rotary_value": True}, "deepseek_v4+published": {}, "deepseek_v4+own": {}, "xlnet+untyped": {}, "xlnet+memory": {},
+           "gemma4_audio+plain": {"use_clipped_linears": False},
            "gemma4_vision+limits": {"use_clipped_linears": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
@@ -600,7 +601,7 @@ GIVEN = {**dict.fromkeys(["layoutlmv2", "layoutxlm"], {"score_bias": ["rel_pos",
          **dict.fromkeys(["phi4_multimodal_audio", "phi4_multimodal"], {"score_bias": ["attention_mask"]}),
          "lilt": {"score_bias": ["layout_scores"]}, "blt": {"mask": ["cross_mask"]},
          "vjepa2": {"positions": ["position_mask"]}, "pegasus_x": {"mask": ["global_mask"]},
-         "udop": {"score_bias": ["position_bias"]},
+         "udop": {"score_bias": ["position_bias"]}, "xlnet": {"token_types": ["token_types"]},
          **dict.fromkeys(["qwen2_5_omni_dit", "qwen2_5_omni_token2wav", "qwen2_5_omni"], {"mask": ["attention_mask"]}),
          "t5gemma2": {"cos_sin": ["position_embeddings"], "mask": ["merged_attention_mask"]},
          **dict.fromkeys(["sam3_detr_decoder", "sam3_lite_text_detr_decoder", "sam3", "sam3_lite_text"], {"score_bias": ["attention_mask"]}),
@@ -630,6 +631,13 @@ SDPA = {"qwen2_5_omni_dit", "nemotron_asr_streaming_encoder", "nemotron_asr_stre
 PADDED = {"moonshine_streaming_encoder", "moonshine_streaming", "aimv2_text_model", "videoprism_text_model", "aimv2", "videoprism"}
 # Models whose text is compared without an image, in which tokens of the image see one another.
 TEXT_ALONE = {"git"}
+
+
+# The arguments of the first call, where the usual ones leave out what changes attention.
+CALLS = {"xlnet": ["input_ids", "token_type_ids"], "xlnet+untyped": ["input_ids"],
+         "xlnet+memory": ["input_ids", "token_type_ids", "mems"]}
+# The model that is made: a name in FURTHER, or a type.
+NAME = None
 
 
 def ids(n=LENGTH):
@@ -809,6 +817,10 @@ def given(name, model, cfg):
         return torch.ones(1, 4000, dtype=torch.long)
     if name == "attention_mask":
         return torch.ones(1, LENGTH, dtype=torch.long)
+    if name == "token_type_ids":
+        return torch.tensor([[0, 0, 0, 1, 1, 1, 0, 1, 2]])  # the last is that of XLNet's token for the whole text
+    if name == "mems":
+        return [torch.randn(5, 1, width) for _ in range(cfg.n_layer)]
     if name in ("bbox",):
         return torch.randint(0, 30, (1, LENGTH, 4)).sort(-1).values
     if name == "aspect_ratio_ids":
@@ -840,7 +852,8 @@ def attempts(model, cfg):
     if cfg.model_type in PARTS:
         yield PARTS[cfg.model_type]()
     decoder_only = "encoder_hidden_states" in named and "input_ids" in named
-    plans = [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
+    plans = [CALLS[NAME]] if NAME in CALLS and "input_ids" in named else []
+    plans += [["input_ids"]] if getattr(cfg, "model_type", None) in TEXT_ALONE and "input_ids" in named else []
     if getattr(cfg, "model_type", None) in PADDED:
         plans.append([n for n in named if n in ("input_ids", "input_values", "decoder_input_ids", "attention_mask", "pixel_values", "pixel_values_videos")])
     plans.append([n for n in named if n in MAIN or n in required])

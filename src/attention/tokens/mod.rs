@@ -145,6 +145,8 @@ pub(super) struct Projection<'a> {
     pub absorbed: bool,
     /// Rows and columns of patches.
     pub grid: Option<[usize; 2]>,
+    /// The types of the keys.
+    pub token_types: Option<&'a Tensor>,
 }
 
 impl AttentionInputs<'_> {

@@ -62,13 +62,15 @@ impl CallTokens for Padded {
         let Projection { layer, xs, counted, positions, dtype, .. } = projection;
         let (q, stored) = layer.project(*xs, None, *dtype, positions)?;
         let [q, k, v] = layer.compared(q, stored, projection)?;
+        let scale = layer.config.resolved_scale();
         let mut join = |term: AttentionMask| *mask = Cow::Owned(AttentionMask::clone(mask).and(term));
         if let Some(embeddings) = layer.distance_embeddings(counted.s_q, counted.s_kv)? {
-            let scale = layer.config.resolved_scale();
             let products = DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale };
             join(AttentionMask::from_term(products));
         }
-        let queries = QueryCall { xs: xs[0], q: &q, s_kv: counted.s_kv, grid: projection.grid, state: &layer.position };
+        let Projection { grid, token_types, .. } = *projection;
+        let (xs, s_kv, state) = (xs[0], counted.s_kv, &layer.position);
+        let queries = QueryCall { xs, q: &q, s_kv, scale, grid, token_types, state };
         if let Some(term) = layer.config.position.scheme().query_term(&queries)? {
             join(term);
         }

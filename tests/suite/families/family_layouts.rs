@@ -180,6 +180,68 @@ fn projections_beside_the_prefix_are_those_of_its_layer() {
     says(lacking.attention_with(own, &json, DType::F32, &CPU), &["no known attention layout", "../sa_kpos_proj.bias"]);
 }
 
+/// XLNet: projections and biases without modules, and keys of what a layer does not compute.
+#[test]
+fn layer_of_xlnet_states_what_a_call_may_give() {
+    let (folder, mut random) = (tempfile::tempdir().unwrap(), Random::new(6));
+    let path = folder.path().join("model.safetensors");
+    let prefix = "transformer.layer.0.rel_attn";
+    let mut tensors = std::collections::HashMap::new();
+    for (name, dims) in [
+        ("q", &[6, 2, 3][..]),
+        ("k", &[6, 2, 3]),
+        ("v", &[6, 2, 3]),
+        ("o", &[6, 2, 3]),
+        ("r", &[6, 2, 3]),
+        ("r_w_bias", &[2, 3]),
+        ("r_r_bias", &[2, 3]),
+        ("r_s_bias", &[2, 3]),
+        ("seg_embed", &[2, 2, 3]),
+        ("layer_norm.weight", &[6]),
+        ("layer_norm.bias", &[6]),
+    ] {
+        tensors.insert(format!("{prefix}.{name}"), random.tensor(dims, DType::F32));
+    }
+    let load = |tensors: &std::collections::HashMap<String, Tensor>, keys: Value| {
+        candle_core::safetensors::save(tensors, &path).unwrap();
+        let mut json = json!({"model_type": "xlnet", "d_model": 6, "n_head": 2});
+        json.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        Checkpoint::open(&path).unwrap().attention_with(prefix, &json, DType::F32, &CPU)
+    };
+    // As the first published file has them.
+    let published = json!({"attn_type": "bi", "bi_data": false, "clamp_len": -1, "mem_len": null, "reuse_len": null,
+        "same_length": false, "untie_r": true});
+    for keys in [json!({}), published] {
+        let model = load(&tensors, keys).unwrap();
+        assert_eq!((model.layout.name(), model.mask().to_string()), ("xlnet", "none".to_string()));
+        assert!(model.requires().is_empty() && model.note.unwrap().contains("token types"));
+        assert_eq!(model.layer.config().position.to_string(), "relative sinusoids and segments");
+        let written = model.layer.weights().unwrap().to_layout(model.layer.config(), model.layout).unwrap();
+        assert_eq!(written.len(), 9);
+        for (name, tensor) in written {
+            assert_eq!(numbers(&tensor), numbers(&tensors[&format!("{prefix}.{name}")]), "{name}");
+        }
+        // The projections are sums over the model's width of one token.
+        let value = &model.layer.weights().unwrap().qkv.split([6, 6, 6], 2).unwrap()[2];
+        let stored = tensors[&format!("{prefix}.v")].reshape((6, 6)).unwrap();
+        assert_eq!(numbers(&value.weight), numbers(&stored.t().unwrap()));
+    }
+    for (keys, said) in [
+        (json!({"attn_type": "uni"}), ["attn_type", "causal attention"]),
+        (json!({"bi_data": true}), ["bi_data", "the other direction"]),
+        (json!({"clamp_len": 4}), ["clamp_len", "a largest distance"]),
+    ] {
+        says(load(&tensors, keys), &said);
+    }
+    for (lacking, said) in [("r", "lacks `r`"), ("seg_embed", "seg_embed"), ("r_w_bias", "r_w_bias")] {
+        let mut fewer = tensors.clone();
+        fewer.remove(&format!("{prefix}.{lacking}"));
+        says(load(&fewer, json!({})), &[said]);
+    }
+    tensors.insert(format!("{prefix}.q_bias"), random.tensor(&[6], DType::F32));
+    says(load(&tensors, json!({})), &["q_bias", "a separate query bias"]);
+}
+
 /// BLT: `q_norm` and `k_norm` in its cross-attention are norms of inputs, and in all other places those of queries and
 /// keys.
 #[test]

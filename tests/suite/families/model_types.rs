@@ -76,6 +76,10 @@ impl Walked {
         if let Some(positions) = positions.as_ref().filter(|_| gives(CallInput::Positions)) {
             options = options.with_positions(positions);
         }
+        let types = self.get(case, "token_types").map(|numbers| numbers.to_dtype(DType::I64).unwrap());
+        if let Some(types) = &types {
+            options = options.with_token_types(types);
+        }
         // What went into the projections includes the vectors: those of the keys are what the values lack.
         let vectors = if key.dims() == value.dims() { (&key - &value)? } else { key.zeros_like()? };
         let object_queries = (&xs * 0.5)?;

@@ -49,6 +49,19 @@ fn layers_of_holes_are_inspected_without_their_memory() {
             Some(problem) => assert!(o != "output.dense" && problem.contains("the layout of"), "{problem}"),
         }
     }
+    // XLNet's, whose projection of positions is a kernel, too.
+    let xlnet: [(&str, &[usize]); 9] = [
+        ("l.q", into),
+        ("l.k", into),
+        ("l.v", into),
+        ("l.o", into),
+        ("l.r", into),
+        ("l.r_w_bias", wide),
+        ("l.r_r_bias", wide),
+        ("l.r_s_bias", wide),
+        ("l.seg_embed", &[2, 16, N / 16]),
+    ];
+    assert_eq!(problem(&named(&xlnet), &json!({"model_type": "xlnet", "n_head": 16})), None);
     // A bias of 2^33 elements beside weights of as many rows.
     const ROWS: usize = 1 << 33;
     let torch = named(&[

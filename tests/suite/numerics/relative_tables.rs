@@ -24,6 +24,9 @@ fn relative_positions_are_the_same_everywhere() {
     let sinusoids = grouped.clone().with_position(RelativeSinusoids::default());
     Everywhere::new(sinusoids.clone()).without_cache().check(1);
     Everywhere::new(sinusoids.with_mask(windowed.clone())).without_cache().with_tokens(70).check(2);
+    let segments = grouped.clone().with_position(RelativeSinusoids::default().with_segments(true));
+    Everywhere::new(segments.clone()).with_token_types().without_cache().check(13);
+    Everywhere::new(segments.with_mask(windowed.clone())).with_token_types().without_cache().with_tokens(70).check(14);
     let halves = RelativeSinusoids::default().with_in_halves(true);
     let local = AttentionMask::window(Some(3), Some(0));
     let capped = config.clone().with_position(halves).with_mask(local).with_softcap(0.7);
@@ -58,6 +61,9 @@ fn relative_positions_are_written_as_their_families_name_them() {
     ] {
         Everywhere::new(config).in_layout(layout).without_cache().check(9);
     }
+    let segments = RelativeSinusoids::default().with_segments(true);
+    let xlnet = AttentionConfig::new(12, 4).with_position(segments).with_bias(ProjectionBias::NONE);
+    Everywhere::new(xlnet).in_layout("xlnet").with_token_types().without_cache().check(15);
 }
 
 const HEADS: usize = 2;
@@ -138,6 +144,87 @@ fn relative_sinusoids_are_those_of_transformer_xl() {
         dot(&plus(&case.query(b, h, i), &v[h * SIZE..][..SIZE]), &projected) * (SIZE as f64).powf(-0.5)
     };
     case.check(&case.qkv[0].broadcast_add(&u).unwrap(), &term, &AttentionOptions::default());
+}
+
+const XLNET: [(&str, &[usize]); 5] = [
+    ("relative_k_proj.weight", &[WIDTH, WIDTH]),
+    ("bias_u", &[HEADS, SIZE]),
+    ("bias_v", &[HEADS, SIZE]),
+    ("segment_embeddings", &[2, HEADS, SIZE]),
+    ("segment_bias", &[HEADS, SIZE]),
+];
+
+/// XLNet: `((q + u) · k + (q + v) · W r(i - j) + (q + s) · e) / √d`, where all sines come first and `e` is one of two
+/// vectors, by whether the types of query and key are one.
+#[test]
+fn segments_are_those_of_xlnet() {
+    let segments = RelativeSinusoids::default().with_segments(true);
+    let case = Case::new(segments, &XLNET, 11, 8);
+    let [w, u, v, e, s] = XLNET.map(|(name, _)| case.weight(name));
+    let of_head = |xs: &[f64], h: usize| xs[h * SIZE..][..SIZE].to_vec();
+    let u = Tensor::from_vec(u, (HEADS, SIZE), &Device::Cpu).unwrap();
+    let term = |b: usize, h: usize, i: usize, j: usize, types: Option<&[Vec<i64>]>| {
+        let wave = |c: usize| (i as f64 - j as f64) / 10_000f64.powf((c % 4 * 2) as f64 / WIDTH as f64);
+        let r: Vec<f64> = (0..WIDTH).map(|c| if c < 4 { wave(c).sin() } else { wave(c).cos() }).collect();
+        let projected: Vec<f64> = (h * SIZE..(h + 1) * SIZE).map(|row| dot(&w[row * WIDTH..][..WIDTH], &r)).collect();
+        let query = case.query(b, h, i);
+        let of_segments = types.map_or(0.0, |types| {
+            let types = &types[b.min(types.len() - 1)];
+            let embedding = of_head(&e[if types[i] == types[j] { 0 } else { WIDTH }..], h);
+            dot(&plus(&query, &of_head(&s, h)), &embedding)
+        });
+        (dot(&plus(&query, &of_head(&v, h)), &projected) + of_segments) * (SIZE as f64).powf(-0.5)
+    };
+    let q = case.qkv[0].broadcast_add(&u).unwrap();
+    let one = vec![vec![0, 0, 0, 1, 1, 0, 1, 1, 1, 2, 5]];
+    let two = vec![one[0].clone(), vec![3, 1, 1, 1, 1, 0, 3, 3, 3, -1, 1]];
+    for backend in [Backend::Cpu, Backend::Eager] {
+        let options = AttentionOptions::default().with_backend(backend);
+        case.check(&q, &|b, h, i, j| term(b, h, i, j, None), &options);
+        for (types, dtype) in [(&one, DType::U8), (&two, DType::I64), (&two, DType::I32)] {
+            let given = Tensor::new(types.clone(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            case.check(&q, &|b, h, i, j| term(b, h, i, j, Some(types)), &options.with_token_types(&given));
+        }
+    }
+}
+
+/// The last queries of a sequence alone are those of the whole: XLNet's memory comes before them.
+#[test]
+fn last_queries_have_the_last_types() {
+    let case = Case::new(RelativeSinusoids::default().with_segments(true), &XLNET, 11, 9);
+    let types = Tensor::new(&[[0u32, 0, 1, 1, 0, 1, 2, 1, 0, 1, 2]], &Device::Cpu).unwrap();
+    let options = AttentionOptions::default().with_token_types(&types);
+    let attend = |first: usize| {
+        let queries = case.xs.narrow(1, first, 11 - first).unwrap();
+        let inputs = AttentionInputs::new(&queries, &case.xs, &case.xs, AttentionMask::full());
+        case.layer.attend_with(&inputs, &options).unwrap().output
+    };
+    assert_close("the last queries", &attend(7), &attend(0).narrow(1, 7, 4).unwrap(), 1e-6);
+
+    let xs = &case.xs;
+    let says_of = |types: &Tensor, parts: &[&str]| {
+        let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
+        says(case.layer.attend_with(&inputs, &AttentionOptions::default().with_token_types(types)), parts);
+    };
+    says_of(&types.to_dtype(DType::F32).unwrap(), &["token_types", "F32", "integer"]);
+    for wrong in [types.narrow(1, 1, 10).unwrap(), types.squeeze(0).unwrap(), types.repeat((3, 1)).unwrap()] {
+        says_of(&wrong, &["token_types", "(2 or 1, 11)"]);
+    }
+    let few = xs.narrow(1, 0, 4).unwrap();
+    let inputs = AttentionInputs::new(xs, &few, &few, AttentionMask::full());
+    let given = AttentionOptions::default().with_token_types(&types);
+    says(case.layer.attend_with(&inputs, &given), &["token_types", "(2 or 1, 4)"]);
+    let short = types.narrow(1, 0, 4).unwrap();
+    let given = AttentionOptions::default().with_token_types(&short);
+    says(case.layer.attend_with(&inputs, &given), &["the 11 queries are the last"]);
+    let rows = xs.flatten_to(1).unwrap();
+    let inputs = AttentionInputs::ragged(&rows, &[11, 11], AttentionMask::full());
+    says(case.layer.attend_with(&inputs, &options), &["`token_types` of a ragged batch", "AttentionMask::padding"]);
+    let plain = Case::new(RelativeSinusoids::default(), &XLNET[..3], 11, 9);
+    let inputs = AttentionInputs::self_attention(&plain.xs, AttentionMask::full());
+    says(plain.layer.attend_with(&inputs, &options), &["token_types", "the layer's positions are relative sinusoids"]);
+    let both = RelativeSinusoids::default().with_segments(true).with_in_halves(true);
+    says(AttentionConfig::new(8, 2).with_position(both).validate(), &["in_halves = true", "segments"]);
 }
 
 /// The Universal Speech Model: `cap · tanh((q · k + q · W r(i - j)) / √d / cap)`, where all sines come first.
