@@ -8,7 +8,7 @@ use candle_attention::position::{
 use candle_attention::weights::{AttentionWeights, LinearWeights, Parameters, QkvWeights};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, Backend, KvCache, MultiHeadAttention,
-    ProjectionBias,
+    ObserveOptions, ProjectionBias,
 };
 use candle_core::{D, DType, Device, Module, Tensor};
 
@@ -202,11 +202,21 @@ fn last_queries_have_the_last_types() {
     assert_close("the last queries", &attend(7), &attend(0).narrow(1, 7, 4).unwrap(), 1e-6);
 
     let xs = &case.xs;
+    let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
+    let stats = case.layer.observe(&inputs, &options, &ObserveOptions::default().with_attention_weights(true)).unwrap();
+    assert_close("observed", &stats.output, &attend(0), 1e-6);
+    let returned = case.layer.attend_with(&inputs, &options.with_return_attention_weights(true)).unwrap();
+    let weights = returned.attention_weights.unwrap();
+    assert_close("attention weights", &stats.attention_weights.unwrap(), &weights, 1e-6);
+    let untyped = AttentionOptions::default().with_return_attention_weights(true);
+    let untyped = case.layer.attend_with(&inputs, &untyped).unwrap().attention_weights.unwrap();
+    let off = numbers(&(untyped - weights).unwrap().abs().unwrap().max_all().unwrap());
+    assert!(off[0] > 0.01, "types change the weights by {off:?}");
     let says_of = |types: &Tensor, parts: &[&str]| {
         let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
         says(case.layer.attend_with(&inputs, &AttentionOptions::default().with_token_types(types)), parts);
     };
-    says_of(&types.to_dtype(DType::F32).unwrap(), &["token_types", "F32", "integer"]);
+    says_of(&types.to_dtype(DType::F32).unwrap(), &["token_types", "f32", "integer"]);
     for wrong in [types.narrow(1, 1, 10).unwrap(), types.squeeze(0).unwrap(), types.repeat((3, 1)).unwrap()] {
         says_of(&wrong, &["token_types", "(2 or 1, 11)"]);
     }
