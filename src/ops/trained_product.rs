@@ -4,14 +4,12 @@
 //! over the rows, and copies of transposed matrices. What is multiplied here is packed for each product, because
 //! weights may change between two calls.
 
-use std::sync::{Mutex, PoisonError};
-
 use candle_attention_kernels::{Isa, Matrix, Team, column_sums, matmul};
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ops::dense::accumulate_dtype;
-use crate::tensor::{check_allocation, element_count, with_slices};
+use crate::tensor::{check_allocation, computed, element_count, with_slices};
 use crate::weights::LinearWeights;
 
 /// Whether products with gradients run on the CPU kernels, and not in Accelerate or MKL.
@@ -51,11 +49,38 @@ fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resul
         Some(bias) => with_slices([xs, weight, bias], |[xs, weight, bias]| multiplied([xs, weight], Some(bias)))?,
         None => with_slices([xs, weight], |data| multiplied(data, None))?,
     };
-    let output = Mutex::new(Some((CpuStorage::F32(output?), Shape::from((rows, out)))));
-    Ok(match bias {
-        Some(bias) => xs.apply_op3(weight, bias, TrainedProduct { output })?,
-        None => xs.apply_op2(weight, TrainedProduct { output })?,
-    })
+    let output = (output?, Shape::from((rows, out)));
+    match bias {
+        Some(bias) => {
+            computed("trained-product-with-bias", output, [xs, weight, bias], |[xs, weight, bias], _, gradient| {
+                let [of_xs, of_weight] = gradients(xs, weight, gradient)?;
+                let of_bias = bias.track_op().then(|| bias_gradient(gradient)).transpose()?;
+                Ok([of_xs, of_weight, of_bias])
+            })
+        }
+        None => computed("trained-product", output, [xs, weight], |[xs, weight], _, gradient| {
+            gradients(xs, weight, gradient)
+        }),
+    }
+}
+
+/// The gradients of the input and of the weight of a product, of those that track one.
+fn gradients(xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
+    let of_xs = xs.track_op().then(|| input_gradient(gradient, weight));
+    let of_weight = weight.track_op().then(|| {
+        let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
+        let of = [(out, rows, true), (rows, input, false)];
+        let data = with_slices([gradient, xs], |data| multiply(data, of, None))??;
+        Ok::<_, Error>(Tensor::from_vec(data, (out, input), &Device::Cpu)?)
+    });
+    Ok([of_xs.transpose()?, of_weight.transpose()?])
+}
+
+/// The gradient `(out)` of the bias of a product: the sums over its output's `(rows, out)`.
+fn bias_gradient(gradient: &Tensor) -> Result<Tensor> {
+    let columns = gradient.dim(1)?;
+    let sums = with_slices([gradient], |[rows]: [&[f32]; 1]| column_sums(rows, columns))?;
+    Ok(Tensor::from_vec(sums, columns, &Device::Cpu)?)
 }
 
 /// The gradient `(rows, in)` of the input of a product with `weight` `(out, in)`, from its output's `(rows, out)`.
@@ -79,92 +104,4 @@ fn multiply(data: [&[f32]; 2], of: [(usize, usize, bool); 2], bias: Option<&[f32
     let work = a.dims[0].saturating_mul(a.dims[1]).saturating_mul(b.dims[1]);
     Team::with(work, |team| matmul(Isa::detect()?, team, a, b, bias, &mut output))?;
     Ok(output)
-}
-
-/// The operation. It holds its output until that becomes a tensor.
-struct TrainedProduct {
-    output: Mutex<Option<(CpuStorage, Shape)>>,
-}
-
-impl TrainedProduct {
-    fn take(&self) -> candle_core::Result<(CpuStorage, Shape)> {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
-        output.ok_or_else(|| Error::value("the output of a product", "taken", "one that is taken once").into())
-    }
-
-    /// The gradients of `xs` and `weight`, of those that track one.
-    fn gradients(xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
-        let of_xs = xs.track_op().then(|| input_gradient(gradient, weight));
-        let of_weight = weight.track_op().then(|| {
-            let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
-            let of = [(out, rows, true), (rows, input, false)];
-            let data = with_slices([gradient, xs], |data| multiply(data, of, None))??;
-            Ok::<_, Error>(Tensor::from_vec(data, (out, input), &Device::Cpu)?)
-        });
-        Ok([of_xs.transpose()?, of_weight.transpose()?])
-    }
-}
-
-impl CustomOp2 for TrainedProduct {
-    fn name(&self) -> &'static str {
-        "trained-product"
-    }
-
-    /// The output that [`trained_product`] has computed.
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.take()
-    }
-
-    fn bwd(
-        &self,
-        xs: &Tensor,
-        weight: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>)> {
-        let [xs, weight] = Self::gradients(xs, weight, gradient)?;
-        Ok((xs, weight))
-    }
-}
-
-impl CustomOp3 for TrainedProduct {
-    fn name(&self) -> &'static str {
-        "trained-product-with-bias"
-    }
-
-    /// The output that [`trained_product`] has computed.
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.take()
-    }
-
-    fn bwd(
-        &self,
-        xs: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [xs, weight] = Self::gradients(xs, weight, gradient)?;
-        let sums = |gradient: &Tensor| -> Result<Tensor> {
-            let columns = gradient.dim(1)?;
-            let sums = with_slices([gradient], |[rows]: [&[f32]; 1]| column_sums(rows, columns))?;
-            Ok(Tensor::from_vec(sums, columns, &Device::Cpu)?)
-        };
-        Ok((xs, weight, bias.track_op().then(|| sums(gradient)).transpose()?))
-    }
 }

@@ -5,16 +5,16 @@
 //! linear in the number of keys. It computes in f32 whatever the dtype of queries, keys and values is.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{AttentionGradient, Dropout, Isa, SoftmaxRow, Team};
-use candle_core::{CpuStorage, CustomOp3, D, DType, Device, Layout, Shape, Tensor};
+use candle_core::{D, DType, Device, Shape, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::sdpa::SdpaOptions;
 use crate::sdpa::cpu_call::CpuCall;
 use crate::sdpa::non_finite::finite_only;
+use crate::tensor::computed;
 
 /// One call of the kernel that a gradient may flow through.
 ///
@@ -26,8 +26,6 @@ pub(super) struct FusedAttention {
     learns_table: bool,
     /// `(queries, h)`.
     rows: Vec<SoftmaxRow>,
-    /// The output, until it becomes a tensor.
-    output: Mutex<Option<(CpuStorage, Shape)>>,
 }
 
 impl FusedAttention {
@@ -51,13 +49,15 @@ impl FusedAttention {
             return Ok(Tensor::from_vec(output, shape, &Device::Cpu)?.to_dtype(call.dtype)?);
         }
         let table = options.mask.learned_biases().map(|table| table.to_dtype(DType::F32)).transpose()?;
-        let output = Mutex::new(Some((CpuStorage::F32(output), shape)));
-        let fused = Self { prepared, dropout, learns_table: table.is_some(), rows, output };
-        let output = match table {
-            Some(table) => q.apply_op3(&Tensor::cat(&[&k, &v], D::Minus1)?, &table, fused)?,
-            None => q.apply_op3(&k, &v, fused)?,
+        let [second, third] = match &table {
+            Some(table) => [&Tensor::cat(&[&k, &v], D::Minus1)?, table],
+            None => [&k, &v],
         };
-        Ok(output.to_dtype(call.dtype)?)
+        let fused = Self { prepared, dropout, learns_table: table.is_some(), rows };
+        let gradients = move |arguments: [&Tensor; 3], output: &Tensor, gradient: &Tensor| {
+            fused.argument_gradients(arguments, output, gradient)
+        };
+        Ok(computed("fused-attention", (output, shape), [&q, second, third], gradients)?.to_dtype(call.dtype)?)
     }
 
     fn gradients(&self, qkv: [&Tensor; 3], output: &Tensor, gradient: &Tensor) -> Result<kernels::Gradients> {
@@ -71,35 +71,14 @@ impl FusedAttention {
             Team::with(work, |team| kernels::attention_backward(Isa::detect()?, team, &call))
         })
     }
-}
 
-impl CustomOp3 for FusedAttention {
-    fn name(&self) -> &'static str {
-        "fused-attention"
-    }
-
-    /// The output that [`attend`](FusedAttention::attend) has computed.
-    fn cpu_fwd(
+    /// The gradients of the three arguments.
+    fn argument_gradients(
         &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner).take();
-        output.ok_or_else(|| Error::value("the output of attention", "taken", "one that is taken once").into())
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        second: &Tensor,
-        third: &Tensor,
+        [q, second, third]: [&Tensor; 3],
         output: &Tensor,
         gradient: &Tensor,
-    ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    ) -> Result<[Option<Tensor>; 3]> {
         let (d, d_v) = (self.prepared.call.d, self.prepared.call.d_v);
         let [k, v] = if self.learns_table {
             [second.narrow(3, 0, d)?, second.narrow(3, d, d_v)?]
@@ -110,10 +89,10 @@ impl CustomOp3 for FusedAttention {
         let tensor = |data, shape: &Shape| Tensor::from_vec(data, shape, &Device::Cpu);
         let (q, k, v) = (tensor(of.q, q.shape())?, tensor(of.k, k.shape())?, tensor(of.v, v.shape())?);
         if !self.learns_table {
-            return Ok((Some(q), Some(k), Some(v)));
+            return Ok([q, k, v].map(Some));
         }
         let (distances, h) = third.dims2()?;
         let table = tensor(of.table, &Shape::from((h, distances)))?.t()?.contiguous()?;
-        Ok((Some(q), Some(Tensor::cat(&[&k, &v], D::Minus1)?), Some(table)))
+        Ok([q, Tensor::cat(&[&k, &v], D::Minus1)?, table].map(Some))
     }
 }

@@ -5,6 +5,7 @@
 //! simpler and would cost more than some of the kernels.
 
 mod check;
+mod computed;
 mod cpu_slice;
 #[cfg(feature = "cuda")]
 mod cuda_tensor;
@@ -20,6 +21,7 @@ pub(crate) use candle_attention_kernels::{check_allocation, element_count, try_r
 pub(crate) use check::{
     check_float, check_shape, check_tensor_memory, last_dim_contiguous, same_device, same_dtype_and_device,
 };
+pub(crate) use computed::computed;
 pub use cpu_slice::with_slices;
 pub(crate) use cpu_slice::{Memory, Slice, with_f32_slice, with_f32_slices, with_slice};
 #[cfg(feature = "cuda")]
