@@ -75,9 +75,9 @@ impl Entry {
     }
 }
 
-/// The tensors of a file by name, or the files of an index, and the metadata. Names are unique and short, and not too
-/// many. Most readers would take the last of several equal names.
-pub(crate) struct Header<V = Entry> {
+/// The tensors of a file by name, or the files of an index, and the metadata if the object can have some. Names are
+/// unique and short, and not too many. Most readers would take the last of several equal names.
+pub(crate) struct Header<V = Entry, const HAS_METADATA: bool = true> {
     pub tensors: BTreeMap<String, V>,
     pub metadata: HashMap<String, String>,
 }
@@ -145,22 +145,22 @@ fn add<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
     }
 }
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Header<V> {
+impl<'de, V: Deserialize<'de>, const HAS_METADATA: bool> Deserialize<'de> for Header<V, HAS_METADATA> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Entries<V>(std::marker::PhantomData<V>);
+        struct Entries<V, const HAS_METADATA: bool>(std::marker::PhantomData<V>);
 
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = Header<V>;
+        impl<'de, V: Deserialize<'de>, const HAS_METADATA: bool> Visitor<'de> for Entries<V, HAS_METADATA> {
+            type Value = Header<V, HAS_METADATA>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("an object of tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Header<V>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Self::Value, A::Error> {
                 const METADATA: &str = "__metadata__";
                 let (mut tensors, mut metadata) = (BTreeMap::new(), None);
                 while let Some(name) = entries.next_key::<String>()? {
-                    if name != METADATA {
+                    if !HAS_METADATA || name != METADATA {
                         add(&mut tensors, name, &mut entries)?;
                     } else if metadata.replace(entries.next_value::<Option<Metadata>>()?).is_some() {
                         return Err(A::Error::duplicate_field(METADATA));
@@ -171,7 +171,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Header<V> {
             }
         }
 
-        deserializer.deserialize_map(Entries(std::marker::PhantomData))
+        deserializer.deserialize_map(Entries::<V, HAS_METADATA>(std::marker::PhantomData))
     }
 }
 

@@ -458,7 +458,7 @@ impl Checkpoint {
 
 #[derive(serde::Deserialize)]
 struct Index {
-    weight_map: Header<String>,
+    weight_map: Header<String, false>,
 }
 
 /// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
