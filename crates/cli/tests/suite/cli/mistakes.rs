@@ -17,17 +17,19 @@ fn numbers() {
         (&["encode", "--max-length", "0", "a", "b"], "--max-length is 0, expected more than the 2 special tokens"),
         (&["encode", "--truncate-dim", "0", "a", "b"], "--truncate-dim is 0, expected at least 1"),
         (&["encode", "--truncate-dim", "500", "a", "b"], "--truncate-dim is 500, expected at most 128, the numbers of"),
-        (&["train", "--text", "texts.txt", "--output", "new", "--heads", "7"], "--heads is 7, expected a divisor"),
-        (&["train", "--text", "texts.txt", "--output", "new", "--layers", "0"], "--layers is 0, expected "),
+        (&["train", "--output", "new", "--heads", "7"], "--heads is 7, expected a divisor"),
+        (&["train", "--output", "new", "--layers", "0"], "--layers is 0, expected "),
         (
             &["attend", "--model", "all-MiniLM-L6-v2", "--prefix", "encoder.layer.0.attention", "--heads", "7"],
             "--heads is 7, expected ",
         ),
     ] {
         let mut command = scratch.run(arguments);
-        if arguments[0] == "attend" {
-            command.args(["--input", "in.safetensors", "--output", "out.safetensors"]);
-        }
+        match arguments[0] {
+            "attend" => command.args(["--input", "in.safetensors", "--output", "out.safetensors"]),
+            "train" => command.args(["--text", "texts.txt", "--teacher", "all-MiniLM-L6-v2"]),
+            _ => &mut command,
+        };
         fails(&mut command, said);
     }
 }
