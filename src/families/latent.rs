@@ -168,7 +168,7 @@ impl Layer<'_> {
         config: &AttentionConfig,
     ) -> Result<LatentAttention> {
         if latent.multi_query {
-            self.section.note(&["index_topk", "rope_theta"]);
+            self.section.note(&["rope_theta"]);
             let d = latent.head_dim();
             let rope = self.rotated_share(d, latent.compression.is_some())?;
             let nope = d.checked_sub(rope).filter(|nope| *nope > 0);

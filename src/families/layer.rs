@@ -284,7 +284,7 @@ impl<'a> Layer<'a> {
         }
         config.global_tokens = self.family.global_tokens && !self.cross && self.has_window()?;
         config.output_gate = self.output_gate(&config, contents.gate)?;
-        config.max_keys = if contents.indexer { Some(self.max_keys(&config)?) } else { None };
+        config.max_keys = self.max_keys(&config, contents.indexer)?;
         if !self.cross || contents.context_norm {
             config.context_norm = self.context_norm(contents.context_norm)?;
         }

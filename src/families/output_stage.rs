@@ -61,24 +61,30 @@ impl Layer<'_> {
         }
     }
 
-    /// The most keys of a layer that has an indexer.
-    pub(super) fn max_keys(&self, config: &AttentionConfig) -> Result<usize> {
+    /// The most keys of a layer; `has_indexer`: whether one chooses among more.
+    pub(super) fn max_keys(&self, config: &AttentionConfig, has_indexer: bool) -> Result<Option<usize>> {
+        if let Some(MaxKeys::Compressed(key)) = self.family.max_keys {
+            self.section.note(&[key]);
+        }
+        if !has_indexer {
+            return Ok(None);
+        }
         let required = |key: &'static str| {
             let none = || Error::config(key, "none", "a number: an indexer chooses the keys");
             self.number(key)?.filter(|number| *number > 0).ok_or_else(none)
         };
-        match self.family.max_keys {
-            Some(MaxKeys::Blocks(count, size)) => Ok(required(count)?.saturating_mul(required(size)?)),
-            Some(MaxKeys::WholeBlocks(budget, size)) => Ok(required(budget)?.saturating_add(required(size)? - 1)),
+        Ok(Some(match self.family.max_keys {
+            Some(MaxKeys::Blocks(count, size)) => required(count)?.saturating_mul(required(size)?),
+            Some(MaxKeys::WholeBlocks(budget, size)) => required(budget)?.saturating_add(required(size)? - 1),
             Some(MaxKeys::Compressed(count)) => {
                 let rate = config.latent.and_then(|latent| latent.compression).map_or(1, |blocks| blocks.rate);
-                Ok(required(count)?.saturating_mul(rate).saturating_add(rate - 1))
+                required(count)?.saturating_mul(rate).saturating_add(rate - 1)
             }
             None => {
                 let expected = format!("absent: `{}` has none", self.model_type);
-                Err(Error::value("an indexer", "in the checkpoint", expected))
+                return Err(Error::value("an indexer", "in the checkpoint", expected));
             }
-        }
+        }))
     }
 
     /// The norm of the context; `held`: whether the checkpoint holds a weight of it.
