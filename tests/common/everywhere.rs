@@ -278,7 +278,7 @@ impl Everywhere {
         let source = source.at("some.layer", DType::F32, &CPU);
         assert_eq!(detect(&source).unwrap().name(), self.layout);
         let read = MultiHeadAttention::load(&self.config, source).unwrap();
-        assert_within("read again", &self.forward(&read, xs), &self.forward(&fixed, xs), 0.0);
+        assert_within("read again", &self.forward(&read, xs), &self.forward(fixed, xs), 0.0);
     }
 
     /// A layer without a head is the layer with a factor of 0 for it.
