@@ -29,8 +29,8 @@ impl MultiHeadAttention {
     /// `score.weight` `(h, head_dim)` for additive scoring; `gate_proj` for a gate, `attn_sub_norm` for a norm of the
     /// context. Latent attention has `q_a_proj`, `q_a_layernorm`, `q_b_proj` (or `q_proj`), `kv_a_proj_with_mqa`,
     /// `kv_a_layernorm` and `kv_b_proj` instead of the first three, the last not if all heads share one key;
-    /// `config.bias.q` and `k` are then the biases of the projections of the layer's input. Other tensors have the names
-    /// that [`Parameters`] lists.
+    /// `config.bias.q` and `k` are then the biases of the projections of the layer's input. Other tensors have the
+    /// names that [`Parameters`] lists.
     ///
     /// Weights are initialized Xavier-uniform ([Glorot 2010](https://proceedings.mlr.press/v9/glorot10a.html)), biases
     /// to zero, as in PyTorch. Weights of the position scheme have the names that the documentation of the scheme
