@@ -461,6 +461,11 @@ impl AttentionConfig {
         })
     }
 
+    /// How keys of blocks of tokens are made, if the layer has some.
+    pub(crate) fn compression(&self) -> Option<KeyCompression> {
+        self.latent?.compression
+    }
+
     /// Elements of the input of the output projection.
     pub(crate) fn context_size(&self) -> usize {
         let heads = self.num_attention_heads * self.resolved_value_head_dim();

@@ -65,7 +65,7 @@ const MAX_LINES: usize = 600;
 
 /// The most lines of a package, without in-file tests: whoever needs more deletes first.
 const MOST_LINES: [(&str, usize); 4] =
-    [("crates/kernels/src", 13_877), ("src", 39_837), ("crates/text/src", 19_043), ("crates/cli/src", 5_499)];
+    [("crates/kernels/src", 13_877), ("src", 39_836), ("crates/text/src", 19_043), ("crates/cli/src", 5_499)];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -12,7 +12,7 @@ use candle_nn::ops::softmax;
 use crate::attention::MultiHeadAttention;
 use crate::attention::call::OpenCall;
 use crate::attention::tokens::Counted;
-use crate::config::{KeyCompression, LatentAttention};
+use crate::config::KeyCompression;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::concat_last;
@@ -20,17 +20,10 @@ use crate::position::{Position, PositionScheme, Rotary};
 use crate::tensor::compute_dtype;
 use crate::weights::COMPRESSOR;
 
-impl LatentAttention {
-    /// The number of whole blocks of `s_kv` tokens.
-    fn blocks(&self, s_kv: usize) -> usize {
-        self.compression.map_or(0, |blocks| s_kv / blocks.rate)
-    }
-}
-
 impl MultiHeadAttention {
     /// Checks that the keys of a call stand at the positions from 0, where the layer has keys of blocks.
     pub(super) fn check_blocks(&self, counted: &Counted) -> Result<()> {
-        if self.config.latent.is_none_or(|latent| latent.compression.is_none()) {
+        if self.config.compression().is_none() {
             return Ok(());
         }
         let fits = match &counted.new_tokens {
@@ -56,12 +49,10 @@ impl MultiHeadAttention {
         device: &Device,
     ) -> Result<(Cow<'a, AttentionMask>, AttnShape)> {
         let AttnShape { s_q, s_kv, .. } = shape;
-        let latent = self.config.latent.filter(|latent| latent.blocks(s_kv) > 0 && s_q > 0);
-        let Some((latent, blocks)) = latent.and_then(|latent| Some((latent, latent.compression?))) else {
-            return Ok((mask, shape));
-        };
-        let count = latent.blocks(s_kv);
-        let ends_before = |i: usize, block: usize| u8::from((block + 1) * blocks.rate <= s_kv - s_q + i + 1);
+        let rate = self.config.compression().map(|blocks| blocks.rate);
+        let Some(rate) = rate.filter(|rate| *rate <= s_kv && s_q > 0) else { return Ok((mask, shape)) };
+        let count = s_kv / rate;
+        let ends_before = |i: usize, block: usize| u8::from((block + 1) * rate <= s_kv - s_q + i + 1);
         let keep: Vec<u8> = (0..s_q).flat_map(|i| (0..count).map(move |block| ends_before(i, block))).collect();
         let keep = Tensor::from_vec(keep, (1, 1, s_q, count), device)?;
         let dense = mask.dense(shape, 0, DType::F32, device)?;
@@ -85,7 +76,7 @@ impl MultiHeadAttention {
     /// What keys of blocks are made of, elements and gates `(b, s, 1, 2 n)` of the tokens `xs` `(b, s, key_size)`;
     /// `None` where the layer has none. Differentiable.
     pub(super) fn block_parts(&self, xs: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
-        if self.config.latent.is_none_or(|latent| latent.compression.is_none()) {
+        if self.config.compression().is_none() {
             return Ok(None);
         }
         let (b, s, input) = xs.dims3()?;
@@ -104,9 +95,12 @@ impl MultiHeadAttention {
     /// [`block_parts`](Self::block_parts) makes them. Differentiable.
     pub(super) fn with_block_keys(&self, keys: Tensor, parts: &Tensor) -> Result<Tensor> {
         let (b, s, ..) = parts.dims4()?;
-        let Some(latent) = self.config.latent.filter(|latent| latent.blocks(s) > 0 && b > 0) else { return Ok(keys) };
-        let Some(KeyCompression { rate, overlapping }) = latent.compression else { return Ok(keys) };
-        let (count, d, n) = (latent.blocks(s), latent.head_dim(), latent.compressed_size());
+        let (Some(latent), Some(KeyCompression { rate, overlapping })) =
+            (self.config.latent, self.config.compression().filter(|blocks| blocks.rate <= s && b > 0))
+        else {
+            return Ok(keys);
+        };
+        let (count, d, n) = (s / rate, latent.head_dim(), latent.compressed_size());
         let dtype = compute_dtype(parts.dtype());
         let in_blocks = |start: usize| -> Result<Tensor> {
             let whole = parts.narrow(3, start, n)?.narrow(1, 0, count * rate)?;

@@ -26,6 +26,9 @@ impl MultiHeadAttention {
     }
 
     fn limited(&self, xs: &Tensor, names: [&str; 2]) -> Result<Tensor> {
+        if !self.capabilities.has_limits {
+            return Ok(xs.clone());
+        }
         let [Some(min), Some(max)] = names.map(|name| self.parameters.get(name)) else { return Ok(xs.clone()) };
         let [min, max] = [min.to_dtype(xs.dtype())?, max.to_dtype(xs.dtype())?];
         Ok(xs.broadcast_maximum(&min)?.broadcast_minimum(&max)?)

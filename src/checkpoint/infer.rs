@@ -145,7 +145,7 @@ fn infer_latent(
     let [q, kv_a] = [into(names.q)?, into(names.kv_a)?];
     let q_a = names.q_a.map(|(linear, _)| into(linear)).transpose()?;
     if names.kv_b.is_absent() {
-        return infer_multi_query(source, layout, [(output, context), q, kv_a], q_a, heads);
+        return infer_multi_query(source, (layout, names), [(output, context), q, kv_a], q_a, heads);
     }
     let kv_b = into(names.kv_b)?;
     let per_head = |total: usize, name: &str| match total.checked_div(heads) {
@@ -186,7 +186,7 @@ fn infer_latent(
 /// of the latents; `q_a` those of the first of the queries.
 fn infer_multi_query(
     source: &dyn WeightSource,
-    layout: &Layout,
+    (layout, names): (&Layout, &LatentNames),
     [(output, context), q, kv_a]: [(usize, usize); 3],
     q_a: Option<(usize, usize)>,
     heads: usize,
@@ -201,11 +201,11 @@ fn infer_multi_query(
     let (d, mut latent) = (kv_a.0, LatentAttention::new_multi_query(kv_a.0, 0));
     if heads.checked_mul(d) != Some(q.0) {
         let expected = format!("({heads} · {d}, {}): heads of as many elements as their key", q.1);
-        return Err(Error::value("the shape of the projection of queries", format!("({}, {})", q.0, q.1), expected));
+        return Err(Error::shape(source.full_name(names.q.weight), &[q.0, q.1], expected));
     }
     latent.q_lora_rank = q_a.map(|(rank, _)| rank);
     if let Some([rate, width]) = shape(COMPRESSOR[2])? {
-        latent.compression = Some(KeyCompression::new(rate, width == 2 * d));
+        latent.compression = Some(KeyCompression::new(rate, Some(width) == d.checked_mul(2)));
     }
     let mut config = AttentionConfig::new(output, heads).with_bias(biases(source, layout)).with_latent(latent);
     if let Some([rows, input]) = shape(OUTPUT_GROUPS)? {

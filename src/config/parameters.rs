@@ -124,13 +124,10 @@ impl AttentionConfig {
         let linear = (vec![width, input], Init::Uniform { lo: -bound, up: bound });
         let place = (vec![rate, width], Init::Const(0.0));
         let shapes = [linear.clone(), linear, place, (vec![d], Init::Const(1.0))];
-        rows.extend(COMPRESSOR.into_iter().zip(shapes).map(|(name, (shape, init))| {
-            Parameter {
-                field: "compression",
-                heads: HeadKind::KeyValue,
-                ..Parameter::new(name, shape, init)
-                    .with_presence(asked(latent.is_some_and(|latent| latent.compression.is_some())))
-            }
+        rows.extend(COMPRESSOR.into_iter().zip(shapes).map(|(name, (shape, init))| Parameter {
+            field: "compression",
+            heads: HeadKind::KeyValue,
+            ..Parameter::new(name, shape, init).with_presence(asked(self.compression().is_some()))
         }));
 
         // What the projections of these layers give is not what limits are of.

@@ -77,7 +77,7 @@ impl Layer<'_> {
             Some(MaxKeys::Blocks(count, size)) => required(count)?.saturating_mul(required(size)?),
             Some(MaxKeys::WholeBlocks(budget, size)) => required(budget)?.saturating_add(required(size)? - 1),
             Some(MaxKeys::Compressed(count)) => {
-                let rate = config.latent.and_then(|latent| latent.compression).map_or(1, |blocks| blocks.rate);
+                let rate = config.compression().map_or(1, |blocks| blocks.rate);
                 required(count)?.saturating_mul(rate).saturating_add(rate - 1)
             }
             None => {

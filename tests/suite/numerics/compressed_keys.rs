@@ -159,6 +159,12 @@ fn both_spellings_of_the_configuration_are_read() {
             tensors.insert("indexer.wq_b.weight".to_string(), Tensor::zeros((8, 5), DType::F32, &CPU).unwrap());
         }
         let source = VarBuilder::from_tensors(tensors.into_iter().collect(), DType::F32, &CPU).pp("");
+        let mut heads = flat.clone();
+        heads["num_attention_heads"] = json!(2);
+        says(
+            config_from_json(&heads, &source),
+            &["wq_b.weight has shape [40, 5]", "heads of as many elements as their key"],
+        );
         let [read, other] = [&flat, &nested].map(|json| config_from_json(json, &source).unwrap().config);
         assert_eq!(read, other);
         assert_eq!((read.latent, read.max_keys), (layer.config().latent, compression.map(|_| 4 * 4 + 3)));
