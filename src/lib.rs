@@ -91,13 +91,15 @@
 //!
 //! | Feature | Default | Adds |
 //! |---|---|---|
+//! | `checkpoints` | yes | [`checkpoint`] and [`lora`]: published layouts, model types, few bits, adapters |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
 //! | `metal` | no | Apple GPUs |
 //! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |
 //!
-//! The crate depends only on candle and on crates that candle itself needs. With `default-features = false` candle is
-//! compiled as it would be without this crate. A feature changes speed or reach, never the result that a call defines.
+//! The crate depends only on candle and on crates that candle itself needs. With `default-features = false` it is the
+//! layer alone, with weights of a [`VarBuilder`](candle_nn::VarBuilder) or of tensors, and candle is compiled as it
+//! would be without this crate. A feature changes speed or reach, never the result that a call defines.
 //!
 //! # Errors
 //!
@@ -105,15 +107,20 @@
 //! returns [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it. candle and this crate have types
 //! of these two names: import names, or one crate by `*`, and not both.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(feature = "checkpoints"), allow(dead_code, unused_imports, reason = "loaders need them"))]
 
 mod attention;
+#[cfg(feature = "checkpoints")]
 pub mod checkpoint;
 mod config;
 pub mod error;
+#[cfg(feature = "checkpoints")]
 mod families;
+#[cfg(feature = "checkpoints")]
 #[doc(hidden)]
 pub mod io;
 mod kernels;
+#[cfg(feature = "checkpoints")]
 pub mod lora;
 mod macros;
 mod mask;

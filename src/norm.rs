@@ -33,7 +33,6 @@ use candle_attention_kernels::{Isa, Team};
 use candle_core::{Module, Tensor};
 use candle_nn::{Init, LayerNormConfig, VarBuilder};
 
-use crate::checkpoint::WeightSource;
 use crate::config::{MAX_SIZE, NormKind};
 use crate::error::{Error, Result};
 use crate::map_fields;
@@ -122,31 +121,16 @@ impl Norm {
         Ok(Self { weight, bias, eps, kind })
     }
 
-    /// Reads `weight`, and `bias` if `bias` is set, or `gamma` and `beta` as early checkpoints call them.
-    ///
-    /// # Errors
-    /// If one is missing or not of length `size`; if `eps` is negative or not finite.
-    pub fn load(kind: NormKind, bias: bool, size: usize, eps: f64, source: &dyn WeightSource) -> Result<Self> {
-        let read = |parameter: &Parameter| source.get(parameter.name_in(source), &[size]);
-        Self::new(kind, read(&WEIGHT)?, bias.then(|| read(&BIAS)).transpose()?, eps)
-    }
-
     /// The parameters of `vb`; on a `VarMap` that lacks them new ones, with which the norm has a factor of 1.
     fn init(kind: NormKind, bias: bool, size: usize, eps: f64, vb: &VarBuilder) -> Result<Self> {
         // Candle allocates whatever size it is asked for.
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(Error::value(format!("the size of {}", name(kind)), size, format!("1 to {MAX_SIZE}")));
         }
-        let get = |parameter: &Parameter, init: f64| {
-            let name = parameter.name_in(vb);
-            if vb.contains_tensor(name) {
-                WeightSource::get(vb, name, &[size])
-            } else {
-                Ok(vb.get_with_hints(size, name, Init::Const(init))?)
-            }
-        };
+        let [weight, bias_name] = parameter_names(|name| vb.contains_tensor(name));
+        let get = |name, init| vb.get_with_hints(size, name, Init::Const(init));
         let one = if kind == NormKind::RmsOffset { 0.0 } else { 1.0 };
-        Self::new(kind, get(&WEIGHT, one)?, bias.then(|| get(&BIAS, 0.0)).transpose()?, eps)
+        Self::new(kind, get(weight, one)?, bias.then(|| get(bias_name, 0.0)).transpose()?, eps)
     }
 
     /// The scale, `(size)`, without the offset.
@@ -235,19 +219,9 @@ impl Module for Norm {
 
 map_fields!(Norm { weight, bias }..);
 
-/// A parameter by its name, and by the name that early checkpoints have.
-struct Parameter {
-    name: &'static str,
-    early: &'static str,
-}
-
-const WEIGHT: Parameter = Parameter { name: "weight", early: "gamma" };
-const BIAS: Parameter = Parameter { name: "bias", early: "beta" };
-
-impl Parameter {
-    fn name_in(&self, source: &dyn WeightSource) -> &'static str {
-        if source.contains(self.early) { self.early } else { self.name }
-    }
+/// The names of weight and bias: early checkpoints call them `gamma` and `beta`.
+pub(crate) fn parameter_names(contains: impl Fn(&str) -> bool) -> [&'static str; 2] {
+    [("weight", "gamma"), ("bias", "beta")].map(|(name, early)| if contains(early) { early } else { name })
 }
 
 /// The name of a norm in errors.

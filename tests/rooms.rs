@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 const LAYER: [&str; 19] = [
     "macros",
     "error",
-    "io",
     "tensor",
     "weights",
     "kernels",
@@ -21,13 +20,14 @@ const LAYER: [&str; 19] = [
     "mask",
     "position",
     "config",
+    "norm",
     "sdpa",
     "attention",
+    "pruning",
+    "io",
     "families",
     "checkpoint",
     "lora",
-    "norm",
-    "pruning",
     "lib",
 ];
 
@@ -63,9 +63,18 @@ const TEXT: [&str; 25] = [
 /// The longest file, in lines.
 const MAX_LINES: usize = 600;
 
-/// The most lines of a package, without in-file tests: whoever needs more deletes first.
-const MOST_LINES: [(&str, usize); 4] =
-    [("crates/kernels/src", 13_877), ("src", 39_836), ("crates/text/src", 19_043), ("crates/cli/src", 5_499)];
+/// The folders of what the feature `checkpoints` adds to the layer.
+const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src/lora"];
+
+/// A folder, folders in it that are not counted, and the most lines, without in-file tests: whoever needs more deletes
+/// first.
+const MOST_LINES: [(&str, &[&str], usize); 5] = [
+    ("crates/kernels/src", &[], 13_877),
+    ("src", &CHECKPOINTS, 23_348),
+    ("src", &[], 39_836),
+    ("crates/text/src", &[], 19_043),
+    ("crates/cli/src", &[], 5_499),
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -215,14 +224,16 @@ fn circles_between_files_are_few() {
 
 #[test]
 fn packages_keep_their_budgets() {
-    for (folder, most) in MOST_LINES {
+    for (folder, without, most) in MOST_LINES {
+        let without: Vec<_> = without.iter().map(|folder| root().join(folder)).collect();
         let is_test = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with("tests.rs"));
         let lines = |path: &PathBuf| {
             let text = std::fs::read_to_string(path).unwrap();
             text.split("\nmod tests {").next().unwrap().lines().count()
         };
-        let found: usize = sources(folder).iter().filter(|path| !is_test(path)).map(lines).sum();
-        assert!(found <= most, "{folder}: {found} lines, at most {most}");
+        let counts = |path: &&PathBuf| !is_test(path) && !without.iter().any(|folder| path.starts_with(folder));
+        let found: usize = sources(folder).iter().filter(counts).map(lines).sum();
+        assert!(found <= most, "{folder} without {without:?}: {found} lines, at most {most}");
     }
 }
 

@@ -1,7 +1,9 @@
-//! Loads single linear layers, as loaders of whole layers load their projections.
+//! Loads single linear layers and norms, as loaders of whole layers load theirs.
 
 use crate::checkpoint::source::{AnySource, WeightSource};
+use crate::config::NormKind;
 use crate::error::Result;
+use crate::norm::{Norm, parameter_names};
 use crate::ops::Linear;
 use crate::weights::LinearWeights;
 
@@ -69,5 +71,17 @@ impl Linear {
             self.set_exact();
         }
         Ok(())
+    }
+}
+
+impl Norm {
+    /// Reads `weight`, and `bias` if `bias` is set, or `gamma` and `beta` as early checkpoints call them.
+    ///
+    /// # Errors
+    /// If one is missing or not of length `size`; if `eps` is negative or not finite.
+    pub fn load(kind: NormKind, bias: bool, size: usize, eps: f64, source: &dyn WeightSource) -> Result<Self> {
+        let [weight, bias_name] = parameter_names(|name| source.contains(name));
+        let bias = bias.then(|| source.get(bias_name, &[size])).transpose()?;
+        Self::new(kind, source.get(weight, &[size])?, bias, eps)
     }
 }

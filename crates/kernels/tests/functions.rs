@@ -89,7 +89,9 @@ fn check_exp(name: &str, exp: impl Fn(f32) -> f32, ulps: f64) {
 #[test]
 fn exp_is_within_its_error_bound() {
     on_each_isa(Function::Exp, |name, f| {
-        check_exp(name, f, if name.starts_with("portable") { 3.0 } else { 2.0 });
+        // Without a fused multiply-add each term of the polynomial is rounded twice.
+        let is_fused = !["portable", "simd128"].iter().any(|start| name.starts_with(start));
+        check_exp(name, f, if is_fused { 2.0 } else { 3.0 });
     });
 }
 
