@@ -32,7 +32,7 @@ const LAYER: [&str; 19] = [
 ];
 
 /// The rooms of the text encoders from the ground up.
-const TEXT: [&str; 25] = [
+const TEXT: [&str; 23] = [
     "default_dtype",
     "families",
     "model",
@@ -42,7 +42,6 @@ const TEXT: [&str; 25] = [
     "hash",
     "router",
     "kind",
-    "visualize",
     "text",
     "hub",
     "constructors",
@@ -56,7 +55,6 @@ const TEXT: [&str; 25] = [
     "pruning",
     "quantized",
     "search",
-    "train",
     "lib",
 ];
 
@@ -68,11 +66,13 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 
 /// A folder, folders in it that are not counted, and the most lines, without in-file tests: whoever needs more deletes
 /// first.
-const MOST_LINES: [(&str, &[&str], usize); 5] = [
+const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 13_877),
     ("src", &CHECKPOINTS, 23_348),
-    ("src", &[], 39_836),
-    ("crates/text/src", &[], 19_043),
+    ("src", &[], 39_831),
+    ("crates/visualize/src", &[], 1_103),
+    ("crates/text/src", &[], 16_883),
+    ("crates/train/src", &[], 1_067),
     ("crates/cli/src", &[], 5_499),
 ];
 
@@ -129,8 +129,14 @@ fn rooms_use_only_rooms_before_them() {
 
 /// The most circles between the files of a package: groups of files that use each other's items, in one room of the
 /// layer and of the text encoders, anywhere in the others.
-const MOST_CIRCLES: [(&str, bool, usize); 4] =
-    [("crates/kernels/src", false, 9), ("src", true, 8), ("crates/text/src", true, 0), ("crates/cli/src", false, 0)];
+const MOST_CIRCLES: [(&str, bool, usize); 6] = [
+    ("crates/kernels/src", false, 9),
+    ("src", true, 8),
+    ("crates/visualize/src", false, 0),
+    ("crates/text/src", true, 0),
+    ("crates/train/src", false, 0),
+    ("crates/cli/src", false, 0),
+];
 
 /// The names in a piece of code.
 fn names(code: &str) -> impl Iterator<Item = &str> {

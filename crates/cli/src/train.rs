@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use candle_attention::ComputeType;
-use candle_attention_text::train::{AGREEMENT_GROUP, Agreement, Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention_train::{AGREEMENT_GROUP, Agreement, Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_core::{DType, Device};
 use clap::Parser;
 

@@ -95,13 +95,13 @@ mod support;
 #[cfg(feature = "tasks")]
 mod tasks;
 mod text;
-#[cfg(feature = "train")]
-pub mod train;
-#[cfg(feature = "visualize")]
-pub mod visualize;
 
+#[cfg(feature = "visualize")]
+pub use candle_attention_visualize as visualize;
 pub use default_dtype::default_dtype;
 pub use gguf::gguf_notes;
+#[doc(hidden)]
+pub use hash::Fingerprint;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]
 pub use hub::{HubOptions, download};

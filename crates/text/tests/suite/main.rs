@@ -38,7 +38,6 @@ mod soak;
 mod sparse;
 mod task_heads;
 mod token_classifier;
-mod train;
 mod visualize;
 mod visualize_page;
 mod visualize_tokens;

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use arbitrary::{Result, Unstructured};
-use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
+use candle_attention_train::{Teacher, TrainConfig, Trainer};
 use candle_core::DType;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value};

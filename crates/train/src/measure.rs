@@ -1,10 +1,10 @@
 //! Agreement of two encoders on the same texts.
 
 use candle_attention::{Error, Result};
+use candle_attention_text::SimilarityFunction;
 use candle_core::{DType, Tensor};
 
-use crate::SimilarityFunction;
-use crate::train::teacher::dot;
+use crate::teacher::dot;
 
 /// The number of texts that are compared with each other.
 pub const AGREEMENT_GROUP: usize = 1_000;

@@ -1,8 +1,7 @@
 //! The configuration of a training run.
 
 use candle_attention::{Error, Result};
-
-use crate::TextModelConfig;
+use candle_attention_text::TextModelConfig;
 
 /// The longest warm-up, in steps, and the share of all steps that it has at most.
 const WARMUP_STEPS: usize = 250;
@@ -21,7 +20,7 @@ const MAX_NUMBERS: usize = 1 << 28;
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TrainConfig {
     /// Largest size of the WordPiece vocabulary, including the five special tokens. If the texts give fewer tokens, the
-    /// vocabulary has those: [`Trainer::config`](crate::train::Trainer::config) has its size.
+    /// vocabulary has those: [`Trainer::config`](crate::Trainer::config) has its size.
     pub vocab_size: usize,
     /// Dimension of the hidden states and of the embeddings.
     pub hidden_size: usize,

@@ -3,7 +3,7 @@
 use candle_attention::{PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::train::student::{Student, unit};
+use crate::student::{Student, unit};
 
 /// The weight of the loss of similarities, relative to that of directions.
 pub(super) const SIMILARITY_WEIGHT: f64 = 30.0;
@@ -34,8 +34,8 @@ impl Distillation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
-    use crate::train::TrainConfig;
+    use crate::TrainConfig;
+    use crate::data::generator;
 
     fn config() -> TrainConfig {
         TrainConfig {
@@ -55,8 +55,12 @@ mod tests {
     #[test]
     fn the_loss_of_a_teacher_is_of_directions_and_of_similarities() {
         let student = Student::new(&config(), None).unwrap();
-        let mut random = Random(1);
-        let (embeddings, basis) = (unit(&random.tensor(&[5, 6])).unwrap(), random.tensor(&[6, 8]));
+        let mut rng = generator(1, 0);
+        let mut random = |rows: usize, columns: usize| {
+            let values = (0..rows * columns).map(|_| rng.f32() * 4.0 - 2.0).collect::<Vec<_>>();
+            Tensor::from_vec(values, (rows, columns), &Device::Cpu).unwrap()
+        };
+        let (embeddings, basis) = (unit(&random(5, 6)).unwrap(), random(6, 8));
         let (batch, rows): (_, [&[u32]; 3]) = ([4, 0, 2], [&[2, 7, 3], &[2, 9, 11, 3], &[2, 20, 3]]);
         let wide = |t: &Tensor| t.to_dtype(DType::F64).unwrap().to_vec2::<f64>().unwrap();
         let ours = wide(&student.embed(&PaddedIds::new(&rows, 0, &Device::Cpu).unwrap()).unwrap());

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::{create_folder, is_present, write_tensors};
 use candle_attention::{Error, Result};
+use candle_attention_text::Fingerprint;
 use candle_core::DType;
 use tokenizers::Tokenizer;
 
-use crate::hash::Fingerprint;
-use crate::train::adamw::AdamW;
-use crate::train::config::TrainConfig;
-use crate::train::data::Batches;
-use crate::train::loss::{Distillation, SIMILARITY_WEIGHT};
-use crate::train::student::{Student, unit};
-use crate::train::teacher::{Teacher, basis};
-use crate::train::{vocabulary, write};
+use crate::adamw::AdamW;
+use crate::config::TrainConfig;
+use crate::data::Batches;
+use crate::loss::{Distillation, SIMILARITY_WEIGHT};
+use crate::student::{Student, unit};
+use crate::teacher::{Teacher, basis};
+use crate::{vocabulary, write};
 
 /// Name of the file in the folder of a run.
 const FILE: &str = "run.safetensors";
@@ -23,7 +23,7 @@ const FILE: &str = "run.safetensors";
 /// A training run: the student, what it learns from, and its progress.
 ///
 /// ```no_run
-/// use candle_attention_text::train::{Teacher, TrainConfig, Trainer};
+/// use candle_attention_train::{Teacher, TrainConfig, Trainer};
 /// let texts = ["The cat sleeps.", "A kitten naps.", "Stocks fell sharply today."].map(String::from);
 /// let teacher = Teacher::open("all-MiniLM-L6-v2", candle_core::DType::F32)?;
 /// let mut trainer = Trainer::new(TrainConfig::default(), &texts, &teacher, "run", None)?;
@@ -169,8 +169,8 @@ impl Trainer {
     }
 
     /// Writes the model in its current state, with weights in `dtype`, to a new folder that transformers,
-    /// sentence-transformers and [`SentenceEncoder::from_folder`](crate::SentenceEncoder::from_folder) read. It appears
-    /// complete or not at all.
+    /// sentence-transformers and [`SentenceEncoder`](candle_attention_text::SentenceEncoder) read. It appears complete
+    /// or not at all.
     ///
     /// # Errors
     /// [`Error::File`] if the folder exists; [`Error::Io`] for a file that cannot be written.
@@ -203,7 +203,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::{EncodeOptions, SentenceEncoder};
+    use candle_attention_text::{EncodeOptions, SentenceEncoder};
 
     /// Texts of any length, longer than in training and longer than the model takes, too, have the vectors of the
     /// student.

@@ -20,3 +20,8 @@ pub use config::TrainConfig;
 pub use measure::{AGREEMENT_GROUP, Agreement, agreement};
 pub use run::{Step, Trainer};
 pub use teacher::Teacher;
+
+/// Compiles the code block of the README as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use candle_attention::{PaddedIds, Result};
+use candle_attention_text::{Pooling, PoolingMode, TextModel};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarBuilder;
 use fastrand::Rng;
 
-use crate::train::config::{INITIALIZER_RANGE, TrainConfig, WORDS, shapes};
-use crate::train::data::generator;
-use crate::{Pooling, PoolingMode, TextModel};
+use crate::config::{INITIALIZER_RANGE, TrainConfig, WORDS, shapes};
+use crate::data::generator;
 
 /// Standard deviation of fresh position and type embeddings: smaller, because they are added to every word embedding
 /// and would outweigh it.

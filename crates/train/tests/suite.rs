@@ -1,12 +1,19 @@
 //! Training on a few lines: it learns, it resumes, and what it writes is read like any other model.
 
+#[allow(dead_code, unused_imports, reason = "the suites of all packages share it")]
+#[path = "../../../tests/common/mod.rs"]
+mod common;
+#[allow(dead_code, reason = "several suites share it")]
+#[path = "../../../tests/common/models.rs"]
+mod models;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::write_tensors;
-use candle_attention_text::train::{Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, TextModel, TextModelConfig};
+use candle_attention_train::{Step, Teacher, TrainConfig, Trainer, agreement};
 use candle_core::{DType, Device, Tensor};
 
 use crate::common::{assert_close, fixture, says};

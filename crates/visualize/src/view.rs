@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use crate::visualize::maps::{AttentionMaps, LayerMaps};
-use crate::visualize::tokens::Axis;
+use crate::maps::{AttentionMaps, LayerMaps};
+use crate::tokens::Axis;
 
 /// A head and a query, as places in the lists of layers, heads and queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use candle_attention::Result;
 use quick_xml::escape::escape;
 
-use crate::visualize::maps::{AttentionMaps, LayerMaps};
-use crate::visualize::tokens::{Axis, TokenMarks, fit, width};
+use crate::maps::{AttentionMaps, LayerMaps};
+use crate::tokens::{Axis, TokenMarks, fit, width};
 
 /// Number of color levels.
 const LEVELS: usize = 48;

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use candle_attention::Result;
 
-use crate::visualize::maps::AttentionMaps;
-use crate::visualize::svg;
-use crate::visualize::svg::{color, level};
-use crate::visualize::tokens::{fit, letters, width};
+use crate::maps::AttentionMaps;
+use crate::svg;
+use crate::svg::{color, level};
+use crate::tokens::{fit, letters, width};
 
 /// The colors that a terminal can show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

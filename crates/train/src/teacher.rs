@@ -6,11 +6,10 @@ use std::path::Path;
 use candle_attention::checkpoint::Checkpoint;
 use candle_attention::io::{create_folder, is_present, write_tensors};
 use candle_attention::{ComputeType, Error, Result};
+use candle_attention_text::{EncodeOptions, Fingerprint, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
-use crate::hash::Fingerprint;
-use crate::train::student::unit;
-use crate::{EncodeOptions, SentenceEncoder};
+use crate::student::unit;
 
 /// Number of texts that are encoded between two calls of the progress function.
 const TEXTS: usize = 256;
@@ -37,7 +36,7 @@ impl Teacher {
     pub fn open(folder: impl AsRef<Path>, compute_type: impl Into<ComputeType>) -> Result<Self> {
         let compute_type = compute_type.into();
         let encoder = SentenceEncoder::from_folder(&folder, compute_type, &Device::Cpu)?;
-        let content = crate::fingerprint(&folder)?;
+        let content = candle_attention_text::fingerprint(&folder)?;
         let key = [content.as_bytes(), compute_type.to_string().as_bytes()].into_iter().collect::<Fingerprint>().hex();
         Ok(Self { encoder, key })
     }

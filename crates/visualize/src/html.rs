@@ -9,10 +9,10 @@ use flate2::{Compression, write::ZlibEncoder};
 use quick_xml::escape::escape;
 use rayon::prelude::*;
 
-use crate::visualize::maps::AttentionMaps;
-use crate::visualize::svg;
-use crate::visualize::tokens::{Axis, grouped};
-use crate::visualize::view::View;
+use crate::maps::AttentionMaps;
+use crate::svg;
+use crate::tokens::{Axis, grouped};
+use crate::view::View;
 
 /// Weights are stored and shown with four decimals.
 const UNITS: f64 = 10_000.0;

@@ -9,8 +9,8 @@ use candle_core::Tensor;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
-use crate::train::config::TrainConfig;
-use crate::train::vocabulary::tokenizer_error;
+use crate::config::TrainConfig;
+use crate::vocabulary::tokenizer_error;
 
 /// Writes a sentence encoder to a new folder.
 pub(super) fn write_folder(

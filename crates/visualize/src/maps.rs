@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use candle_attention::{Error, Result};
 use candle_core::{D, DType, Tensor};
 
-use crate::visualize::tokens::{Axis, TokenMarks, Truncation, grouped, visible};
+use crate::tokens::{Axis, TokenMarks, Truncation, grouped, visible};
 
 /// Attention weights of one or more layers and heads, with labels for the queries and keys.
 #[derive(Debug, Clone)]
