@@ -81,7 +81,7 @@ impl Norm {
     /// If one is missing or not of length `size`; if `eps` is negative or not finite.
     pub fn load(kind: NormKind, bias: bool, size: usize, eps: f64, source: &dyn WeightSource) -> Result<Self> {
         let [weight, bias_name] = parameter_names(|name| source.contains(name));
-        let bias = bias.then(|| source.get(bias_name, &[size])).transpose()?;
-        Self::new(kind, source.get(weight, &[size])?, bias, eps)
+        let weight = source.get(weight, &[size])?;
+        Self::new(kind, weight, bias.then(|| source.get(bias_name, &[size])).transpose()?, eps)
     }
 }
