@@ -13,6 +13,7 @@ pub use latent::{KeyCompression, LatentAttention};
 pub use output_stage::{Differential, GateActivation, GateOver, OutputGate, OutputGroups};
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
@@ -525,9 +526,7 @@ impl AttentionConfig {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
         }
-        if self.max_keys == Some(0) {
-            return Err(Error::config("max_keys", 0, "at least 1"));
-        }
+        ensure!(self.max_keys != Some(0), Error::config("max_keys", 0, "at least 1"));
         let numbers = [
             ("scale", self.scale, self.scale.and_then(expected_factor)),
             ("softcap", self.softcap, self.softcap.and_then(expected_limit)),

@@ -1,4 +1,4 @@
-//! The setters of configurations and options: `with_<field>` for every field.
+//! The setters of configurations and options, `with_<field>` for every field; and checks that return an error.
 
 /// `with_x, x: Type = expression;` defines a method `with_x(self, x: Type)` that sets the field `x` to the expression.
 #[macro_export]
@@ -11,4 +11,15 @@ macro_rules! setters {
             self
         }
     )*};
+}
+
+/// `ensure!(condition, error);` returns the error from the function if the condition does not hold.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $error:expr) => {
+        if !$condition {
+            return Err($error);
+        }
+    };
 }

@@ -34,6 +34,7 @@ use candle_core::{Module, Tensor};
 use candle_nn::{Init, LayerNormConfig, VarBuilder};
 
 use crate::config::{MAX_SIZE, NormKind};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::map_fields;
 use crate::ops;
@@ -105,9 +106,7 @@ impl Norm {
     /// If they are not floating vectors of the same length on one device, or `eps` is negative or not finite.
     pub fn new(kind: NormKind, weight: Tensor, bias: Option<Tensor>, eps: f64) -> Result<Self> {
         let name = name(kind);
-        if weight.rank() != 1 {
-            return Err(Error::shape(format!("{name} weight"), weight.dims(), "(size)"));
-        }
+        ensure!(weight.rank() == 1, Error::shape(format!("{name} weight"), weight.dims(), "(size)"));
         for (parameter, tensor) in [("weight", Some(&weight)), ("bias", bias.as_ref())] {
             let Some(tensor) = tensor else { continue };
             let parameter = format!("{name} {parameter}");

@@ -5,6 +5,7 @@ use candle_core::{DType, Tensor};
 use crate::attention::call::{CallOutput, OpenCall};
 use crate::attention::transform::map_distinct;
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ragged::{Bucket, offsets};
@@ -142,9 +143,7 @@ fn padded_positions(positions: &Tensor, tokens: usize, to_padded: &Tensor) -> Re
         [axes, found] if found == tokens => axes,
         ref dims => return Err(Error::shape("positions", dims, format!("[{tokens}] or [3, {tokens}]"))),
     };
-    if !positions.dtype().is_int() {
-        return Err(Error::dtype("positions", positions.dtype(), "an integer dtype"));
-    }
+    ensure!(positions.dtype().is_int(), Error::dtype("positions", positions.dtype(), "an integer dtype"));
     let positions = positions.to_device(to_padded.device())?.to_dtype(DType::I64)?.reshape((axes, tokens))?;
     Ok(positions.pad_with_zeros(1, 0, 1)?.contiguous()?.index_select(to_padded, 1)?)
 }

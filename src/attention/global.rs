@@ -11,6 +11,7 @@ use crate::attention::{
     AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys,
 };
 use crate::config::{AttentionConfig, ProjectionBias};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::select;
@@ -34,9 +35,7 @@ impl MultiHeadAttention {
         if tokens.dims() != [b, s] && tokens.dims() != [1, s] {
             return Err(Error::shape("global_tokens", tokens.dims(), format!("[{b} or 1, {s}]")));
         }
-        if !tokens.dtype().is_int() {
-            return Err(Error::dtype("global_tokens", tokens.dtype(), "an integer dtype"));
-        }
+        ensure!(tokens.dtype().is_int(), Error::dtype("global_tokens", tokens.dtype(), "an integer dtype"));
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use crate::attention::build::{global_qkv, qkv_sizes};
 use crate::attention::cache::Identity;
 use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::{GATE, Linear, ProjectionKind};
 use crate::position::PositionState;
@@ -47,9 +48,7 @@ impl MultiHeadAttention {
     pub fn with_projection(&self, kind: ProjectionKind, projection: Linear) -> Result<Self> {
         let [out, input] = self.projection_sizes(kind)?;
         let found = [projection.out_features(), projection.in_features()];
-        if found != [out, input] {
-            return Err(Error::shape(kind.name(), &found, format!("[{out}, {input}]: (out, in)")));
-        }
+        ensure!(found == [out, input], Error::shape(kind.name(), &found, format!("[{out}, {input}]: (out, in)")));
         same_dtype_and_device(kind.name(), projection.like(), self.qkv.like())?;
         let mut copy = Self { frozen: Frozen::default(), ..self.clone() };
         let mut bias = copy.config.bias;

@@ -10,6 +10,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use crate::checkpoint::detect::{check_prefix, nothing_below};
 use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::source::{AnySource, WeightSource, join, wrong_shape};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
 
@@ -171,9 +172,7 @@ impl CheckpointSource {
     pub(crate) fn check(&self, name: &str, shape: &[usize]) -> Result<String> {
         let full_name = self.full_name(name);
         let entry = self.checkpoint.entry(&full_name)?;
-        if *entry.shape != *shape {
-            return Err(wrong_shape(full_name, &entry.shape, shape));
-        }
+        ensure!(*entry.shape == *shape, wrong_shape(full_name, &entry.shape, shape));
         self.check_dtype(name)?;
         Ok(full_name)
     }

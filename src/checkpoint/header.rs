@@ -12,6 +12,7 @@ use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use crate::checkpoint::gguf::blocks::{Change, GgufTensor};
+use crate::ensure;
 use crate::error::{Error, Result, cut, cut_to};
 
 pub(crate) use crate::io::MAX_HEADER_BYTES;
@@ -95,9 +96,7 @@ pub(crate) fn parse(path: &Path, header: &[u8], data: u64) -> Result<Header> {
         check(entry, data, end).map_err(|what| invalid(format!("tensor `{}`: {what}", cut(name))))?;
         end = entry.offsets[1];
     }
-    if end != data {
-        return Err(invalid(format!("its tensors end at {end}, the file's data at {data}")));
-    }
+    ensure!(end == data, invalid(format!("its tensors end at {end}, the file's data at {data}")));
     Ok(header)
 }
 
@@ -110,15 +109,11 @@ fn check(entry: &Entry, data: u64, before: u64) -> std::result::Result<(), Strin
         return Err(format!("shape {shape:?} is larger than any memory"));
     };
     let bits = if shape.contains(&0) { 0 } else { bits };
-    if *to > data {
-        return Err(format!("its data ends at {to}, the file's at {data}"));
-    }
+    ensure!(*to <= data, format!("its data ends at {to}, the file's at {data}"));
     if to.checked_sub(*from).and_then(|bytes| bytes.checked_mul(8)) != Some(bits) {
         return Err(format!("its data goes from {from} to {to}, but {dtype:?} {shape:?} has {bits} bits"));
     }
-    if *from != before {
-        return Err(format!("its data starts at offset {from}, that before it ends at {before}"));
-    }
+    ensure!(*from == before, format!("its data starts at offset {from}, that before it ends at {before}"));
     Ok(())
 }
 
@@ -134,9 +129,7 @@ fn add<'de, V: Deserialize<'de>, A: MapAccess<'de>>(
         let what = format!("the name of tensor `{shown}` has {length} bytes, expected at most {MAX_NAME_BYTES}");
         return Err(A::Error::custom(what));
     }
-    if all.len() == MAX_TENSORS {
-        return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
-    }
+    ensure!(all.len() != MAX_TENSORS, A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
     let value =
         entries.next_value().map_err(|e| A::Error::custom(format!("tensor `{shown}`: {}", cut(&e.to_string()))))?;
     match all.insert(name, value) {

@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, CallInput, GateOver, KeyValueSource};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::{
     ApartNames, DISTANCE_EMBEDDINGS, GateNames, INDEXER, LatentNames, Layout, LinearNames, Orientation, PATCH_BIAS,
@@ -130,9 +131,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn qkv(&self, names: QkvNames) -> Result<QkvWeights> {
         let Sizes { qkv, inputs, .. } = &self.sizes;
-        if self.latent_is_set {
-            return Err(self.no_latents("none"));
-        }
+        ensure!(!self.latent_is_set, self.no_latents("none"));
         let rows = self.sizes.rows();
         let starts = [0, rows[0], rows[0] + rows[1]];
         let all = Rows { heads: rows.iter().sum(), dim: 1 };

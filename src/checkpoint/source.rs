@@ -8,6 +8,7 @@ use std::sync::PoisonError;
 use candle_core::{Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::BESIDE;
 use crate::ops::Quantization;
@@ -143,17 +144,13 @@ impl WeightSource for VarBuilder<'_> {
     }
 
     fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
-        if !self.contains(name) {
-            return Err(missing_in(self, name));
-        }
+        ensure!(self.contains(name), missing_in(self, name));
         // A `VarMap` returns a tensor only for its shape.
         Ok(self.get_unchecked_dtype(name, self.dtype()).ok().map(|t| t.dims().to_vec()))
     }
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        if !self.contains(name) {
-            return Err(missing_in(self, name));
-        }
+        ensure!(self.contains(name), missing_in(self, name));
         VarBuilder::get(self, shape, name).map_err(|error| match WeightSource::shape(self, name) {
             Ok(Some(found)) if found != shape => wrong_shape(self.full_name(name), &found, shape),
             _ => Error::Candle(error),

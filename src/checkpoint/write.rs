@@ -8,6 +8,7 @@ use candle_core::{Device, Tensor};
 use crate::checkpoint::read::block_diagonal;
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
@@ -283,9 +284,7 @@ impl Writer<'_> {
             (QkvWeights::Query(_), qkv) => (matches!(qkv, QkvNames::Query(_)) || own, "queries alone"),
             (_, qkv) => (!matches!(qkv, QkvNames::KeysAsValues(_) | QkvNames::Query(_)), "queries, keys and values"),
         };
-        if !holds {
-            return Err(self.cannot(what, "one whose families have just these, or candle-attention"));
-        }
+        ensure!(holds, self.cannot(what, "one whose families have just these, or candle-attention"));
         let of_keys = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
         if weights.parameters.get(BIAS_KV[0]).is_some() && weights.position.iter().any(|(name, _)| of_keys(name)) {
             let why = "one that names a key and value that every query sees otherwise than its positions";

@@ -1,6 +1,7 @@
 //! What a layer cannot have beside what else it has.
 
 use crate::config::{AttentionConfig, Differential, KeyValueSource, MAX_SIZE, OutputGroups, Scoring};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::position::Position;
 
@@ -80,9 +81,7 @@ impl AttentionConfig {
             KeyValueSource::Projections => return Ok(()),
             KeyValueSource::KeysAsValues => {
                 let [d, d_v] = [self.resolved_head_dim(), self.resolved_value_head_dim()];
-                if d != d_v {
-                    return Err(Error::config("value_head_dim", d_v, format!("{d}: values are the keys")));
-                }
+                ensure!(d == d_v, Error::config("value_head_dim", d_v, format!("{d}: values are the keys")));
                 "a layer whose values are its keys"
             }
             KeyValueSource::Shared { .. } => {

@@ -1,6 +1,7 @@
 //! Multi-head latent attention: keys and values that are made of one small vector per token.
 
 use crate::config::{AttentionConfig, KeyValueSource, MAX_SIZE, Scoring, Step};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::LatentSizes;
 use crate::ops::expected_factor;
@@ -173,9 +174,7 @@ impl LatentAttention {
             ("v_head_dim", self.v_head_dim, self.head_dim(), "qk_nope_head_dim + qk_rope_head_dim"),
         ];
         for (field, size, expected, of) in whole.into_iter().filter(|_| self.multi_query) {
-            if size != expected {
-                return Err(Error::config(field, size, format!("{expected} with `multi_query`, {of}")));
-            }
+            ensure!(size == expected, Error::config(field, size, format!("{expected} with `multi_query`, {of}")));
         }
         if let Some(KeyCompression { rate, .. }) = self.compression
             && (!self.multi_query || rate == 0 || rate > MAX_SIZE)

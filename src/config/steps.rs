@@ -5,6 +5,7 @@
 //! combination.
 
 use crate::config::{MAX_SIZE, NormKind, NormOver};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::setters;
 
@@ -196,13 +197,9 @@ impl Steps {
                 return Err(Error::value(field("rotations"), rotations, expected));
             }
             let weighted = self.norms(side).filter(|norm| norm.weighted).count();
-            if weighted > 1 {
-                return Err(Error::value(field("norms with a weight"), weighted, "at most 1"));
-            }
+            ensure!(weighted <= 1, Error::value(field("norms with a weight"), weighted, "at most 1"));
             let learned = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Softplus { .. }))).count();
-            if learned > 1 {
-                return Err(Error::value(field("learned factors"), learned, "at most 1"));
-            }
+            ensure!(learned <= 1, Error::value(field("learned factors"), learned, "at most 1"));
             let of_heads = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Exp { .. }))).count();
             if of_heads > usize::from(side == 0) {
                 return Err(Error::value(field("factors of heads"), of_heads, "at most 1, of queries"));
@@ -226,21 +223,15 @@ impl Step {
             Self::Factor(Factor::Exp { max }) if (max as f32).exp().is_finite() => Ok(()),
             Self::Factor(Factor::Exp { max }) => Err(Error::value(field("max"), max, "at most 88")),
             Self::Factor(Factor::PowerPosition { exponent, length }) => {
-                if !(exponent as f32).is_finite() {
-                    return Err(Error::value(field("exponent"), exponent, "a finite number"));
-                }
+                ensure!((exponent as f32).is_finite(), Error::value(field("exponent"), exponent, "a finite number"));
                 match length {
                     0 => Err(Error::value(field("length"), length, "at least 1")),
                     _ => Ok(()),
                 }
             }
             Self::Factor(Factor::LogPosition { beta, length, offset }) => {
-                if !(beta as f32).is_finite() {
-                    return Err(Error::value(field("beta"), beta, "a finite number"));
-                }
-                if length == 0 {
-                    return Err(Error::value(field("length"), length, "at least 1"));
-                }
+                ensure!((beta as f32).is_finite(), Error::value(field("beta"), beta, "a finite number"));
+                ensure!(length != 0, Error::value(field("length"), length, "at least 1"));
                 if offset > MAX_SIZE {
                     Err(Error::value(field("offset"), offset, format!("at most {MAX_SIZE}")))
                 } else {

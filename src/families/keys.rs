@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::family::{LayerPositions, RotaryLayers};
 use crate::families::known::is_ignored;
@@ -191,9 +192,7 @@ impl Layer<'_> {
         let needs = if family.needs_below.is_none_or(|part| self.is_below(part)) { family.needs } else { &[] };
         for (key, needed, what) in needs {
             let value = section.get(key).unwrap_or(&Value::Null);
-            if value.as_str() != Some(needed) {
-                return Err(self.unsupported(key, value, what));
-            }
+            ensure!(value.as_str() == Some(needed), self.unsupported(key, value, what));
         }
         let key = "position_embedding_type";
         match section.get(key) {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use crate::config::{AttentionConfig, CallInput, Differential, HeadNorm};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
 use crate::families::heads::default_heads;
@@ -177,9 +178,7 @@ impl<'a> Layer<'a> {
         let prefix = format!(".{}.", self.prefix);
         let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
         let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
-        if heads > MAX_HEADS {
-            return Err(Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}")));
-        }
+        ensure!(heads <= MAX_HEADS, Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}")));
         Ok(heads)
     }
 
@@ -257,9 +256,7 @@ impl<'a> Layer<'a> {
         let list = listed.as_array().ok_or_else(|| wrong("a list of heads for each layer".to_string()))?;
         let all = list.iter().map(head).collect::<Option<BTreeSet<usize>>>();
         let all = all.ok_or_else(|| wrong(format!("heads below {heads}, the number of heads of the layer")))?;
-        if all.len() != list.len() {
-            return Err(wrong("each head once".to_string()));
-        }
+        ensure!(all.len() == list.len(), wrong("each head once".to_string()));
         Ok(all.into_iter().collect())
     }
 

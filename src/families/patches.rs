@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::family::{PatchRotaryRow, PatchWindows};
 use crate::families::layer::Layer;
@@ -50,9 +51,7 @@ impl Layer<'_> {
             stated.map_or(beside, |set| set.get(key))
         });
         let kind = stated.map_or(Ok("default"), rope_type)?;
-        if !["axial", "default"].contains(&kind) {
-            return Err(Error::config("rope_type", kind, "axial"));
-        }
+        ensure!(["axial", "default"].contains(&kind), Error::config("rope_type", kind, "axial"));
         let mut rotary = Rotary2d::new(theta?.unwrap_or(10_000.0))
             .with_prefix_tokens(row.prefix_tokens)
             .with_frequencies(row.frequencies);

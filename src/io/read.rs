@@ -4,6 +4,7 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 
 /// Opens a file for reading if it is a regular one, and returns its length in bytes. Links are followed.
@@ -37,9 +38,7 @@ pub fn open_regular(path: &Path) -> Result<(File, u64)> {
 pub fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let too_long = |length: u64| Error::file(path, format!("the file has {length} bytes, expected at most {limit}"));
     let (file, length) = open_regular(path)?;
-    if length > limit {
-        return Err(too_long(length));
-    }
+    ensure!(length <= limit, too_long(length));
     let mut bytes = Vec::new();
     // One byte more than allowed: the file may have grown, and the length of some files (/proc) is 0.
     file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;

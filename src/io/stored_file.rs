@@ -4,6 +4,7 @@ use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::io::open_regular;
 
@@ -77,9 +78,7 @@ impl StoredFile {
         let read = read_exact_at(file, into, offset);
         // After the read, so that a change before it and one during it are both seen.
         let state = State::from_metadata(&file.metadata().map_err(|e| failed(&e))?);
-        if state != self.state {
-            return Err(failed(&"the file has changed since it was opened"));
-        }
+        ensure!(state == self.state, failed(&"the file has changed since it was opened"));
         read.map_err(|e| failed(&e))
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::Builder;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::io::is_present;
 
@@ -62,9 +63,7 @@ pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&Path) -> Result<T>)
     let io = |e| Error::io(target, e);
     let parent = folder_of(target)?;
     let exists = || Error::file(target, "exists already");
-    if is_present(target)? {
-        return Err(exists());
-    }
+    ensure!(!is_present(target)?, exists());
     let temporary = temporary_names().tempdir_in(parent).map_err(io)?;
     let made = temporary.path();
     let moved = |path: &Path| path.strip_prefix(made).map_or(path.to_path_buf(), |inside| target.join(inside));

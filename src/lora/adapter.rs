@@ -8,6 +8,7 @@ use candle_core::{D, DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use crate::checkpoint::Checkpoint;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::io::{is_present, write_file, write_new_folder, write_tensors};
 use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
@@ -94,9 +95,7 @@ impl LoraAdapter {
             let expected = format!("of {}, by `trainable_token_indices`", config.trainable_token_indices.len());
             return Err(Error::value("the adapter", found, expected));
         }
-        if modules.is_empty() {
-            return Err(Error::value("the number of low-rank changes of the adapter", 0, "at least 1"));
-        }
+        ensure!(!modules.is_empty(), Error::value("the number of low-rank changes of the adapter", 0, "at least 1"));
         for (name, to) in unclear {
             let (module, parameter) = to.rsplit_once('.').unwrap_or(("", &to));
             let bias = config.bias != LoraBias::None && parameter == "bias";

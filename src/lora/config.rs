@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::io::read_json;
 use crate::setters;
@@ -190,14 +191,10 @@ impl LoraConfig {
     /// [`Error::Config`] with the key, its value and what is allowed.
     pub fn validate(&self) -> Result<()> {
         for rank in self.rank_pattern.values().chain([&self.r]) {
-            if !(1..=MAX_RANK).contains(rank) {
-                return Err(Error::config("r", rank, format!("1 to {MAX_RANK}")));
-            }
+            ensure!((1..=MAX_RANK).contains(rank), Error::config("r", rank, format!("1 to {MAX_RANK}")));
         }
         for alpha in self.alpha_pattern.values().chain([&self.lora_alpha]) {
-            if !(*alpha as f32).is_finite() {
-                return Err(Error::config("lora_alpha", alpha, "a finite number"));
-            }
+            ensure!((*alpha as f32).is_finite(), Error::config("lora_alpha", alpha, "a finite number"));
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use candle_attention_kernels::{Activation, PackedWeights, QuantizedRows};
 use candle_core::{DType, Device, Tensor, TensorId};
 use candle_nn::Module;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::map_fields;
 use crate::ops::caller_module::CallerModule;
@@ -330,9 +331,7 @@ impl Module for Linear {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
         let mut dims = xs.dims().to_vec();
         let last = dims.last_mut().filter(|last| **last == self.in_features()).map(|last| *last = self.out_features());
-        if last.is_none() {
-            return Err(Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
-        }
+        ensure!(last.is_some(), Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
         // Views have any size: it is checked before one is copied.
         let rows = element_count("the input", &dims[..dims.len() - 1]).map_err(Error::from)?;
         let elements = element_count("the input", xs.dims()).map_err(Error::from)?;

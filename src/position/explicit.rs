@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::{check_allocation, element_count};
 
@@ -20,9 +21,7 @@ impl ExplicitPositions {
     /// Reads `positions` for `b` sequences of `tokens` tokens: integers `(tokens)`, `(b or 1, tokens)` or
     /// `(axes, b or 1, tokens)`.
     pub(crate) fn new(positions: &Tensor, b: usize, tokens: usize) -> Result<Self> {
-        if !positions.dtype().is_int() {
-            return Err(Error::dtype("positions", positions.dtype(), "an integer dtype"));
-        }
+        ensure!(positions.dtype().is_int(), Error::dtype("positions", positions.dtype(), "an integer dtype"));
         let (axes, rows) = match *positions.dims() {
             [s] if s == tokens => (1, 1),
             [rows, s] if s == tokens && (rows == 1 || rows == b) => (1, rows),

@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::tensor::{bias_from_table, compute_dtype};
@@ -132,9 +133,7 @@ pub(super) fn check_grid(grid: [usize; 2]) -> Result<()> {
 impl PositionScheme for RelativeBias2d {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
         if let Some(trained) = self.computed {
-            if self.class_token {
-                return Err(Error::config("class_token", true, "false: the table is computed of offsets"));
-            }
+            ensure!(!self.class_token, Error::config("class_token", true, "false: the table is computed of offsets"));
             if trained.iter().any(|side| !(2..=MAX_SIDE).contains(side)) {
                 let allowed = format!("2 to {MAX_SIDE} rows and columns");
                 return Err(Error::config("computed", format!("{trained:?}"), allowed));

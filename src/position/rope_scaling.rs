@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 use std::fmt;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 
 /// How the frequencies of [`Rotary`](crate::position::Rotary) change for sequences longer than those of training. All
@@ -177,9 +178,7 @@ impl RotaryScaling {
         if !(factor.is_finite() && factor > 0.0) {
             return Err(Error::config("rope_scaling factor", factor, "a positive number"));
         }
-        if original == 0 {
-            return Err(Error::config("original_max_position_embeddings", 0, "at least 1"));
-        }
+        ensure!(original != 0, Error::config("original_max_position_embeddings", 0, "at least 1"));
         // Factors next to 0 are positive, but the frequencies divided by them overflow.
         let lengths = [original, original.saturating_add(1)];
         for length in &lengths[..if self.depends_on_length() { 2 } else { 1 }] {

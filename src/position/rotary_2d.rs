@@ -7,6 +7,7 @@ use candle_core::{D, DType, Device, Tensor};
 use super::rope_cache::{self, Growth};
 use super::rotation::{RotaryStyle, rotate};
 use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -270,12 +271,8 @@ impl PositionScheme for Rotary2d {
         if !(self.theta.is_finite() && self.theta >= 1.0) {
             return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }
-        if self.block == 0 {
-            return Err(Error::config("block", 0, "at least 1"));
-        }
-        if self.window == Some(0) {
-            return Err(Error::config("window", 0, "at least 1"));
-        }
+        ensure!(self.block != 0, Error::config("block", 0, "at least 1"));
+        ensure!(self.window != Some(0), Error::config("window", 0, "at least 1"));
         if self.within_window && (self.window.is_none() || self.prefix_tokens + self.suffix_tokens > 0) {
             let allowed = "false without windows, and with tokens that are not patches";
             return Err(Error::config("within_window", true, allowed));

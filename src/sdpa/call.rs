@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
@@ -85,9 +86,7 @@ impl Call {
             check_shape("the additive scoring vector", w, &[h, d])?;
         }
         if let Some(sinks) = options.sinks {
-            if sinks.dims() != [h] {
-                return Err(Error::shape("sinks", sinks.dims(), format!("[{h}], the heads of q")));
-            }
+            ensure!(sinks.dims() == [h], Error::shape("sinks", sinks.dims(), format!("[{h}], the heads of q")));
             if !sinks.device().same_device(q.device()) {
                 same_dtype_and_device("sinks", &sinks.to_dtype(q.dtype())?, q)?;
             }

@@ -3,6 +3,7 @@
 use candle_attention_kernels::{check_allocation, element_count};
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 
 /// Checks that `tensor` has the shape `expected`; `name` is its name in the error.
@@ -17,9 +18,7 @@ pub fn check_float(name: &str, tensor: &Tensor) -> Result<()> {
 
 /// Checks that `tensor` has the dtype and the device of `like`; `name` is the name of `tensor` in the error.
 pub fn same_dtype_and_device(name: &str, tensor: &Tensor, like: &Tensor) -> Result<()> {
-    if tensor.dtype() != like.dtype() {
-        return Err(Error::dtype(name, tensor.dtype(), like.dtype().as_str()));
-    }
+    ensure!(tensor.dtype() == like.dtype(), Error::dtype(name, tensor.dtype(), like.dtype().as_str()));
     same_device(name, tensor, like)
 }
 

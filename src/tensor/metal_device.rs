@@ -4,6 +4,7 @@ use std::panic::{UnwindSafe, catch_unwind};
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result, panic_message};
 
 /// The Apple GPU with this index, if it runs candle's kernels.
@@ -20,9 +21,7 @@ pub fn metal_device(index: usize) -> Result<Device> {
     if !candle_core::utils::metal_is_available() {
         return Ok(Device::new_metal(index)?);
     }
-    if cfg!(target_abi = "sim") {
-        return Err(unusable(index, "the simulator's cannot multiply matrices"));
-    }
+    ensure!(!cfg!(target_abi = "sim"), unusable(index, "the simulator's cannot multiply matrices"));
     open(index, move || {
         let device = Device::new_metal(index)?;
         Ok((computes(&device)?, device))

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelConfig};
+use candle_attention::ensure;
 use candle_attention::io::read_json;
 use clap::Parser;
 use serde_json::Value;
@@ -89,9 +90,7 @@ fn check(checkpoint: &Checkpoint, layers: &[LayerInfo]) -> Result<()> {
             read.insert(prefix.as_str());
         }
     }
-    if !damaged.is_empty() {
-        return Err(format!("NaN or infinities in {}", damaged.join(", ").escape_debug()).into());
-    }
+    ensure!(damaged.is_empty(), format!("NaN or infinities in {}", damaged.join(", ").escape_debug()).into());
     let unread: Vec<&LayerInfo> = layers.iter().filter(|layer| layer.problem.is_some()).collect();
     match unread.first() {
         None => print::to_stderr(format_args!("every weight is finite")),

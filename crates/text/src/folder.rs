@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::Checkpoint;
+use candle_attention::ensure;
 use candle_attention::io::{is_present, parse_json, read_limited};
 use candle_attention::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -230,9 +231,7 @@ pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
             return Err(Error::file(&path, format!("two modules have the path `{}`", module.path)));
         }
     }
-    if modules.is_empty() {
-        return Err(Error::file(&path, "no modules, expected `Transformer` first"));
-    }
+    ensure!(!modules.is_empty(), Error::file(&path, "no modules, expected `Transformer` first"));
     Ok(Some(modules))
 }
 

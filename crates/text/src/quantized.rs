@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource, detect, remove_quantization_config};
+use candle_attention::ensure;
 use candle_attention::io::{WrittenTensor, read_json, write_file, write_new_folder, write_tensors};
 use candle_attention::tensor::with_slices;
 use candle_attention::{ComputeType, Error, Quantization, Result};
@@ -222,9 +223,7 @@ fn write_into(folder: &Path, new: &Path, chosen: &[String], others: &[String]) -
         } else {
             (got.dtype(), got.dims(), got.data()) == (want.dtype(), want.dims(), want.data())
         };
-        if !is_same {
-            return Err(Error::file(&inside, format!("tensor `{name}` differs when it is loaded")));
-        }
+        ensure!(is_same, Error::file(&inside, format!("tensor `{name}` differs when it is loaded")));
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
 use super::layer_id::LayerId;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::position::ExplicitPositions;
@@ -145,9 +146,7 @@ impl KvCache {
             let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
             return Err(Error::Device { tensor: what.to_string(), found, expected });
         }
-        if retained != of {
-            return Err(Error::value(what, of.describe(), format!("as in the cache, {}", retained.describe())));
-        }
+        ensure!(retained == of, Error::value(what, of.describe(), format!("as in the cache, {}", retained.describe())));
         Ok(())
     }
 
@@ -192,13 +191,9 @@ impl KvCache {
         lengths: Option<&[usize]>,
     ) -> Result<Vec<usize>> {
         let b = of.b;
-        if self.window() == Some(0) {
-            return Err(Error::value("the window of a rotating cache", 0, "at least 1"));
-        }
+        ensure!(self.window() != Some(0), Error::value("the window of a rotating cache", 0, "at least 1"));
         let new = lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec);
-        if new.len() != b {
-            return Err(Error::value("the number of lengths", new.len(), format!("{b}, the batch size")));
-        }
+        ensure!(new.len() == b, Error::value("the number of lengths", new.len(), format!("{b}, the batch size")));
         if let Some(length) = new.iter().find(|length| **length > s) {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }

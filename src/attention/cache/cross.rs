@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use super::kv_cache::check_sequences;
 use super::layer_id::LayerId;
 use crate::attention::MultiHeadAttention;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::select;
 
@@ -89,9 +90,7 @@ impl MultiHeadAttention {
     /// them. So has latent attention, which is self-attention. A layer with a causal mask or a window of its own: its
     /// queries would see the memory up to a place that follows from their number alone.
     pub fn cross_cache(&self, keys: &Tensor, values: &Tensor) -> Result<CrossCache> {
-        if self.config.latent.is_some() {
-            return Err(Error::config("latent", "set", "none with a cache for cross-attention"));
-        }
+        ensure!(self.config.latent.is_none(), Error::config("latent", "set", "none with a cache for cross-attention"));
         self.check_own_keys()?;
         if !self.config.position.is_none() {
             return Err(Error::config("position", &self.config.position, "none with a cache for cross-attention"));

@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor};
 
 use super::append::{NewTokens, TokenShape, check_memory};
 use super::layer_id::LayerId;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::{check_tensor_memory, same_dtype_and_device, select, wide};
 
@@ -373,9 +374,7 @@ impl KvCache {
         let what = "a cache to append";
         let [own, added] =
             [self, other].map(|cache| format!("{:?}{}", cache.kind, if cache.int8 { " in int8" } else { "" }));
-        if own != added {
-            return Err(Error::value(what, added, format!("{own}, as the cache that it is appended to")));
-        }
+        ensure!(own == added, Error::value(what, added, format!("{own}, as the cache that it is appended to")));
         let (Some(added), false) = (&other.buffers, other.sequences.is_empty()) else { return Ok(()) };
         let Some(own) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else {
             *self = other.try_clone()?;
@@ -544,9 +543,7 @@ impl fmt::Debug for KvCache {
 
 /// Checks that these are sequences of a batch of `b`.
 pub(super) fn check_sequences(sequences: &[usize], b: usize) -> Result<()> {
-    if sequences.is_empty() {
-        return Err(Error::value("the list of sequences to select", "empty", "at least one"));
-    }
+    ensure!(!sequences.is_empty(), Error::value("the list of sequences to select", "empty", "at least one"));
     match sequences.iter().find(|sequence| **sequence >= b) {
         Some(sequence) => {
             Err(Error::value("a sequence to select", sequence, format!("less than {b}, the sequences in the cache")))

@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use super::{CallTokens, Counted, Projection};
 use crate::attention::MultiHeadAttention;
 use crate::attention::options::{AttentionInputs, AttentionOptions};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceProducts};
 use crate::position::QueryCall;
@@ -20,9 +21,7 @@ pub(super) fn check_padded(layer: &MultiHeadAttention, inputs: &AttentionInputs)
     layer.check_input("query", query, layer.config.resolved_query_size())?;
     layer.check_input("key", key, layer.config.resolved_key_size())?;
     let (b, (found, s_kv, size)) = (query.dim(0)?, key.dims3()?);
-    if found != b {
-        return Err(Error::shape("key", key.dims(), format!("[{b}, {s_kv}, {size}]")));
-    }
+    ensure!(found == b, Error::shape("key", key.dims(), format!("[{b}, {s_kv}, {size}]")));
     layer.check_values(key, value)?;
     Ok(b)
 }

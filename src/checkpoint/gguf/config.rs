@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::checkpoint::gguf::names::architecture_of;
 use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Expected, IGNORED, Origin, SIZES};
 use crate::checkpoint::gguf::value::{GgufMetadata, GgufValue, absent};
+use crate::ensure;
 use crate::error::{Error, Result, cut};
 
 /// The keys that describe the scaling of rotary positions, below the name of the architecture.
@@ -102,9 +103,7 @@ fn check_keys(row: &Architecture, metadata: &GgufMetadata) -> Result<()> {
                 (*value == GgufValue::Integer(size as i64), format!("{size}, the size of a head"))
             }
         };
-        if !fits {
-            return Err(Error::value(format!("metadata `{key}`"), cut(&value.to_string()), allowed));
-        }
+        ensure!(fits, Error::value(format!("metadata `{key}`"), cut(&value.to_string()), allowed));
     }
     Ok(())
 }
@@ -124,9 +123,7 @@ fn scalar(metadata: &GgufMetadata, key: &str) -> Result<Option<Value>> {
 fn layer_types(metadata: &GgufMetadata, row: &Architecture, key: &str, every: usize) -> Result<Value> {
     let count = format!("{}.block_count", row.name);
     let layers = metadata.count(&count)?.ok_or_else(|| absent(&count))?;
-    if layers > MAX_LAYERS {
-        return Err(Error::value(format!("metadata `{count}`"), layers, format!("at most {MAX_LAYERS}")));
-    }
+    ensure!(layers <= MAX_LAYERS, Error::value(format!("metadata `{count}`"), layers, format!("at most {MAX_LAYERS}")));
     let windows: Vec<bool> = match metadata.get(key) {
         Some(GgufValue::Bytes(windows)) if windows.len() == layers => {
             windows.iter().map(|window| *window != 0).collect()

@@ -8,6 +8,7 @@ use crate::checkpoint::gguf::names::rename;
 use crate::checkpoint::gguf::value::{GgufMetadata, GgufValue};
 use crate::checkpoint::header::{Entry, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES, MAX_NAME_BYTES, MAX_TENSORS};
 use crate::checkpoint::shard::Shard;
+use crate::ensure;
 use crate::error::{Error, Result, cut};
 
 /// The first bytes of a file.
@@ -54,9 +55,7 @@ pub(crate) fn read(shard: &Shard, length: u64) -> Result<GgufHeader> {
     if version.swap_bytes() <= *VERSIONS.end() && version > 0xffff {
         return Err(reader.invalid("it is in big-endian order, expected little-endian"));
     }
-    if !VERSIONS.contains(&version) {
-        return Err(reader.invalid(&format!("it has version {version}, expected 2 or 3")));
-    }
+    ensure!(VERSIONS.contains(&version), reader.invalid(&format!("it has version {version}, expected 2 or 3")));
     let tensors = reader.count("tensors", MAX_TENSORS, 24)?;
     let values = reader.count("values of metadata", MAX_METADATA_ENTRIES, 13)?;
     let mut metadata = GgufMetadata::default();
@@ -81,9 +80,7 @@ pub(crate) fn read(shard: &Shard, length: u64) -> Result<GgufHeader> {
     let mut listed = BTreeMap::new();
     for _ in 0..tensors {
         let (name, entry) = reader.tensor(alignment)?;
-        if listed.contains_key(&name) {
-            return Err(reader.invalid(&format!("tensor `{}` is listed twice", cut(&name))));
-        }
+        ensure!(!listed.contains_key(&name), reader.invalid(&format!("tensor `{}` is listed twice", cut(&name))));
         listed.insert(name, entry);
     }
     let start = reader.at.next_multiple_of(alignment);
@@ -108,9 +105,7 @@ fn check_places(tensors: &BTreeMap<String, Entry>, data: u64) -> std::result::Re
     let mut before = 0;
     for (name, Entry { offsets: [from, to], .. }) in in_order {
         let name = cut(name);
-        if *to > data {
-            return Err(format!("tensor `{name}`: its data ends at {to}, the file's at {data}"));
-        }
+        ensure!(*to <= data, format!("tensor `{name}`: its data ends at {to}, the file's at {data}"));
         if *from < before {
             return Err(format!("tensor `{name}`: its data starts at offset {from}, that before it ends at {before}"));
         }
@@ -176,9 +171,7 @@ impl Reader<'_> {
     /// A number of things of which each takes at least `least` bytes of the header.
     fn count(&mut self, what: &str, most: usize, least: u64) -> Result<usize> {
         let count = u64::from_le_bytes(self.take(what)?);
-        if count > most as u64 {
-            return Err(self.invalid(&format!("it states {count} {what}, expected at most {most}")));
-        }
+        ensure!(count <= most as u64, self.invalid(&format!("it states {count} {what}, expected at most {most}")));
         if count.saturating_mul(least) > self.left() {
             let left = self.left();
             return Err(self.invalid(&format!("it states {count} {what}, which do not fit in the {left} bytes left")));
@@ -286,9 +279,7 @@ impl Reader<'_> {
         let name = self.name("the name of a tensor")?;
         let wrong = |what: String| format!("tensor `{}`: {what}", cut(&name));
         let rank = u32::from_le_bytes(self.take(&name)?);
-        if rank > MAX_RANK {
-            return Err(self.invalid(&wrong(format!("{rank} dimensions, expected at most {MAX_RANK}"))));
-        }
+        ensure!(rank <= MAX_RANK, self.invalid(&wrong(format!("{rank} dimensions, expected at most {MAX_RANK}"))));
         let mut shape = Vec::with_capacity(rank as usize);
         for _ in 0..rank {
             let size = u64::from_le_bytes(self.take(&name)?);

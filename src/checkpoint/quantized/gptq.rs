@@ -10,6 +10,7 @@ use safetensors::Dtype;
 use super::module::{FLOATS, Fault, Module};
 use super::unpack::{transpose, unpack_rows};
 use super::{Codes, Format, Plan};
+use crate::ensure;
 use crate::error::Result;
 
 /// The bits that are read.
@@ -50,9 +51,7 @@ pub(super) const GPTQ: Format = Format {
         if module.has("g_idx") && module.shape("g_idx")? != [columns] {
             return Err(module.wrong_shape("g_idx", format!("[{columns}], the inputs")));
         }
-        if !settings.are_known() {
-            return Err(settings.fault(&name, "", "one, which says how zero points are stored"));
-        }
+        ensure!(settings.are_known(), settings.fault(&name, "", "one, which says how zero points are stored"));
         settings.check_text(module.name, "quant_method", "gptq", &name)?;
         let zero_offset = match settings.value(module.name, "checkpoint_format").map(|value| value.as_str()) {
             None | Some(Some("gptq")) => 1,

@@ -9,6 +9,7 @@ use safetensors::Dtype;
 use super::module::{Checked, FLOATS, Fault, Module};
 use super::unpack::unpack_rows;
 use super::{Codes, Format, Plan, Settings};
+use crate::ensure;
 use crate::error::Result;
 
 pub(super) const MLX: Format = Format {
@@ -44,9 +45,7 @@ fn affine_plan(module: &Module, settings: &Settings, biases: &str, allowed: &[us
     let name = module.full_name("weight");
     let bits = settings.number(module.name, "bits", &name)?;
     let group = settings.number(module.name, "group_size", &name)?;
-    if !allowed.contains(&bits) {
-        return Err(settings.fault(&name, &format!("{bits} `bits`"), &format!("one of {allowed:?}")));
-    }
+    ensure!(allowed.contains(&bits), settings.fault(&name, &format!("{bits} `bits`"), &format!("one of {allowed:?}")));
     let [rows, words] = module.matrix("weight")?;
     let columns = words * 32 / bits;
     if columns * bits != words * 32 || !columns.is_multiple_of(group) {

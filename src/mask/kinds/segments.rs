@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
@@ -24,9 +25,7 @@ impl Segments {
     pub(crate) fn new(queries: &Tensor, keys: &Tensor) -> Result<Self> {
         for (name, ids) in [("segments of queries", queries), ("segments of keys", keys)] {
             check_integers(name, ids)?;
-            if ids.rank() != 2 {
-                return Err(Error::shape(name, ids.dims(), "(b, s)"));
-            }
+            ensure!(ids.rank() == 2, Error::shape(name, ids.dims(), "(b, s)"));
         }
         Ok(Self { queries: comparable(queries)?, keys: comparable(keys)? })
     }

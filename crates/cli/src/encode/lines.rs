@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use candle_attention::ensure;
 use candle_attention_text::EncodeOptions;
 use candle_core::{DType, Device, Tensor};
 use serde::Serialize;
@@ -75,9 +76,7 @@ pub fn stream(
         print(&texts, &options.with_on_truncated(&on_truncated), &mut out)?;
         out.flush()?;
     }
-    if count == 0 {
-        return Err("no text: every line is blank, or there is none".into());
-    }
+    ensure!(count != 0, "no text: every line is blank, or there is none".into());
     note_cut(cut.load(Relaxed), count, cut_at, MAX_LENGTH);
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use candle_attention::ensure;
 use candle_attention_text::search::Index;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use sha2::{Digest, Sha256};
@@ -36,9 +37,7 @@ pub fn fill(index: &mut Index, cache: Option<&Path>, encoder: &SentenceEncoder, 
     let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
     let mut saved = Instant::now();
     let embedded = index.embed(encoder, &options.with_on_progress(&on_progress), |index| {
-        if interrupt::asked() {
-            return Err(candle_attention::Error::value("the embedding", "interrupted", "its end"));
-        }
+        ensure!(!interrupt::asked(), candle_attention::Error::value("the embedding", "interrupted", "its end"));
         if saved.elapsed() >= SAVE_EVERY {
             save(index);
             saved = Instant::now();

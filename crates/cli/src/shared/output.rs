@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
+use candle_attention::ensure;
 use candle_attention::io::{write_file, write_tensors};
 use candle_core::Tensor;
 
@@ -159,9 +160,7 @@ pub fn check_distinct(outputs: &[&Output]) -> Result<()> {
 /// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder
 /// around it can be written. Folders around it that do not exist are made with it.
 pub fn check_new_folder(path: &Path) -> Result<()> {
-    if path.symlink_metadata().is_ok() {
-        return Err(about(path, &"exists already, and is not replaced").into());
-    }
+    ensure!(path.symlink_metadata().is_err(), about(path, &"exists already, and is not replaced").into());
     check_parent(path)
 }
 
@@ -173,9 +172,7 @@ pub fn check_parent(path: &Path) -> Result<()> {
     let mut around = path;
     while around.symlink_metadata().is_err() {
         // `..` would lead elsewhere once the folder before it is made.
-        if around.file_name().is_none() {
-            return Err(about(path, &"is not the name of a folder to make").into());
-        }
+        ensure!(around.file_name().is_some(), about(path, &"is not the name of a folder to make").into());
         around = folder_of(around);
     }
     check_folder(around, path)

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_attention::ensure;
 use candle_attention::{Error, Result};
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -163,9 +164,7 @@ impl TransformerSettings {
                     }
                     _ => false,
                 };
-                if !is_applied {
-                    return Err(unsupported(&format!("{kwargs}.{option}"), &value));
-                }
+                ensure!(is_applied, unsupported(&format!("{kwargs}.{option}"), &value));
             }
         }
         // Options of all kinds of input come after those of texts.

@@ -36,6 +36,7 @@ mod repository;
 
 use std::path::{Path, PathBuf};
 
+use candle_attention::ensure;
 use candle_attention::{Error, Result};
 
 use crate::gguf;
@@ -61,9 +62,7 @@ pub fn locate_model(model: &str, revision: Option<&str>, show_progress: bool) ->
     if path.is_dir() || gguf::is_alone(path)? {
         return Ok(path.into());
     }
-    if path.exists() {
-        return Err(Error::file(path, "not a folder, expected a model folder, a .gguf file or a hub id"));
-    }
+    ensure!(!path.exists(), Error::file(path, "not a folder, expected a model folder, a .gguf file or a hub id"));
     check_id(model)?;
     from_hub(model, revision, show_progress)
 }

@@ -1,6 +1,7 @@
 //! Token embeddings: the sum of word, segment type and position embeddings, looked up as tensors or as f32 rows.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ensure;
 use candle_attention::tensor::with_slices;
 use candle_attention::{Error, Result, map_fields, share_fields};
 use candle_attention_kernels::{AlignedVec, Element, element_count};
@@ -190,9 +191,7 @@ fn lookup(name: &str, table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 
 /// ids `(b, s)` u32 of a table of `rows` rows → `(b · s)`.
 fn checked(name: &str, ids: &Tensor, rows: usize) -> Result<Tensor> {
-    if ids.dtype() != DType::U32 {
-        return Err(Error::dtype(name, ids.dtype(), "u32"));
-    }
+    ensure!(ids.dtype() == DType::U32, Error::dtype(name, ids.dtype(), "u32"));
     if ids.device().is_cpu() {
         with_slices([ids], |[ids]| check_ids(name, ids, rows))??;
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use candle_attention::ensure;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_core::{D, DType, Tensor};
@@ -40,9 +41,7 @@ impl Pooling {
     /// # Errors
     /// If `modes` is empty.
     pub fn new(modes: Vec<PoolingMode>) -> Result<Self> {
-        if modes.is_empty() {
-            return Err(Error::config("pooling_mode", "[]", "at least one mode"));
-        }
+        ensure!(!modes.is_empty(), Error::config("pooling_mode", "[]", "at least one mode"));
         Ok(Self { modes })
     }
 
@@ -57,9 +56,7 @@ impl Pooling {
     /// If the shapes do not fit each other.
     pub fn forward(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let (b, s, _) = tokens.dims3().map_err(|_| Error::shape("tokens", tokens.dims(), "(b, s, d)"))?;
-        if mask.dims() != [b, s] {
-            return Err(Error::shape("mask", mask.dims(), format!("{:?}", [b, s])));
-        }
+        ensure!(mask.dims() == [b, s], Error::shape("mask", mask.dims(), format!("{:?}", [b, s])));
         let wide = compute_dtype(tokens.dtype());
         let (tokens, mask) = (tokens.to_dtype(wide)?, mask.to_dtype(wide)?);
         let pooled = self.modes.iter().map(|mode| mode.pool(&tokens, &mask)).collect::<Result<Vec<_>>>()?;

@@ -1,6 +1,7 @@
 //! The short convolution of LFM2 ([Hasani 2025](https://arxiv.org/abs/2511.23404)), in the place of attention.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ensure;
 use candle_attention::ops::Linear;
 use candle_attention::{Error, Quantization, Result, map_fields, share_fields};
 use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
@@ -35,9 +36,7 @@ impl ShortConvolution {
     pub fn load(config: &TextModelConfig, row: &ConvolutionRow, source: &AnySource) -> Result<Self> {
         let hidden = config.hidden_size;
         let width = config.key_number(row.width)?.unwrap_or(row.default_width);
-        if !(1..=MAX_KERNEL).contains(&width) {
-            return Err(Error::config(row.width, width, format!("1 to {MAX_KERNEL}")));
-        }
+        ensure!((1..=MAX_KERNEL).contains(&width), Error::config(row.width, width, format!("1 to {MAX_KERNEL}")));
         let has_bias = config.key_flag(row.bias)?.unwrap_or(false);
         let linear = |name: &str, out| {
             let source = source.child(name);

@@ -1,5 +1,6 @@
 //! MaxSim of a query with documents, on tensors.
 
+use candle_attention::ensure;
 use candle_attention::tensor::{compute_dtype, with_slices};
 use candle_attention::{Error, Result};
 use candle_attention_kernels::max_sim as kernel;
@@ -29,9 +30,7 @@ pub fn max_sim(query: &Tensor, documents: &[Tensor]) -> Result<Vec<f32>> {
     let mut longest = 0;
     for (i, document) in documents.iter().enumerate() {
         let (count, own) = dims(&format!("document {i}"), document)?;
-        if own != width {
-            return Err(Error::shape(format!("document {i}"), document.dims(), format!("(tokens, {width})")));
-        }
+        ensure!(own == width, Error::shape(format!("document {i}"), document.dims(), format!("(tokens, {width})")));
         if !document.device().same_device(query.device()) {
             let found = format!("{:?}", document.device().location());
             let expected = format!("{:?}, where the query is", query.device().location());

@@ -1,5 +1,6 @@
 //! Importance of the attention heads of a sentence encoder, measured on given texts.
 
+use candle_attention::ensure;
 use candle_attention::pruning::PrunedHeads;
 use candle_attention::{Error, ObserveOptions, Result};
 use candle_core::{DType, Device, Tensor, Var};
@@ -32,9 +33,7 @@ impl SentenceEncoder {
         method: ImportanceMethod,
         options: &EncodeOptions,
     ) -> Result<HeadImportance> {
-        if texts.is_empty() {
-            return Err(Error::value("the number of texts to rank heads by", 0, "at least one"));
-        }
+        ensure!(!texts.is_empty(), Error::value("the number of texts to rank heads by", 0, "at least one"));
         let (transformer, prompt) = (self.transformer()?, self.prompt(options)?);
         let (sums, excluded_prefix) = (
             transformer.model.heads().iter().map(|count| vec![0.0; *count]).collect(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use candle_attention::ensure;
 use candle_attention::{Error, Result};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -81,9 +82,7 @@ impl Vectors {
     /// # Errors
     /// [`Error::Value`] for vectors of another size.
     pub fn append(&mut self, other: Self) -> Result<()> {
-        if other.size != self.size {
-            return Err(Error::value("the size of the vectors", other.size, self.size.to_string()));
-        }
+        ensure!(other.size == self.size, Error::value("the size of the vectors", other.size, self.size.to_string()));
         self.elements.extend(other.elements);
         Ok(())
     }
@@ -115,13 +114,9 @@ impl Vectors {
 
     /// `vector` scaled to length 1; a zero vector stays zero.
     fn unit(&self, vector: &[f32], what: impl Fn() -> String) -> Result<Vec<f32>> {
-        if vector.len() != self.size {
-            return Err(Error::shape(what(), &[vector.len()], format!("({})", self.size)));
-        }
+        ensure!(vector.len() == self.size, Error::shape(what(), &[vector.len()], format!("({})", self.size)));
         let length = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-        if !length.is_finite() {
-            return Err(Error::value(what(), "not finite", "finite numbers"));
-        }
+        ensure!(length.is_finite(), Error::value(what(), "not finite", "finite numbers"));
         Ok(vector.iter().map(|x| (f64::from(*x) / length.max(f64::MIN_POSITIVE)) as f32).collect())
     }
 }

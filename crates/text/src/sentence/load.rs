@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::AnySource;
+use candle_attention::ensure;
 use candle_attention::{ComputeType, Error, Result};
 use candle_core::Device;
 use serde::Deserialize;
@@ -249,9 +250,7 @@ impl Settings {
     pub(crate) fn load(folder: ModelFolder) -> Result<Self> {
         let path = folder.path.join("config_sentence_transformers.json");
         let SettingsFile { similarity_fn_name, truncate_dim } = folder.json_or_default(&path)?;
-        if truncate_dim == Some(0) {
-            return Err(Error::file(path, "truncate_dim is 0, expected at least 1"));
-        }
+        ensure!(truncate_dim != Some(0), Error::file(path, "truncate_dim is 0, expected at least 1"));
         let similarity = similarity_fn_name.and_then(|name| name.parse().ok()).unwrap_or_default();
         Ok(Self { prompts: Prompts::load(folder)?, similarity, truncate_dim })
     }

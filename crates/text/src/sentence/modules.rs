@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ensure;
 use candle_attention::norm::Norm;
 use candle_attention::{Error, NormKind, Result};
 use candle_core::{DType, Device, Module as _, Tensor};
@@ -138,9 +139,7 @@ pub(crate) fn check_keys(folder: ModelFolder, path: &Path, kind: &str, what: &st
 fn layer_norm(folder: ModelFolder, path: &Path, width: usize, device: &Device) -> Result<Norm> {
     let file = path.join("config.json");
     let LayerNormConfig { dimension } = folder.json(&file)?;
-    if dimension != width {
-        return Err(Error::file(file, format!("dimension is {dimension}, expected {width}")));
-    }
+    ensure!(dimension == width, Error::file(file, format!("dimension is {dimension}, expected {width}")));
     let source = AnySource::new(&folder.checkpoint(path)?.at("", DType::F32, device));
     load_all(&source, |source| Norm::load(NormKind::Layer, true, width, LAYER_NORM_EPS, &source.child("norm")))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use candle_attention::ensure;
 use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -224,9 +225,7 @@ fn bits(values: &[f32], d: usize) -> Vec<u8> {
 /// The numbers of `(n, d)` in f32, row by row, and `d`.
 fn rows_of(embeddings: &Tensor) -> Result<(Vec<f32>, usize)> {
     let (_, d) = embeddings.dims2().map_err(|_| Error::shape("embeddings", embeddings.dims(), "(n, d)"))?;
-    if !embeddings.dtype().is_float() {
-        return Err(Error::dtype("embeddings", embeddings.dtype(), "a float"));
-    }
+    ensure!(embeddings.dtype().is_float(), Error::dtype("embeddings", embeddings.dtype(), "a float"));
     let embeddings = embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
     if let Some(i) = first_not_finite(&embeddings)? {
         return Err(Error::NotFinite { what: format!("embedding {i}") });

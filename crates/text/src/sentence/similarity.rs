@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use candle_attention::ensure;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{Error, Result};
 use candle_attention_kernels::{check_allocation, element_count};
@@ -59,9 +60,7 @@ impl SimilarityFunction {
     /// # Errors
     /// If the shapes differ.
     pub fn similarity_pairwise(self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        if a.dims() != b.dims() {
-            return Err(Error::shape("the second embeddings", b.dims(), format!("{:?}", a.dims())));
-        }
+        ensure!(a.dims() == b.dims(), Error::shape("the second embeddings", b.dims(), format!("{:?}", a.dims())));
         let (a, b) = matrices(a, b)?;
         match self {
             Self::Cosine => Ok((l2_normalize(&a)? * l2_normalize(&b)?)?.sum(1)?),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_attention::checkpoint::{Checkpoint, WeightSource};
+use candle_attention::ensure;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::{ComputeType, Error, Result};
 use candle_attention_kernels::{QuantizedRows, element_count};
@@ -144,9 +145,7 @@ impl StaticEmbedding {
     /// The means of the texts, each after `prompt`: `(texts, width)`. Zeros for a text without tokens.
     pub fn embed(&self, texts: &[&str], prompt: &str, options: &EncodeOptions) -> Result<Tensor> {
         let most = options.max_length.or(self.max_length);
-        if most == Some(0) {
-            return Err(Error::config("max_length", 0, "at least 1"));
-        }
+        ensure!(most != Some(0), Error::config("max_length", 0, "at least 1"));
         let means = options.in_windows(texts, |window| {
             window.maybe_par_iter().map(|text| self.mean(text, prompt, most)).collect::<Result<Vec<_>>>()
         })?;
@@ -180,9 +179,7 @@ impl Table {
         let name = NAMES.into_iter().find(|name| checkpoint.contains(name)).unwrap_or(NAMES[0]);
         let (dtype, shape) = checkpoint.tensor_info(name)?;
         let &[count, width] = shape else { return Err(Error::shape(name, shape, "(tokens, width)")) };
-        if width == 0 {
-            return Err(Error::shape(name, shape, "(tokens, width) with a width of at least 1"));
-        }
+        ensure!(width != 0, Error::shape(name, shape, "(tokens, width) with a width of at least 1"));
         // Half types compute in f32.
         let compute_type = if compute_type.keeps_stored() { compute_type } else { DType::F32.into() };
         let source = checkpoint.at("", compute_type, &Device::Cpu);

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
+use candle_attention::ensure;
 use candle_attention::ragged::Bucket;
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
@@ -98,9 +99,7 @@ impl TextBatcher {
         prompt: &'a str,
         options: &'a EncodeOptions,
     ) -> Result<Batches<'a>> {
-        if options.batch_size == 0 {
-            return Err(Error::config("batch_size", 0, "at least 1"));
-        }
+        ensure!(options.batch_size != 0, Error::config("batch_size", 0, "at least 1"));
         Ok(Batches {
             batcher: self,
             tokenizer,

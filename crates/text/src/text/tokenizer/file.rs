@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use candle_attention::ensure;
 use candle_attention::io::PatternWork;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -169,9 +170,7 @@ fn trie_nodes(mut pieces: Vec<(String, IgnoredAny)>) -> usize {
 fn check_charsmap(charsmap: &[u8]) -> tokenizers::Result<()> {
     let (size, rest) = charsmap.split_first_chunk::<4>().ok_or("`precompiled_charsmap` has less than 4 bytes")?;
     let size = u32::from_le_bytes(*size) as usize;
-    if size == 0 {
-        return Err("`precompiled_charsmap` has a trie of 0 bytes".into());
-    }
+    ensure!(size != 0, "`precompiled_charsmap` has a trie of 0 bytes".into());
     at_most("bytes of the trie of `precompiled_charsmap`", size, rest.len())?;
     let longest = rest[size / 4 * 4..].split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0);
     at_most("bytes of a replacement in `precompiled_charsmap`", longest, MAX_CONTENT_BYTES)
