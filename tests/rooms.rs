@@ -67,9 +67,9 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// A folder, folders in it that are not counted, and the most lines, without in-file tests: whoever needs more deletes
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
-    ("crates/kernels/src", &[], 13_877),
+    ("crates/kernels/src", &[], 13_875),
     ("src", &CHECKPOINTS, 23_348),
-    ("src", &[], 39_766),
+    ("src", &[], 39_765),
     ("crates/visualize/src", &[], 1_103),
     ("crates/text/src", &[], 16_858),
     ("crates/train/src", &[], 1_065),

@@ -44,9 +44,10 @@ impl Config {
 
     /// Checks that a key says what the example computes.
     pub fn expect(&self, key: &str, expected: &str) -> Result<()> {
-        match self.json[key].as_str() == Some(expected) {
-            true => Ok(()),
-            false => Err(self.wrong(key, &format!("\"{expected}\""))),
+        if self.json[key].as_str() == Some(expected) {
+            Ok(())
+        } else {
+            Err(self.wrong(key, &format!("\"{expected}\"")))
         }
     }
 

@@ -71,13 +71,12 @@ impl Task {
             Some(found) => found != linear && found == table,
             None => base.get(&a, &linear).is_err(),
         };
-        let of_task = |name: &str, shape: [usize; 3]| -> Result<Tensor> {
-            Ok(base.get(name, &shape)?.narrow(0, index, 1)?.squeeze(0)?)
-        };
-        let (first, second) = match is_table {
-            // A table of embeddings adds A B, a linear layer B A.
-            true => (of_task(&a, table)?, of_task(&b, [tasks, rank, width])?),
-            false => (of_task(&b, [tasks, rows, rank])?, of_task(&a, linear)?),
+        let row = |name: &str, shape| Ok::<_, Error>(base.get(name, shape)?.narrow(0, index, 1)?.squeeze(0)?);
+        // A table of embeddings adds A B, a linear layer B A.
+        let (first, second) = if is_table {
+            (row(&a, &table)?, row(&b, &[tasks, rank, width])?)
+        } else {
+            (row(&b, &[tasks, rows, rank])?, row(&a, &linear)?)
         };
         Ok(LowRank { a: second, b: first, scale, magnitude: None, transposed: false })
     }

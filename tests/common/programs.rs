@@ -22,10 +22,7 @@ pub fn copy_folder(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
-        match path.is_dir() {
-            true => copy_folder(&path, &target),
-            false => assert!(std::fs::copy(&path, &target).is_ok()),
-        }
+        if path.is_dir() { copy_folder(&path, &target) } else { assert!(std::fs::copy(&path, &target).is_ok()) }
     }
 }
 

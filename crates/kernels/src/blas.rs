@@ -81,10 +81,8 @@ pub(super) fn run_blas(isa: Isa, blas: Blas, task: GemmTask, weights: F32Panels)
         F32Panels::Halves(PairFormat::Bf16, rows) => Elements::Bf16(bytemuck::cast_slice::<u16, bf16>(rows)),
         F32Panels::Halves(PairFormat::F16, rows) => Elements::F16(bytemuck::cast_slice::<u16, f16>(rows)),
     };
-    let most = match weights.is_f32() {
-        true => MAX_OUTPUTS,
-        false => (WIDENED_VALUES / terms.max(1)).next_multiple_of(OUTPUT_STEP).min(MAX_OUTPUTS),
-    };
+    let widened = (WIDENED_VALUES / terms.max(1)).next_multiple_of(OUTPUT_STEP).min(MAX_OUTPUTS);
+    let most = if weights.is_f32() { MAX_OUTPUTS } else { widened };
     // The last block may be larger.
     let largest = (task.last - task.first).min(most + OUTPUT_STEP);
     // Hardly more than there are inputs, weights and outputs, so the products do not wrap around.

@@ -66,7 +66,7 @@ fn few_queries_have_the_bits_of_many() {
 #[test]
 fn views_of_any_stride_match_the_reference() {
     let sizes = Sizes { b: 2, s_q: 1, s_kv: 200, appended: 1, h: 4, h_kv: 2, d: 24, d_v: 32 };
-    fn of<T: Element>(sizes: Sizes, use_bf16: bool, tolerance: f64) {
+    fn check_with<T: Element>(sizes: Sizes, use_bf16: bool, tolerance: f64) {
         let [q, k, v] = qkv::<T>(&mut Random(32), Sizes { d: 2 * sizes.d + 1, d_v: 2 * sizes.d_v + 1, ..sizes });
         let q = &q[..sizes.b * sizes.h * sizes.d];
         let mut call = problem(sizes, [q, &k, &v], Mask::default());
@@ -80,7 +80,7 @@ fn views_of_any_stride_match_the_reference() {
         assert!(applies(&call.erase()));
         check(&call, tolerance, "strides");
     }
-    of::<f32>(sizes, false, 2e-6);
-    of::<bf16>(sizes, false, 5e-3);
-    of::<bf16>(sizes, true, 6e-3);
+    check_with::<f32>(sizes, false, 2e-6);
+    check_with::<bf16>(sizes, false, 5e-3);
+    check_with::<bf16>(sizes, true, 6e-3);
 }

@@ -77,10 +77,7 @@ fn threads_and_batches_do_not_change_what_hidden_values_leave() {
                 let (query, column) = (at / 8, at % 4);
                 let sees = bad.iter().any(|(key, _)| *key <= query && key % 4 == column);
                 // A large finite value is one or the other.
-                let right = match f32::from_bits(*got).is_finite() {
-                    true => !sees && got == clean || column == 3,
-                    false => sees,
-                };
+                let right = if f32::from_bits(*got).is_finite() { !sees && got == clean || column == 3 } else { sees };
                 assert!(right, "{} {query} {column}: {}", isa.name(), f32::from_bits(*got));
             }
             // Twice in a batch, and as a ragged one.

@@ -95,9 +95,10 @@ fn dropout_applies_to_attention_weights_in_training() {
         assert_eq!(numbers(&training.attention_weights.unwrap().squeeze(1).unwrap()), numbers(&weights));
         let mut dropped = 0;
         for (got, weight) in numbers(&training.output).into_iter().zip(numbers(&weights)) {
-            match got == 0.0 {
-                true => dropped += 1,
-                false => assert!((got - weight / 0.75).abs() < tolerance, "{got} from {weight}"),
+            if got == 0.0 {
+                dropped += 1
+            } else {
+                assert!((got - weight / 0.75).abs() < tolerance, "{got} from {weight}")
             }
         }
         // 768 draws of 1 in 4: six standard deviations are 72.

@@ -84,9 +84,10 @@ impl Walked {
         let vectors = if key.dims() == value.dims() { (&key - &value)? } else { key.zeros_like()? };
         let object_queries = (&xs * 0.5)?;
         let plain = (&xs - &object_queries)?;
-        let inputs = match model.layer.config().requires.contains(&CallInput::PositionVectors) {
-            true => AttentionInputs::new(&plain, &value, &value, mask),
-            false => AttentionInputs::new(&xs, &key, &value, mask),
+        let inputs = if model.layer.config().requires.contains(&CallInput::PositionVectors) {
+            AttentionInputs::new(&plain, &value, &value, mask)
+        } else {
+            AttentionInputs::new(&xs, &key, &value, mask)
         };
         let shared = self.shared_keys(case, model)?;
         let inputs = match &shared {
@@ -140,10 +141,7 @@ impl Walked {
         let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
         let difference = |(g, w): (&f32, &f32)| f64::from((g - w).abs() / w.abs().max(1.0));
         let off = flat(&got).iter().zip(&flat(&want)).map(difference).fold(0.0, f64::max);
-        match off <= LAYER {
-            true => json!({"right": off, "as": said}),
-            false => json!({"wrong": off, "as": said}),
-        }
+        if off <= LAYER { json!({"right": off, "as": said}) } else { json!({"wrong": off, "as": said}) }
     }
 }
 

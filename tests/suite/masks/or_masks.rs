@@ -86,9 +86,10 @@ fn tree(random: &mut Random, sizes: Sizes, depth: usize) -> (AttentionMask, Visi
         return leaf(random, sizes);
     }
     let ((a, sees_a), (b, sees_b)) = (tree(random, sizes, depth - 1), tree(random, sizes, depth - 1));
-    match random.uniform() < 0.6 {
-        true => (a.or(b).unwrap(), Rc::new(move |b, h, i, j| sees_a(b, h, i, j) || sees_b(b, h, i, j))),
-        false => (a.and(b), Rc::new(move |b, h, i, j| sees_a(b, h, i, j) && sees_b(b, h, i, j))),
+    if random.uniform() < 0.6 {
+        (a.or(b).unwrap(), Rc::new(move |b, h, i, j| sees_a(b, h, i, j) || sees_b(b, h, i, j)))
+    } else {
+        (a.and(b), Rc::new(move |b, h, i, j| sees_a(b, h, i, j) && sees_b(b, h, i, j)))
     }
 }
 

@@ -226,9 +226,10 @@ pub fn config(u: &mut Unstructured, base: &Value) -> Result<Value> {
         let Some(at) = at.as_object_mut() else { break };
         // Every second time an existing key, which certainly matters.
         let there = u.arbitrary::<bool>()? && !at.is_empty();
-        let key = match there {
-            true => at.keys().nth(u.choose_index(at.len())?).cloned().unwrap_or_default(),
-            false => u.choose(KEYS)?.to_string(),
+        let key = if there {
+            at.keys().nth(u.choose_index(at.len())?).cloned().unwrap_or_default()
+        } else {
+            u.choose(KEYS)?.to_string()
         };
         match u.int_in_range(0..=7)? {
             0 => drop(at.remove(&key)),

@@ -182,9 +182,10 @@ pub fn damage(u: &mut Unstructured, all: &mut Vec<Entry>) -> Result<()> {
         }
         5 => {
             let Entry { shape, data, .. } = &mut all[at];
-            match u.arbitrary()? {
-                true => shape.push(size(u)?),
-                false => drop(shape.pop()),
+            if u.arbitrary()? {
+                shape.push(size(u)?)
+            } else {
+                shape.pop();
             }
             *data = None;
         }

@@ -119,9 +119,10 @@ pub fn text(u: &mut Unstructured, most: usize) -> Result<String> {
     ];
     let mut text = String::new();
     for _ in 0..u.int_in_range(0..=most)? {
-        match rarely(u, 4)? {
-            true => text.push(char::from_u32(u.int_in_range(0..=0x10ffff)?).unwrap_or('\u{fffd}')),
-            false => text.push_str(u.choose(PIECES)?),
+        if rarely(u, 4)? {
+            text.push(char::from_u32(u.int_in_range(0..=0x10ffff)?).unwrap_or('\u{fffd}'))
+        } else {
+            text.push_str(u.choose(PIECES)?)
         }
     }
     Ok(text)
@@ -156,9 +157,10 @@ pub fn damage(u: &mut Unstructured, at: &mut Value, count: usize, keys: &[&str],
         match at {
             Value::Object(map) => {
                 let known = !map.is_empty() && u.arbitrary()?;
-                let key = match known {
-                    true => map.keys().nth(u.choose_index(map.len())?).cloned().unwrap_or_default(),
-                    false => u.choose(keys)?.to_string(),
+                let key = if known {
+                    map.keys().nth(u.choose_index(map.len())?).cloned().unwrap_or_default()
+                } else {
+                    u.choose(keys)?.to_string()
                 };
                 if rarely(u, 6)? {
                     map.remove(&key);

@@ -27,7 +27,7 @@ static TEMPLATES: LazyLock<Vec<Template>> = LazyLock::new(|| {
     files.sort_by(|(a, _), (b, _)| a.cmp(b));
     // Those of the layouts are last, so that the bytes of the corpus keep their meaning as families are added.
     let mut all: Vec<Template> = files.iter().map(|(_, file)| read(file.data())).collect();
-    all.extend(of_layouts());
+    all.extend(layout_templates());
     all
 });
 
@@ -69,7 +69,7 @@ pub fn entry(name: String, tensor: &Tensor) -> Entry {
 }
 
 /// A layer in every layout that can hold it, with biases and without: some layouts no fixture of a family has.
-fn of_layouts() -> Vec<Template> {
+fn layout_templates() -> Vec<Template> {
     let mut random = Random::new(1);
     let mut all = Vec::new();
     for bias in [ProjectionBias::ALL, ProjectionBias::NONE] {

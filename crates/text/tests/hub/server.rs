@@ -141,9 +141,10 @@ impl Hub {
 fn add_folder(files: &mut HashMap<String, Answer>, folder: &Path, prefix: &str) {
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let name = format!("{prefix}{}", entry.file_name().to_str().unwrap());
-        match entry.file_type().unwrap().is_dir() {
-            true => add_folder(files, &entry.path(), &format!("{name}/")),
-            false => drop(files.insert(name, Answer::Whole(std::fs::read(entry.path()).unwrap()))),
+        if entry.file_type().unwrap().is_dir() {
+            add_folder(files, &entry.path(), &format!("{name}/"))
+        } else {
+            drop(files.insert(name, Answer::Whole(std::fs::read(entry.path()).unwrap())))
         }
     }
 }

@@ -30,11 +30,11 @@ pub struct Case {
 
 impl Case {
     fn new(folder: &Path) -> Self {
-        Self::of(folder, "hidden")
+        Self::read(folder, "hidden")
     }
 
     /// The case whose hidden states have this name.
-    pub fn of(folder: &Path, name: &str) -> Self {
+    pub fn read(folder: &Path, name: &str) -> Self {
         let golden = Checkpoint::open(folder.join("golden.safetensors")).unwrap();
         let get = |name: &str, dtype| golden.tensor(name, &CPU).unwrap().to_dtype(dtype).unwrap();
         let lengths = get("lengths", DType::I64).to_vec1::<i64>().unwrap();

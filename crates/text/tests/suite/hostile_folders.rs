@@ -53,9 +53,10 @@ fn pipes_and_devices_are_refused() {
             let folder = tiny();
             let path = folder.path().join(file);
             std::fs::remove_file(&path).unwrap();
-            match device {
-                true => symlink("/dev/zero", &path).unwrap(),
-                false => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            if device {
+                symlink("/dev/zero", &path).unwrap()
+            } else {
+                assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success())
             }
             says(load(folder.path()), &[file, "not a regular file"]);
             says(candle_attention_text::fingerprint(folder.path()), &[file, "not a regular file"]);

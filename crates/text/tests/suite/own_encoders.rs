@@ -21,7 +21,7 @@ fn nomic_moe() {
 #[test]
 fn weights_of_experts_are_normalized_if_stated() {
     let folder = changed("nomic_moe", &[], json!({"moe_normalize_expert_weights": true}));
-    let case = Case::of(&fixture("encoders/nomic_moe"), "normalized");
+    let case = Case::read(&fixture("encoders/nomic_moe"), "normalized");
     let model = load(folder.path()).unwrap();
     case.check("normalized", &model);
     case.check_ragged("normalized", &model);
@@ -77,7 +77,7 @@ fn lfm2_bidirectional() {
     encoder("lfm2_bidirectional");
     // As later versions of transformers name it.
     let newer = changed("lfm2_bidirectional", &["auto_map"], json!({"model_type": "lfm2_bidirectional"}));
-    let case = Case::of(&fixture("encoders/lfm2_bidirectional"), "hidden");
+    let case = Case::read(&fixture("encoders/lfm2_bidirectional"), "hidden");
     case.check_ragged("newer", &load(newer.path()).unwrap());
     // Of a model that fills in masked tokens.
     let headed =
@@ -233,7 +233,7 @@ fn embedding_gemma2_inside_of_the_whole_model() {
     let tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
     let tensors = tensors.into_iter().map(|(name, tensor)| (format!("language_model.{name}"), tensor)).collect();
     candle_core::safetensors::save(&tensors, &file).unwrap();
-    let case = Case::of(&fixture("encoders/embedding_gemma2_text"), "hidden");
+    let case = Case::read(&fixture("encoders/embedding_gemma2_text"), "hidden");
     case.check_ragged("whole", &load(folder.path()).unwrap());
     // The sizes of wider layers, as a configuration is built from them.
     let built = json!({"global_head_dim": 8, "num_global_key_value_heads": 1});

@@ -367,7 +367,7 @@ fn phone_has_targets_for_fingers_and_no_overflow() {
 }
 
 /// Three heads of `[CLS] t1 t2 ##t3 t4 … [SEP]`: all look at the next token, all at one token, and `t6` at `t1`.
-fn of_three_kinds(n: usize) -> AttentionMaps {
+fn maps_of_three_kinds(n: usize) -> AttentionMaps {
     let weight = |head: usize, query: usize, key: usize| match head {
         0 if key == (query + 1).min(n - 1) => 0.9,
         1 if key == 4 => 0.9,
@@ -384,13 +384,13 @@ fn page_opens_on_the_sharpest_head_unless_the_address_says_otherwise() {
     let script = "seen.look = look(); seen.special = byId('special').getAttribute('aria-pressed');\
         seen.made = document.querySelector('footer > p').textContent; const box = byId('map').getBoundingClientRect();\
         seen.share = box.width / byId('map-part').getBoundingClientRect().width; seen.bottom = box.bottom;";
-    let seen = run(&of_three_kinds(11), "#theme=light", script);
+    let seen = run(&maps_of_three_kinds(11), "#theme=light", script);
     assert_eq!(seen["look"]["hash"], "#layer=0&head=2&token=6&special=hidden&theme=light");
     assert_eq!(seen["look"]["list"][0], serde_json::json!(["t1", 1, "0.6000"]));
     assert_eq!(seen["special"], "false");
     assert!(seen["made"].as_str().unwrap().starts_with("Made by candle-attention "), "{}", seen["made"]);
     assert!(seen["share"].as_f64().unwrap() > 0.7, "the map fills its card: {}", seen["share"]);
-    let seen = run(&of_three_kinds(11), "#layer=5&head=1&token=2", script);
+    let seen = run(&maps_of_three_kinds(11), "#layer=5&head=1&token=2", script);
     assert_eq!((&seen["look"]["hash"], &seen["special"]), (&"#layer=5&head=1&token=2".into(), &"true".into()));
 }
 
@@ -473,7 +473,7 @@ fn view_is_saved_as_svg_and_png() {
       seen.inks = new Set(Array.from({ length: image.width }, (_, x) => pen.getImageData(x, image.height / 2, 1, 1).data.join(" "))).size;
       await click(byId("view-lines")); await click(byId("heads-all")); await click(byId("theme")); seen.lines = await svg();
     "##;
-    let maps = of_three_kinds(11).with_title(HOSTILE[0]);
+    let maps = maps_of_three_kinds(11).with_title(HOSTILE[0]);
     let seen = run(&maps, "", script);
     let picture = |name: &str, file: &str| {
         let saved = &seen[name];
