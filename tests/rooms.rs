@@ -73,7 +73,7 @@ const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/visualize/src", &[], 1_103),
     ("crates/text/src", &[], 16_858),
     ("crates/train/src", &[], 1_065),
-    ("crates/cli/src", &[], 5_492),
+    ("crates/cli/src", &[], 5_491),
 ];
 
 fn root() -> &'static Path {

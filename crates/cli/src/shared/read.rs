@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
-use candle_attention::ensure;
 use candle_attention::io::utf8_text;
 
 use super::{Result, about};
@@ -114,7 +113,7 @@ pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
 /// At most `limit` texts of a file, at least two: every second one is for another purpose than the others.
 #[cfg(feature = "program")]
 pub fn first_texts(path: &Path, limit: usize) -> Result<Vec<String>> {
-    ensure!(limit >= 2, format!("--limit is {limit}, expected at least 2 texts").into());
+    candle_attention::ensure!(limit >= 2, format!("--limit is {limit}, expected at least 2 texts").into());
     let mut texts = texts(path, "text")?;
     texts.truncate(limit);
     if texts.len() < 2 { Err(about(path, &"1 text, expected at least 2").into()) } else { Ok(texts) }
