@@ -7,8 +7,8 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
-use crate::attention::capabilities::Capabilities;
-use crate::attention::limits::check_limits;
+use crate::attention::mechanism::{Mechanisms, Routes};
+use crate::attention::mechanisms;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
 use crate::error::{Error, Result};
@@ -16,8 +16,8 @@ use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::PositionState;
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
 use crate::weights::{
-    AttentionWeights, BIAS_KV, GLOBAL_PARTS, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters,
-    Presence, QkvWeights,
+    AttentionWeights, BIAS_KV, LOGIT_SCALE, LatentWeights, LinearWeights, NORM_PARTS, NormWeights, Parameter,
+    Parameters, Presence, QkvWeights, SCORE, SINKS,
 };
 
 /// The name of the gate in this crate's own layout.
@@ -106,12 +106,12 @@ impl MultiHeadAttention {
         same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
-        check_limits(&parameters)?;
         let norms = Norms::new(config, &parameters, qkv.like())?;
-        let global = global_qkv(config, &parameters)?;
+        let global = mechanisms::global_qkv(config, &parameters)?;
         let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
         config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
-        let (identity, capabilities) = (Identity::new(qkv.id()), Capabilities::new(&config, &parameters, &norms));
+        let mechanisms = mechanisms::from_layer(&config, &parameters, qkv.like())?;
+        let (identity, routes) = (Identity::new(qkv.id()), find_routes(&config, &parameters, &mechanisms));
         Ok(Self {
             config,
             qkv,
@@ -119,7 +119,8 @@ impl MultiHeadAttention {
             parameters,
             norms,
             global,
-            capabilities,
+            mechanisms,
+            routes,
             position: PositionState::new(position),
             identity,
             frozen: Frozen::default(),
@@ -179,6 +180,25 @@ impl fmt::Debug for MultiHeadAttention {
     }
 }
 
+/// The routes that the configuration, the tensors and the mechanisms of a layer allow. Whether weights are packed, or track
+/// a gradient, may change, and is asked in each call.
+pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mechanisms: &Mechanisms) -> Routes {
+    let ragged = config.position.scheme().traits().ragged;
+    // One vector for all heads, or a tensor of a mechanism, which has routes of its own.
+    let is_vector = |name: &str| parameters.get(name).is_none_or(|tensor| tensor.rank() == 1);
+    let rows = config.requires.is_empty()
+        && [SINKS, SCORE, LOGIT_SCALE].iter().all(|name| parameters.get(name).is_none())
+        && NORM_PARTS.as_flattened().iter().all(|name| is_vector(name))
+        && config.mask.is_windowed()
+        && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
+        && config.softcap.is_none()
+        && ragged.on_cpu_buffers();
+    Routes {
+        rows: rows && mechanisms.iter().all(|mechanism| mechanism.routes().rows),
+        ragged: ragged.on_tensors() && mechanisms.iter().all(|mechanism| mechanism.routes().ragged),
+    }
+}
+
 /// Output and input sizes of the query, key and value projections.
 pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
     let h_kv = config.resolved_num_key_value_heads();
@@ -192,23 +212,6 @@ pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
         KeyValueSource::Shared { .. } => [rows[0], 0, 0],
     };
     (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
-}
-
-/// The projections of global tokens, if there are some among `parameters`, which are checked.
-pub(super) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> Result<Option<Qkv>> {
-    if !config.global_tokens {
-        return Ok(None);
-    }
-    let part = |[weight, bias]: [&str; 2]| {
-        Ok::<_, Error>(LinearWeights {
-            weight: parameters.require(weight)?.clone(),
-            bias: parameters.get(bias).cloned(),
-        })
-    };
-    let [query, key, value] = GLOBAL_PARTS;
-    let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
-    let (rows, inputs) = qkv_sizes(config);
-    Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(Some)
 }
 
 /// The projections of latent attention.

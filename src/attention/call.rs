@@ -1,14 +1,16 @@
 //! One call of a layer: opened once, whatever its kind of tokens, and then run, planned, observed or shared.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
-use crate::attention::limits::OUTPUT;
+use crate::attention::mechanism::Mechanism;
 use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::attention::tokens::{CallTokens, Counted, Projection};
+use crate::attention::transform::OUTPUT;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::{PendingBias, Quantization, accumulate_dtype};
@@ -85,60 +87,30 @@ impl MultiHeadAttention {
         let b = tokens.check(self, inputs, options)?;
         self.check_options(inputs.query, b, options)?;
         self.check_given(inputs, options)?;
-        self.check_global(inputs, options)?;
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check(inputs, options))?;
         let [query, key] = inputs.with_vectors()?;
         let xs = [query, key, inputs.value.clone()];
-        let mask = match options.global_tokens {
-            Some(global) => Cow::Owned(self.with_global_keys(&inputs.mask, global)?),
-            None => self.with_own_mask(&inputs.mask),
-        };
-        let (counted, mask) = tokens.count(self, &xs, options, mask)?;
+        let (counted, mask) = tokens.count(self, &xs, options, self.joined_mask(&inputs.mask, options)?)?;
         let exact = self.exact_for(&xs, &counted, &mask, options);
         let layer = exact.as_ref().unwrap_or(self);
-        let call = layer.prepare(xs, &inputs.mask, options, tokens, counted, mask)?;
+        let draft = Draft { layer, xs, given: &inputs.mask, options, tokens, counted, mask };
+        let call = draft.prepare()?;
         then(OpenCall { quantization: call.quantization.filter(|_| exact.is_none()), ..call })
     }
 
-    /// Prepares a call that is checked: its sizes, its whole mask, its positions, and how it runs. Nothing is computed,
-    /// and a cache does not change.
-    fn prepare<'a>(
-        &'a self,
-        xs: [Tensor; 3],
-        given: &'a AttentionMask,
-        options: &'a AttentionOptions<'a>,
-        tokens: Box<dyn CallTokens + 'a>,
-        counted: Counted,
-        mask: Cow<'a, AttentionMask>,
-    ) -> Result<OpenCall<'a>> {
-        let Counted { b, s_q, s_kv, .. } = counted;
-        let shape = AttnShape { b, h: self.config.num_attention_heads, s_q, s_kv };
-        let mask = self.with_score_bias(mask, shape, options)?;
-        self.check_keys(&xs, s_kv)?;
-        mask.check(shape)?;
-        if tokens.ragged().is_none() {
-            element_count("the output of attention", &[b, s_q, shape.h, self.config.resolved_value_head_dim()])?;
-        }
-        let lengths = tokens.lengths(&mask, &counted);
-        self.check_convolved(&counted)?;
-        // Sequences of a ragged batch have blocks of their own, once they are padded.
-        let (mask, shape) = if tokens.ragged().is_some() {
-            (mask, shape)
-        } else {
-            self.check_blocks(&counted)?;
-            self.with_blocks(mask, shape, xs[0].device())?
-        };
-        let mut sdpa = self.sdpa_options(mask, options)?;
-        if self.capabilities.reshapes {
-            self.check_whole(&*tokens, &counted, &sdpa.mask)?;
-            if self.config.between_channels && s_q > 0 {
-                sdpa.scale = Some((s_q as f64).powf(-0.5));
+    /// The mask of a call and that of the layer, which a mechanism may join in its own way.
+    fn joined_mask<'a>(&self, given: &'a AttentionMask, options: &AttentionOptions) -> Result<Cow<'a, AttentionMask>> {
+        for mechanism in &self.mechanisms {
+            if let Some(mask) = mechanism.join_masks(&self.config.mask, given, options)? {
+                return Ok(Cow::Owned(mask));
             }
         }
-        let (sizes, on_cpu_kernel) = self.sizes(shape, &xs, &counted, &sdpa)?;
-        let route = self.route(&xs, options, (&*tokens, &counted), (&sizes, on_cpu_kernel), &mut sdpa)?;
-        let absorbed = counted.new_tokens.as_ref().and_then(|_| self.absorbed_call(&sizes, &sdpa));
-        let (layer, mask, quantization) = (self, given, self.quantization());
-        Ok(OpenCall { layer, xs, mask, options, tokens, counted, lengths, sizes, sdpa, route, absorbed, quantization })
+        Ok(self.with_own_mask(given))
+    }
+
+    /// Checks that a sequence has no more keys than the layer takes.
+    pub(super) fn check_key_count(&self, keys: usize) -> Result<()> {
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_keys(keys))
     }
 
     /// The layer for a call in training, whose weights in few bits are multiplied exactly in all projections; `None`
@@ -167,71 +139,6 @@ impl MultiHeadAttention {
             exact.set_exact();
             exact
         })
-    }
-
-    /// Sizes, dtype, device and gradients of a call, and whether it runs on the CPU kernel for inference.
-    fn sizes(&self, shape: AttnShape, xs: &[Tensor; 3], counted: &Counted, sdpa: &SdpaOptions) -> Result<(Call, bool)> {
-        let config = &self.config;
-        let mut sizes = Call {
-            shape,
-            h_kv: config.resolved_num_key_value_heads(),
-            d: config.resolved_head_dim(),
-            d_v: config.resolved_value_head_dim(),
-            dtype: counted.stored.map_or_else(|| accumulate_dtype(self.qkv.like()), |(dtype, _)| dtype),
-            device: DeviceKind::from_device(xs[0].device()),
-            distance_embeddings: config.position.scheme().distance_embedding_count(shape.s_kv),
-            tracks_gradient: xs.iter().any(Tensor::track_op)
-                || self.tracks_gradient()
-                || counted.stored.is_some_and(|(_, tracked)| tracked)
-                || sdpa.mask.tracks_gradient(),
-        };
-        if self.capabilities.reshapes {
-            sizes = self.reshaped_sizes(sizes);
-        }
-        // Elements that would be rounded before their next product anyway are not kept in f32.
-        let on_cpu_kernel = counted.stored.is_none() && sdpa::runs_on_cpu_kernel(&sizes, sdpa);
-        if on_cpu_kernel && self.dtype() == DType::BF16 && self.qkv.rounds_to_bf16()? {
-            sizes.dtype = DType::BF16;
-        }
-        Ok((sizes, on_cpu_kernel))
-    }
-
-    /// How a call runs. Joins the mask of `sdpa` with the bias of the position scheme, where the route needs it there.
-    fn route(
-        &self,
-        xs: &[Tensor; 3],
-        options: &AttentionOptions,
-        (tokens, counted): (&dyn CallTokens, &Counted),
-        (sizes, on_cpu_kernel): (&Call, bool),
-        sdpa: &mut SdpaOptions,
-    ) -> Result<Route> {
-        let needs_padding = options.need_padding(self.config.dropout);
-        let is_self_attention = xs[1].id() == xs[0].id() && xs[2].id() == xs[0].id();
-        let on_rows = on_cpu_kernel && is_self_attention && !needs_padding && self.supports_rows();
-        let rows = if on_rows { tokens.rows(&sdpa.mask) } else { None };
-        let ragged = tokens.ragged();
-        // Buffers hold a few sequences at a time, which have a bias of their own.
-        if rows.is_none() || ragged.is_none() {
-            let batch = ragged.map(|(_, batch)| batch);
-            let bias = self.position_bias(sizes.shape, options.grid, counted.starts(), xs[0].device(), batch)?;
-            match (bias, rows) {
-                (None, Some((lengths, mask))) => return Ok(Route::Rows { lengths, mask }),
-                (None, None) => {}
-                (Some(bias), _) => {
-                    bias.check(sizes.shape)?;
-                    sdpa.mask = Cow::Owned(AttentionMask::clone(&sdpa.mask).and(bias));
-                }
-            }
-        } else if let Some((lengths, mask)) = rows {
-            return Ok(Route::Rows { lengths, mask });
-        }
-        if ragged.is_none() {
-            return Ok(Route::Tensors(Plan::choose(sizes, sdpa)?));
-        }
-        let on_tensors = self.capabilities.ragged_tensors && sdpa.mask.is_windowed();
-        let whole = needs_padding || xs[0].dim(0)? == 0 || sdpa.appended_keys > 0 || !on_tensors;
-        let backend = if whole { None } else { sdpa::ragged_backend(sizes, sdpa)? };
-        Ok(backend.map_or(Route::Buckets, Route::Tensors))
     }
 
     /// Checks what a call over `b` sequences asks for.
@@ -328,23 +235,6 @@ impl MultiHeadAttention {
         self.config.position.scheme().bias(&BiasCall { heads, scale, b, s_q, s_kv, grid, starts, device, state, cache })
     }
 
-    /// The options of the layer and of the call for `sdpa`.
-    fn sdpa_options<'a>(&'a self, mask: Cow<'a, AttentionMask>, options: &AttentionOptions) -> Result<SdpaOptions<'a>> {
-        Ok(SdpaOptions {
-            scale: Some(self.config.resolved_scale()),
-            appended_keys: usize::from(self.config.add_bias_kv) + usize::from(self.config.add_zero_attn),
-            softcap: self.config.softcap,
-            sinks: self.parameters.get(SINKS),
-            additive: self.parameters.get(SCORE),
-            value_distances: self.config.position.scheme().value_distances(&self.position)?,
-            dropout: if options.train { self.config.dropout } else { 0.0 },
-            dropout_seed: options.dropout_seed,
-            return_attention_weights: options.return_attention_weights,
-            backend: options.backend,
-            ..SdpaOptions::new(mask)
-        })
-    }
-
     /// The output of a layer without heads: the bias of the output projection for each query.
     pub(super) fn without_heads(&self, query: &Tensor) -> Result<Tensor> {
         let mut shape = query.dims().to_vec();
@@ -352,19 +242,183 @@ impl MultiHeadAttention {
         shape.push(self.config.resolved_output_size());
         let zeros = || Tensor::zeros(&*shape, query.dtype(), query.device());
         let output = self.o_proj.bias()?.map_or_else(zeros, |bias| bias.broadcast_as(&*shape))?;
-        self.limited_output(OUTPUT, &output)
+        self.wrapped_output(OUTPUT, output)
+    }
+}
+
+/// A call whose inputs are checked and counted, and whose mask joins that of the call, of the layer and of the tokens.
+struct Draft<'a> {
+    layer: &'a MultiHeadAttention,
+    xs: [Tensor; 3],
+    /// The mask that the call gives.
+    given: &'a AttentionMask,
+    options: &'a AttentionOptions<'a>,
+    tokens: Box<dyn CallTokens + 'a>,
+    counted: Counted,
+    mask: Cow<'a, AttentionMask>,
+}
+
+impl<'a> Draft<'a> {
+    /// The call with its sizes, its whole mask, its positions and its route. Nothing is computed, and a cache does not
+    /// change.
+    fn prepare(self) -> Result<OpenCall<'a>> {
+        let Counted { b, s_q, s_kv, .. } = self.counted;
+        let shape = AttnShape { b, h: self.layer.config.num_attention_heads, s_q, s_kv };
+        let draft = self.with_score_bias(shape)?;
+        draft.check(shape)?;
+        let lengths = draft.tokens.lengths(&draft.mask, &draft.counted);
+        let (draft, shape) = draft.with_added_keys(shape)?;
+        let sdpa = draft.sdpa_options()?;
+        let sizes = draft.sizes(shape, &sdpa)?;
+        let (route, bias) = draft.route(&sizes, &sdpa)?;
+        let sdpa = match bias {
+            Some(bias) => SdpaOptions { mask: Cow::Owned(sdpa.mask.into_owned().and(bias)), ..sdpa },
+            None => sdpa,
+        };
+        let Self { layer, xs, given, options, tokens, counted, .. } = draft;
+        let absorbed = counted.new_tokens.as_ref().and_then(|_| layer.absorbed_call(&sizes, &sdpa));
+        let quantization = layer.quantization();
+        Ok(OpenCall {
+            layer,
+            xs,
+            mask: given,
+            options,
+            tokens,
+            counted,
+            lengths,
+            sizes,
+            sdpa,
+            route,
+            absorbed,
+            quantization,
+        })
+    }
+
+    /// Joins the mask with the bias of the scores that the call gives.
+    fn with_score_bias(self, shape: AttnShape) -> Result<Self> {
+        let mask = self.layer.with_score_bias(self.mask, shape, self.options)?;
+        Ok(Self { mask, ..self })
+    }
+
+    /// Checks keys, mask and tokens against each other and the layer.
+    fn check(&self, shape: AttnShape) -> Result<()> {
+        self.layer.check_keys(&self.xs, shape.s_kv)?;
+        self.mask.check(shape)?;
+        if self.tokens.ragged().is_none() {
+            let d_v = self.layer.config.resolved_value_head_dim();
+            element_count("the output of attention", &[shape.b, shape.s_q, shape.h, d_v])?;
+        }
+        let mechanisms = &self.layer.mechanisms;
+        mechanisms.iter().try_for_each(|each| each.check_tokens(&*self.tokens, &self.counted, &self.mask))
+    }
+
+    /// Joins the mask and the shape with the keys that mechanisms add to padded tokens.
+    fn with_added_keys(mut self, mut shape: AttnShape) -> Result<(Self, AttnShape)> {
+        if self.tokens.ragged().is_none() {
+            for mechanism in &self.layer.mechanisms {
+                if let Some((mask, more)) = mechanism.add_keys(&self.mask, shape, self.xs[0].device())? {
+                    (self.mask, shape) = (Cow::Owned(mask), more);
+                }
+            }
+        }
+        Ok((self, shape))
+    }
+
+    /// The options of the layer and of the call for `sdpa`.
+    fn sdpa_options(&self) -> Result<SdpaOptions<'a>> {
+        let (layer, config, options) = (self.layer, &self.layer.config, self.options);
+        let mechanisms = &layer.mechanisms;
+        let scale = mechanisms.iter().find_map(|mechanism| mechanism.scale(self.counted.s_q));
+        Ok(SdpaOptions {
+            scale: Some(scale.unwrap_or_else(|| config.resolved_scale())),
+            appended_keys: mechanisms.iter().map(|mechanism| mechanism.appended_keys()).sum(),
+            softcap: config.softcap,
+            sinks: layer.parameters.get(SINKS),
+            additive: layer.parameters.get(SCORE),
+            value_distances: config.position.scheme().value_distances(&layer.position)?,
+            dropout: if options.train { config.dropout } else { 0.0 },
+            dropout_seed: options.dropout_seed,
+            return_attention_weights: options.return_attention_weights,
+            backend: options.backend,
+            ..SdpaOptions::new(self.mask.clone())
+        })
+    }
+
+    /// Sizes, dtype, device and gradients of the call.
+    fn sizes(&self, shape: AttnShape, sdpa: &SdpaOptions) -> Result<Call> {
+        let (layer, config, stored) = (self.layer, &self.layer.config, self.counted.stored);
+        let sizes = Call {
+            shape,
+            h_kv: config.resolved_num_key_value_heads(),
+            d: config.resolved_head_dim(),
+            d_v: config.resolved_value_head_dim(),
+            dtype: stored.map_or_else(|| accumulate_dtype(layer.qkv.like()), |(dtype, _)| dtype),
+            device: DeviceKind::from_device(self.xs[0].device()),
+            distance_embeddings: config.position.scheme().distance_embedding_count(shape.s_kv),
+            tracks_gradient: self.xs.iter().any(Tensor::track_op)
+                || layer.tracks_gradient()
+                || stored.is_some_and(|(_, tracked)| tracked)
+                || sdpa.mask.tracks_gradient(),
+        };
+        let sizes = layer.mechanisms.iter().fold(sizes, |sizes, mechanism| mechanism.sizes(sizes));
+        // Keep bf16: the next product rounds to it anyway.
+        let in_bf16 =
+            layer.dtype() == DType::BF16 && self.is_on_cpu_kernel(&sizes, sdpa) && layer.qkv.rounds_to_bf16()?;
+        Ok(if in_bf16 { Call { dtype: DType::BF16, ..sizes } } else { sizes })
+    }
+
+    /// Whether the call runs on the CPU kernel for inference.
+    fn is_on_cpu_kernel(&self, sizes: &Call, sdpa: &SdpaOptions) -> bool {
+        self.counted.stored.is_none() && sdpa::runs_on_cpu_kernel(sizes, sdpa)
+    }
+
+    /// The route of the call, and the bias of the position scheme where the route needs it in its mask.
+    fn route(&self, sizes: &Call, sdpa: &SdpaOptions) -> Result<(Route, Option<AttentionMask>)> {
+        let needs_padding = self.options.need_padding(self.layer.config.dropout);
+        let is_self_attention = self.xs[1].id() == self.xs[0].id() && self.xs[2].id() == self.xs[0].id();
+        let on_rows =
+            is_self_attention && !needs_padding && self.is_on_cpu_kernel(sizes, sdpa) && self.layer.supports_rows();
+        let rows = if on_rows { self.tokens.rows(&sdpa.mask) } else { None };
+        let ragged = self.tokens.ragged();
+        // Buffers hold a few sequences at a time, which have a bias of their own.
+        if let (Some((lengths, mask)), Some(_)) = (&rows, ragged) {
+            return Ok((Route::Rows { lengths: lengths.clone(), mask: mask.clone() }, None));
+        }
+        let (batch, device) = (ragged.map(|(_, batch)| batch), self.xs[0].device());
+        let bias = self.layer.position_bias(sizes.shape, self.options.grid, self.counted.starts(), device, batch)?;
+        match (&bias, rows) {
+            (None, Some((lengths, mask))) => return Ok((Route::Rows { lengths, mask }, None)),
+            (None, None) => {}
+            (Some(bias), _) => bias.check(sizes.shape)?,
+        }
+        let joined = bias
+            .clone()
+            .map(|bias| SdpaOptions { mask: Cow::Owned(AttentionMask::clone(&sdpa.mask).and(bias)), ..sdpa.clone() });
+        let sdpa = joined.as_ref().unwrap_or(sdpa);
+        let route = if ragged.is_none() {
+            Route::Tensors(Plan::choose(sizes, sdpa)?)
+        } else {
+            let whole = needs_padding
+                || self.xs[0].dim(0)? == 0
+                || sdpa.appended_keys > 0
+                || !self.layer.routes.ragged
+                || !sdpa.mask.is_windowed();
+            let backend = if whole { None } else { sdpa::ragged_backend(sizes, sdpa)? };
+            backend.map_or(Route::Buckets, Route::Tensors)
+        };
+        Ok((route, bias))
     }
 }
 
 impl OpenCall<'_> {
     /// Runs the call. After an error, a cache is as it was.
     pub(super) fn run(mut self) -> Result<CallOutput> {
-        let output = self.run_own()?;
-        self.with_global_queries(output)
+        let result = self.run_queries()?;
+        self.layer.mechanisms.iter().try_fold(result, |result, mechanism| mechanism.finish(&self, result))
     }
 
     /// [`run`](Self::run) with all queries alike.
-    fn run_own(&mut self) -> Result<CallOutput> {
+    fn run_queries(&mut self) -> Result<CallOutput> {
         if self.layer.config.num_attention_heads == 0 {
             let output = self.layer.without_heads(&self.xs[0])?.into();
             return Ok(CallOutput { output, attention_weights: None });
@@ -381,22 +435,7 @@ impl OpenCall<'_> {
 
     /// Runs the call over tensors, and returns its keys and values, too, for layers that have none of their own.
     pub(super) fn share(mut self) -> Result<(CallOutput, KeyValues)> {
-        if self.layer.capabilities.reshapes {
-            let found = "channels in place of tokens, pooled queries, or pairs of heads";
-            return Err(Error::value("the layer whose keys are to be shared", found, "one that compares its tokens"));
-        }
-        if self.layer.config.latent.is_some_and(|latent| latent.multi_query) {
-            return Err(Error::value(
-                "the layer whose keys are to be shared",
-                "a key that is its value, too",
-                "another",
-            ));
-        }
-        if self.options.global_tokens.is_some() {
-            let expected = "none: they have keys of their own";
-            return Err(Error::value("`global_tokens` of a call whose keys are to be shared", "given", expected));
-        }
-        // What is shared is keys and values, not latents.
+        // Keys and values are shared, not latents.
         self.absorbed = None;
         let backend = match self.route {
             Route::Tensors(backend) => backend,
@@ -460,32 +499,29 @@ impl OpenCall<'_> {
             token_types: self.options.token_types,
         };
         let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
-        if self.layer.capabilities.reshapes { self.layer.reshaped(qkv) } else { Ok(qkv) }
+        self.layer.mechanisms.iter().try_fold(qkv, |qkv, mechanism| mechanism.qkv(qkv))
     }
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to what attention returns.
     /// `values` are those that attention had.
     pub(super) fn finish(&self, attended: AttentionOutput, values: &Tensor) -> Result<CallOutput> {
         let (layer, dtype) = (self.layer, self.xs[0].dtype());
-        let mut by_head = self.rotated_back(attended.output)?;
+        let mut by_head = attended.output;
         if let Some(mask) = self.options.head_mask {
             let (b, _, h, _) = by_head.dims4()?;
             let sequences = if mask.rank() == 2 { b } else { 1 };
             by_head = by_head.broadcast_mul(&mask.to_dtype(by_head.dtype())?.reshape((sequences, 1, h, 1))?)?;
         }
-        if layer.capabilities.reshapes {
-            by_head = layer.reshaped_back(by_head)?;
-        }
-        let (b, s_q, h, d_v) = by_head.dims4()?;
-        let (mut context, places) = (by_head.reshape((b, s_q, h * d_v))?, self.tokens.places());
+        by_head = layer.mechanisms.iter().try_fold(by_head, |context, mechanism| mechanism.heads(self, context))?;
         let query = if self.tokens.ragged().is_some() { self.xs[0].unsqueeze(0)? } else { self.xs[0].clone() };
-        context = match places {
-            Some(places) => layer.gated(places.pack(&context)?, &places.pack(&query)?)?,
-            None => layer.gated(context, &query)?,
+        let places = self.tokens.places();
+        let context = match places {
+            Some(places) => layer.context(places.pack(&by_head)?, &places.pack(&query)?)?,
+            None => layer.context(by_head, &query)?,
         };
-        let context = layer.limited_input(OUTPUT, &context)?;
-        let mut output = if layer.capabilities.has_limits {
-            layer.limited_output(OUTPUT, &layer.o_proj.forward_in_dtype(&context, dtype)?)?.into()
+        let context = layer.wrapped_input(OUTPUT, &context)?;
+        let mut output = if layer.wraps_projections() {
+            layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?.into()
         } else if context.dtype() == dtype {
             layer.o_proj.forward_pending_bias(&context)?
         } else {
@@ -494,7 +530,8 @@ impl OpenCall<'_> {
         if let Some(places) = places {
             output = output.map(|ys| Ok(places.pad(&ys)?))?;
         }
-        let output = self.with_convolved_values(output, values)?;
+        let add = |output: PendingBias, each: &Arc<dyn Mechanism>| each.add_to_output(self, output, values);
+        let output = layer.mechanisms.iter().try_fold(output, add)?;
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
         Ok(CallOutput { output, attention_weights })
     }

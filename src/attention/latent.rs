@@ -46,7 +46,7 @@ impl MultiHeadAttention {
             let expected = "the tensor of the keys: latent attention makes both of one input";
             return Err(Error::value("the input of values", "another tensor", expected));
         }
-        self.capabilities.check_key_count(s_kv)
+        self.check_key_count(s_kv)
     }
 
     /// Queries `(b, s, h, d)`, and latents with rotated keys and what keys of blocks are made of, `(b, s, 1, ·)`, in

@@ -7,31 +7,27 @@
 //! ([`AttentionInputs::ragged`]). Where a kernel does not apply (gradients, returned attention weights), the same
 //! tensors go through candle's differentiable operations.
 //!
-//! Every call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
-//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`padded`). A plan is a
+//! A plain call, without mask, positions, mechanisms or options, goes straight to the rows of the CPU kernel (`rows`).
+//! Every other call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
+//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`buckets`). A plan is a
 //! prepared call that does not run.
 
 mod buckets;
 mod build;
 mod cache;
 mod call;
-mod capabilities;
-mod compressed_keys;
 mod freeze;
-mod global;
 mod latent;
-mod limits;
+mod mechanism;
+mod mechanisms;
 mod observe;
 mod options;
-mod output_stage;
 mod projections;
 mod required;
-mod reshaped;
 mod rows;
 mod steps;
 mod tokens;
 mod transform;
-mod value_convolution;
 
 pub use cache::{CrossCache, KeyValues, KvCache};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
@@ -40,7 +36,7 @@ pub use options::{AttentionInputs, AttentionOptions};
 use cache::Identity;
 use call::CallOutput;
 use candle_core::{DType, Device, Module, Tensor};
-use capabilities::Capabilities;
+use mechanism::{Mechanisms, Routes};
 use steps::Norms;
 
 use crate::config::AttentionConfig;
@@ -122,7 +118,10 @@ pub struct MultiHeadAttention {
     norms: Norms,
     /// The projections of global tokens.
     global: Option<Qkv>,
-    capabilities: Capabilities,
+    /// Those that this layer has, in the order in which they act.
+    mechanisms: Mechanisms,
+    /// The routes that the layer allows, whatever its weights track.
+    routes: Routes,
     position: PositionState,
     /// The identity by which caches know the layer.
     identity: Identity,
@@ -174,8 +173,8 @@ impl MultiHeadAttention {
         config.validate()?;
         // A frozen copy has the mask of the layer that it is made from: each has its own.
         let frozen = if self.is_frozen() { Frozen::Itself } else { Frozen::default() };
-        let capabilities = Capabilities::new(&config, &self.parameters, &self.norms);
-        Ok(Self { config, capabilities, frozen, ..self.clone() })
+        let routes = build::find_routes(&config, &self.parameters, &self.mechanisms);
+        Ok(Self { config, routes, frozen, ..self.clone() })
     }
 
     /// Whether the layer is a [frozen](Self::frozen) copy.
@@ -259,6 +258,9 @@ impl MultiHeadAttention {
     ///   positions of image patches.
     /// - Over a cached memory: a cache of another layer, of other weights, or of another batch.
     pub fn attend_with(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<AttentionOutput> {
+        if self.is_plain(inputs, options) {
+            return Ok(AttentionOutput { output: self.attend_plain(inputs.query)?, attention_weights: None });
+        }
         let CallOutput { output, attention_weights } = self.open(inputs, options, |call| call.run())?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
     }

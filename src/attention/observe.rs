@@ -133,7 +133,7 @@ impl OpenCall<'_> {
             return self.observe_padded(lengths, what);
         }
         let stats = self.or_undone(|call| call.observe_tensors(what))?;
-        self.with_global_stats(stats, what)
+        self.layer.mechanisms.iter().try_fold(stats, |stats, mechanism| mechanism.finish_stats(&self, stats, what))
     }
 
     fn observe_tensors(&mut self, what: &ObserveOptions) -> Result<AttentionStats> {

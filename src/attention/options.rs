@@ -205,6 +205,16 @@ impl<'a> AttentionInputs<'a> {
         self
     }
 
+    /// Whether these are the whole sequences of one tensor, which attend to themselves without a mask.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.tokens, Tokens::Padded)
+            && self.cache.is_none()
+            && self.mask.is_full()
+            && self.vectors.iter().all(Option::is_none)
+            && self.key.id() == self.query.id()
+            && self.value.id() == self.query.id()
+    }
+
     /// These inputs with what the layers of a model share while they run one ragged batch.
     #[doc(hidden)]
     #[must_use]
@@ -287,6 +297,18 @@ pub struct AttentionOptions<'a> {
 }
 
 impl<'a> AttentionOptions<'a> {
+    /// Whether nothing is asked for. A seed alone changes nothing.
+    pub(super) fn is_default(&self) -> bool {
+        let Self { train, return_attention_weights, backend, grid, positions, cos_sin, .. } = *self;
+        let given = [self.score_bias, self.token_types, self.global_tokens, self.head_mask, positions];
+        !train
+            && !return_attention_weights
+            && backend.is_none()
+            && grid.is_none()
+            && cos_sin.is_none()
+            && given.iter().all(Option::is_none)
+    }
+
     /// Whether a ragged batch has to be padded for these options, with dropout `p` in training.
     pub(super) fn need_padding(&self, p: f64) -> bool {
         let dropped = self.train && p > 0.0;

@@ -4,8 +4,9 @@ use candle_core::Tensor;
 use candle_nn::Module;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::build::{global_qkv, qkv_sizes};
+use crate::attention::build::qkv_sizes;
 use crate::attention::cache::Identity;
+use crate::attention::mechanisms;
 use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
 use crate::ensure;
@@ -159,10 +160,11 @@ impl MultiHeadAttention {
         Ok(Self {
             config: self.config.clone(),
             norms: Norms::new(&self.config, &parameters, qkv.like())?,
-            global: global_qkv(&self.config, &parameters)?,
+            global: mechanisms::global_qkv(&self.config, &parameters)?,
+            mechanisms: mechanisms::from_layer(&self.config, &parameters, qkv.like())?,
             parameters,
+            routes: self.routes,
             position: PositionState::new(self.position.weights().map_tensors(f)?),
-            capabilities: self.capabilities.clone(),
             identity: Identity::new(qkv.id()),
             frozen: Frozen::default(),
             qkv,

@@ -12,7 +12,7 @@ use candle_attention_kernels::{Activation, AttentionProblem, Batch, Element, Hea
 use candle_core::{Device, Tensor, WithDType};
 use half::bf16;
 
-use crate::attention::MultiHeadAttention;
+use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ragged::{Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
@@ -28,7 +28,42 @@ impl MultiHeadAttention {
     /// norm and a gate.
     #[doc(hidden)]
     pub fn supports_rows(&self) -> bool {
-        self.capabilities.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
+        self.routes.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
+    }
+
+    /// Whether a call is self-attention of whole sequences by a layer and with options that ask for nothing else, so that
+    /// [`attend_plain`](Self::attend_plain) runs it.
+    pub(super) fn is_plain(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> bool {
+        let config = &self.config;
+        self.mechanisms.is_empty()
+            && config.position.is_none()
+            && config.mask.is_full()
+            && config.num_attention_heads > 0
+            && options.is_default()
+            && inputs.is_plain()
+            && !inputs.query.track_op()
+            && self.supports_rows()
+    }
+
+    /// Self-attention of the whole sequences `xs` `(b, s, query_size)` → `(b, s, output_size)`.
+    pub(super) fn attend_plain(&self, xs: &Tensor) -> Result<Tensor> {
+        let config = &self.config;
+        self.check_input("query", xs, config.resolved_query_size())?;
+        let (b, s, _) = xs.dims3()?;
+        let context = [b, s, config.num_attention_heads, config.resolved_value_head_dim()];
+        element_count("the output of attention", &context)?;
+        self.attend_sequences(xs, None, &config.mask)
+    }
+
+    /// Whether anything happens between the heads and the output projection.
+    pub(super) fn has_context_stage(&self) -> bool {
+        self.mechanisms.iter().any(|mechanism| mechanism.has_context_stage())
+    }
+
+    /// Applies the mechanisms to the context `(tokens, h · d_v)`, in place; `projected` `(tokens, width)` has the queries, keys,
+    /// values and gates of each token.
+    fn context_in_place(&self, team: Team, context: &mut [f32], projected: &[f32]) -> Result<()> {
+        self.mechanisms.iter().try_for_each(|each| each.context_in_place(self, team, context, projected))
     }
 
     /// Multiply-adds of [`attend_rows`](Self::attend_rows), for
@@ -67,7 +102,7 @@ impl MultiHeadAttention {
     ) -> Result<()> {
         let tokens = offsets.last().copied().unwrap_or(0);
         check_offsets(offsets)?;
-        lengths(offsets).try_for_each(|keys| self.capabilities.check_key_count(keys))?;
+        lengths(offsets).try_for_each(|keys| self.check_key_count(keys))?;
         let sizes = [
             ("xs", xs.len(), self.config.resolved_query_size()),
             ("output", output.len(), self.config.resolved_output_size()),
@@ -81,8 +116,8 @@ impl MultiHeadAttention {
     }
 
     /// Self-attention of `xs` without padding: `(tokens, query_size)` → `(tokens, output_size)`, sequences of these
-    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where what follows the lengths, if
-    /// there are some, is padding. `mask` includes that of the configuration.
+    /// `lengths` one after another; or `(b, s, query_size)` → `(b, s, output_size)`, where
+    /// tokens after the length of a sequence are padding. `mask` includes that of the configuration.
     pub(super) fn attend_sequences(
         &self,
         xs: &Tensor,
@@ -128,7 +163,7 @@ impl MultiHeadAttention {
         // A fully masked query gives zeros before the output projection, and so its bias after it. A norm of zeros is
         // its bias, and whatever gate multiplies it, zeros stay zeros.
         let (mut context, mut masked) = (vec![0f32; packed.in_features()], Vec::<T>::new());
-        self.normalize_context(Team::ALONE, &mut context)?;
+        self.context_in_place(Team::ALONE, &mut context, &[])?;
         packed.multiply(Team::ALONE, &context, 1, Activation::Identity, &mut masked)?;
         let mut output = Vec::with_capacity(lengths.len() * s * size);
         for (&length, &start) in lengths.iter().zip(&offsets) {
@@ -174,7 +209,7 @@ impl MultiHeadAttention {
         let scheme = config.position.scheme();
         let query_bias = scheme.query_bias(&self.position)?;
         let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
-        if scheme.traits().rotates || has_steps || self.has_output_stage() {
+        if scheme.traits().rotates || has_steps || self.has_context_stage() {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
                 self.step_in_place(team, qkv, group)?;
@@ -184,10 +219,10 @@ impl MultiHeadAttention {
                 }
                 Ok(())
             };
-            let gate = |projected: &[f32], context: &mut [f32]| self.gate_rows(team, context, projected);
+            let gate = |projected: &[f32], context: &mut [f32]| self.context_in_place(team, context, projected);
             return self.attend_elements(team, xs, batch, mask, (steps, gate), &buffers.scratch, output);
         }
-        // Elements that would be rounded before their next product anyway are not kept in f32.
+        // Keep bf16: the next product rounds to it anyway.
         if self.qkv.rounds_to_bf16()? {
             let steps = (|_: &mut [bf16], _: RaggedBatch| Ok(()), |_: &[bf16], _: &mut [bf16]| Ok(()));
             self.attend_elements(team, xs, batch, mask, steps, &buffers.scratch, output)

@@ -11,15 +11,13 @@ use crate::ops::{NormParameters, concat_last};
 use crate::position::TokenPositions;
 use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, with_f32_slice};
-use crate::weights::{CONTEXT_NORM, FACTORS, LOGIT_SCALE, NORMS, NormWeights, Parameters};
+use crate::weights::{FACTORS, LOGIT_SCALE, NORMS, NormWeights, Parameters};
 
 /// The norms of a layer.
 #[derive(Clone)]
 pub(super) struct Norms {
     /// The norms of queries, keys and values, in order: learned, or ones for a norm without weights.
     steps: [Vec<NormWeights>; 3],
-    /// The norm of the context.
-    pub context: Option<NormWeights>,
 }
 
 impl Norms {
@@ -28,7 +26,7 @@ impl Norms {
     pub(super) fn new(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Self> {
         let weights = |name: &str, norm: &HeadNorm, [h, d]: [usize; 2]| match parameters.norm(name) {
             Some(learned) if norm.weighted => Ok(learned),
-            _ => unit(norm, h, d, like),
+            _ => unit(norm, [h, d], like),
         };
         let mut steps = [Vec::new(), Vec::new(), Vec::new()];
         for (side, norms) in steps.iter_mut().enumerate() {
@@ -36,9 +34,7 @@ impl Norms {
             *norms =
                 side_norms.map(|norm| weights(NORMS[side], norm, heads_of(config, side))).collect::<Result<_>>()?;
         }
-        let heads = [config.num_attention_heads, config.resolved_value_head_dim()];
-        let context = config.context_norm.map(|norm| weights(CONTEXT_NORM, &norm, heads)).transpose()?;
-        Ok(Self { steps, context })
+        Ok(Self { steps })
     }
 }
 
@@ -53,7 +49,7 @@ fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
 }
 
 /// The weights with which a norm multiplies by 1.
-fn unit(norm: &HeadNorm, h: usize, d: usize, like: &Tensor) -> Result<NormWeights> {
+pub(super) fn unit(norm: &HeadNorm, [h, d]: [usize; 2], like: &Tensor) -> Result<NormWeights> {
     let size = if norm.over == NormOver::AllHeads { h * d } else { d };
     let weight = match norm.kind {
         NormKind::RmsOffset => Tensor::zeros(size, like.dtype(), like.device())?,

@@ -10,7 +10,9 @@ use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
 use crate::position::{EmbeddingCall, TokenPositions};
 use crate::tensor::{is_int8, wide};
-use crate::weights::BIAS_KV;
+
+/// The index of the output projection, after those of queries, keys and values.
+pub(super) const OUTPUT: usize = 3;
 
 /// The projections that a cache holds.
 pub(super) enum Stored {
@@ -45,15 +47,15 @@ impl MultiHeadAttention {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
         let query_bias = config.position.scheme().query_bias(&self.position)?;
-        let is_limited = config.clip_qkv.is_some() || self.capabilities.has_limits;
-        let unchanged = !is_limited && !config.steps.has_more_than_rotation() && query_bias.is_none();
+        let unchanged = !self.wraps_projections() && !config.steps.has_more_than_rotation() && query_bias.is_none();
         if unchanged && !config.position.scheme().traits().rotates {
             let [q, k, v] = self.project_at(xs, places, sizes, dtype)?;
             return Ok((q, Stored::KeyValues([k, v])));
         }
         // Rounded once, after the transformations.
         let [q, k, v] = self.project_at(xs, places, sizes, accumulate_dtype(self.qkv.like()))?;
-        let [mut q, k, v] = self.stepped([self.clipped(0, q)?, self.clipped(1, k)?, self.clipped(2, v)?], tokens)?;
+        let [mut q, k, v] =
+            self.stepped([self.wrapped_output(0, q)?, self.wrapped_output(1, k)?, self.wrapped_output(2, v)?], tokens)?;
         if let Some(bias) = query_bias {
             q = q.broadcast_add(&bias.to_dtype(q.dtype())?)?;
         }
@@ -92,7 +94,7 @@ impl MultiHeadAttention {
         sizes: [usize; 3],
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
-        let xs = [self.limited_input(0, xs[0])?, self.limited_input(1, xs[1])?, self.limited_input(2, xs[2])?];
+        let xs = [self.wrapped_input(0, xs[0])?, self.wrapped_input(1, xs[1])?, self.wrapped_input(2, xs[2])?];
         let Some(places) = places else { return self.qkv.forward(xs.each_ref(), sizes, dtype) };
         let [query, key, value] = map_distinct(xs.each_ref(), |xs| places.pack(xs))?;
         let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
@@ -112,8 +114,8 @@ impl MultiHeadAttention {
             return Err(Error::value("the keys of a call", "those of a memory or of another layer", expected));
         }
         let wide = accumulate_dtype(self.qkv.like());
-        let q = self.qkv.query(&self.limited_input(0, query)?, self.config.resolved_head_dim(), wide)?;
-        Ok(self.stepped_queries(self.clipped(0, q)?, s_kv, tokens)?.to_dtype(dtype)?)
+        let q = self.qkv.query(&self.wrapped_input(0, query)?, self.config.resolved_head_dim(), wide)?;
+        Ok(self.stepped_queries(self.wrapped_output(0, q)?, s_kv, tokens)?.to_dtype(dtype)?)
     }
 
     /// Keys and values alone in `dtype`, as [`project`](Self::project) makes them, of a layer without positions, with
@@ -121,37 +123,40 @@ impl MultiHeadAttention {
     pub(super) fn project_memory(&self, key: &Tensor, value: &Tensor, dtype: DType) -> Result<[Tensor; 2]> {
         let wide = accumulate_dtype(self.qkv.like());
         let sizes = [self.config.resolved_head_dim(), self.config.resolved_value_head_dim()];
-        let [key, value] = [self.limited_input(1, key)?, self.limited_input(2, value)?];
+        let [key, value] = [self.wrapped_input(1, key)?, self.wrapped_input(2, value)?];
         let [k, v] = self.qkv.key_value([&key, &value], sizes, wide)?;
-        let [k, v] = self.stepped_memory([self.clipped(1, k)?, self.clipped(2, v)?])?;
+        let [k, v] = self.stepped_memory([self.wrapped_output(1, k)?, self.wrapped_output(2, v)?])?;
         Ok([self.append(k.to_dtype(dtype)?, 0)?, self.append(v.to_dtype(dtype)?, 1)?])
     }
 
-    /// `xs` `(b, s, h_kv, d)`, then the learned token (0: `bias_k`, 1: `bias_v`), then the token of zeros.
+    /// Keys (0) or values (1) `(b, s, h_kv, ·)`, then those that mechanisms append.
     pub(super) fn append(&self, xs: Tensor, which: usize) -> Result<Tensor> {
-        let (b, s, h_kv, d) = xs.dims4()?;
-        // candle cannot concatenate an empty tensor.
-        let mut tokens = if s == 0 { Vec::new() } else { vec![xs.clone()] };
-        if let Some(bias) = self.parameters.get(BIAS_KV[which]) {
-            tokens.push(bias.to_dtype(xs.dtype())?.reshape((1, 1, h_kv, d))?.broadcast_as((b, 1, h_kv, d))?);
-        }
-        if self.config.add_zero_attn {
-            tokens.push(Tensor::zeros((b, 1, h_kv, d), xs.dtype(), xs.device())?);
-        }
-        match tokens.as_slice() {
-            [] => Ok(xs),
-            [only] => Ok(only.clone()),
-            _ => Ok(Tensor::cat(&tokens, 1)?),
-        }
+        self.mechanisms.iter().try_fold(xs, |xs, mechanism| mechanism.append(xs, which))
     }
 
-    /// The output of the projection of queries (0), keys (1) or values (2) within its limits.
-    fn clipped(&self, projection: usize, xs: Tensor) -> Result<Tensor> {
-        let xs = self.limited_output(projection, &xs)?;
-        Ok(match self.config.clip_qkv {
-            Some(limit) => xs.clamp(-limit, limit)?,
-            None => xs,
-        })
+    /// Whether mechanisms change the inputs or outputs of projections.
+    pub(super) fn wraps_projections(&self) -> bool {
+        self.mechanisms.iter().any(|mechanism| mechanism.wraps_projections())
+    }
+
+    /// The input of the projection of queries (0), keys (1), values (2) or the [output](OUTPUT). Differentiable.
+    pub(super) fn wrapped_input(&self, projection: usize, xs: &Tensor) -> Result<Tensor> {
+        self.mechanisms.iter().try_fold(xs.clone(), |xs, mechanism| mechanism.input(projection, xs))
+    }
+
+    /// The output of that projection. Differentiable.
+    pub(super) fn wrapped_output(&self, projection: usize, ys: Tensor) -> Result<Tensor> {
+        self.mechanisms.iter().try_fold(ys, |ys, mechanism| mechanism.output(projection, ys))
+    }
+
+    /// The context `(b, s, h, d_v)` as the output projection takes it, `(b, s, ·)`; `query` `(b, s, query_size)` is the
+    /// input of the queries. Differentiable.
+    pub(super) fn context(&self, context: Tensor, query: &Tensor) -> Result<Tensor> {
+        let context =
+            if self.has_context_stage() { context.to_dtype(accumulate_dtype(self.qkv.like()))? } else { context };
+        let mut mechanisms = self.mechanisms.iter();
+        let context = mechanisms.try_fold(context, |context, mechanism| mechanism.context(self, context, query))?;
+        Ok(context.flatten_from(2)?)
     }
 }
 

@@ -110,10 +110,11 @@ impl MultiHeadAttention {
         if !matches!(inputs.tokens, Tokens::Padded) {
             return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
         }
-        if self.config.add_bias_kv || self.config.add_zero_attn || self.config.num_attention_heads == 0 {
+        if self.config.num_attention_heads == 0 {
             let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
             return Err(Error::value(what, "another one", expected));
         }
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))?;
         let (CallOutput { output, attention_weights }, key_values) = self.open(inputs, options, |call| call.share())?;
         Ok((output, attention_weights, key_values))
     }

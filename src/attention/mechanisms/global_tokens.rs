@@ -4,7 +4,10 @@
 
 use candle_core::{Device, Tensor};
 
+use crate::attention::build::qkv_sizes;
 use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::mechanism::{Mechanism, Routes};
+use crate::attention::mechanisms;
 use crate::attention::observe::runs;
 use crate::attention::options::Tokens;
 use crate::attention::{
@@ -14,17 +17,26 @@ use crate::config::{AttentionConfig, ProjectionBias};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::ops::Qkv;
 use crate::tensor::select;
-use crate::weights::GLOBAL_PARTS;
+use crate::weights::{GLOBAL_PARTS, LinearWeights, Parameters, QkvWeights};
 
-impl MultiHeadAttention {
-    /// Checks the global tokens that a call gives.
-    pub(super) fn check_global(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+/// Global tokens, which each call says.
+pub(super) struct GlobalTokens;
+
+impl GlobalTokens {
+    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
+        config.global_tokens.then_some(Self)
+    }
+}
+
+impl Mechanism for GlobalTokens {
+    fn routes(&self) -> Routes {
+        Routes::ALL
+    }
+
+    fn check(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
         let Some(tokens) = options.global_tokens else { return Ok(()) };
-        if !self.config.global_tokens {
-            let allowed = "none: the layer has no projections for them (`AttentionConfig::global_tokens`)";
-            return Err(Error::config("global_tokens", "given by the call", allowed));
-        }
         let (query, key) = (inputs.query.dims(), inputs.key.dims());
         let is_plain = matches!(inputs.tokens, Tokens::Padded) && inputs.cache.is_none() && query[1] == key[1];
         if !is_plain || options.score_bias.is_some() {
@@ -39,32 +51,75 @@ impl MultiHeadAttention {
         Ok(())
     }
 
-    /// `mask`, and that of the layer with these tokens beside it.
-    pub(super) fn with_global_keys(&self, mask: &AttentionMask, tokens: &Tensor) -> Result<AttentionMask> {
-        Ok(mask.clone().and(self.config.mask.clone().or(AttentionMask::keep_keys(tokens)?)?))
+    /// The mask of the layer has the global tokens beside it.
+    fn join_masks(
+        &self,
+        own: &AttentionMask,
+        given: &AttentionMask,
+        options: &AttentionOptions,
+    ) -> Result<Option<AttentionMask>> {
+        let Some(tokens) = options.global_tokens else { return Ok(None) };
+        Ok(Some(given.clone().and(own.clone().or(AttentionMask::keep_keys(tokens)?)?)))
     }
 
+    fn check_sharing(&self, options: &AttentionOptions) -> Result<()> {
+        let expected = "none: they have keys of their own";
+        let error = || Error::value("`global_tokens` of a call whose keys are to be shared", "given", expected);
+        ensure!(options.global_tokens.is_none(), error());
+        Ok(())
+    }
+
+    fn finish(&self, call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
+        call.with_global_queries(result)
+    }
+
+    fn finish_stats(&self, call: &OpenCall, stats: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
+        call.with_global_stats(stats, what)
+    }
+}
+
+/// The projections of global tokens, if there are some among `parameters`, which are checked.
+pub(in crate::attention) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> Result<Option<Qkv>> {
+    if !config.global_tokens {
+        return Ok(None);
+    }
+    let part = |[weight, bias]: [&str; 2]| {
+        Ok::<_, Error>(LinearWeights {
+            weight: parameters.require(weight)?.clone(),
+            bias: parameters.get(bias).cloned(),
+        })
+    };
+    let [query, key, value] = GLOBAL_PARTS;
+    let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
+    let (rows, inputs) = qkv_sizes(config);
+    Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(Some)
+}
+
+impl MultiHeadAttention {
     /// The layer of the queries of global tokens. All but its projections is shared with this one.
-    fn global_layer(&self) -> Option<Self> {
-        let qkv = self.global.clone()?;
+    fn global_layer(&self) -> Result<Option<Self>> {
+        let Some(qkv) = self.global.clone() else { return Ok(None) };
         let [q, k, v] = GLOBAL_PARTS.map(|[_, bias]| self.parameters.get(bias).is_some());
         let config = self.config.clone().with_mask(AttentionMask::full()).with_global_tokens(false);
         let config = AttentionConfig { bias: ProjectionBias { q, k, v, ..self.config.bias }, ..config };
-        Some(Self { config, qkv, global: None, ..self.clone() })
+        let mut layer = Self { config, qkv, global: None, ..self.clone() };
+        layer.mechanisms = mechanisms::from_layer(&layer.config, &layer.parameters, layer.qkv.like())?;
+        Ok(Some(layer))
     }
 }
 
 impl OpenCall<'_> {
     /// Which tokens are global, `(b, s)` of 0 and 1, the layer of their queries and its options, if the call has such.
     fn global(&self) -> Result<Option<(Tensor, MultiHeadAttention, AttentionOptions<'_>)>> {
-        let Some((tokens, layer)) = self.options.global_tokens.zip(self.layer.global_layer()) else { return Ok(None) };
+        let Some(tokens) = self.options.global_tokens else { return Ok(None) };
+        let Some(layer) = self.layer.global_layer()? else { return Ok(None) };
         let (b, s, _) = self.xs[0].dims3()?;
         let is_global = tokens.to_device(&Device::Cpu)?.ne(0.0)?.broadcast_as((b, s))?.contiguous()?;
         Ok(Some((is_global, layer, AttentionOptions { global_tokens: None, ..*self.options })))
     }
 
     /// What the call returns, with the queries of global tokens. Differentiable.
-    pub(super) fn with_global_queries(&self, own: CallOutput) -> Result<CallOutput> {
+    fn with_global_queries(&self, own: CallOutput) -> Result<CallOutput> {
         let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
         let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
         let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
@@ -87,7 +142,7 @@ impl OpenCall<'_> {
     }
 
     /// The statistics of the call, with the queries of global tokens.
-    pub(super) fn with_global_stats(&self, own: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
+    fn with_global_stats(&self, own: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
         let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
         let [query, key, value] = &self.xs;
         let inputs = AttentionInputs::new(query, key, value, self.mask);

@@ -1,29 +1,38 @@
-//! Latents that all heads share as one key and value, and the keys of blocks of tokens beside them
-//! ([`KeyCompression`](crate::KeyCompression)).
+//! Keys of blocks of tokens beside those of the tokens ([`KeyCompression`](crate::KeyCompression), DeepSeek V4).
 //!
-//! A token keeps what keys of blocks are made of behind its latent, in a cache too, so that every call makes them of
+//! A token keeps the parts of the keys of its blocks behind its latent, in a cache too, so that every call makes them of
 //! all tokens in the same way.
-
-use std::borrow::Cow;
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::ops::softmax;
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::call::OpenCall;
-use crate::attention::tokens::Counted;
-use crate::config::KeyCompression;
+use crate::attention::mechanism::Mechanism;
+use crate::attention::tokens::{CallTokens, Counted};
+use crate::config::{AttentionConfig, KeyCompression};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::concat_last;
-use crate::position::{Position, PositionScheme, Rotary};
+use crate::position::Position;
 use crate::tensor::compute_dtype;
 use crate::weights::COMPRESSOR;
 
-impl MultiHeadAttention {
-    /// Checks that the keys of a call stand at the positions from 0, where the layer has keys of blocks.
-    pub(super) fn check_blocks(&self, counted: &Counted) -> Result<()> {
-        if self.config.compression().is_none() {
+/// Keys of blocks of `rate` tokens.
+pub(in crate::attention) struct BlockKeys {
+    rate: usize,
+}
+
+impl BlockKeys {
+    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
+        config.compression().map(|KeyCompression { rate, .. }| Self { rate })
+    }
+}
+
+impl Mechanism for BlockKeys {
+    /// Checks that the keys of a padded call stand at the positions from 0.
+    fn check_tokens(&self, tokens: &dyn CallTokens, counted: &Counted, _: &AttentionMask) -> Result<()> {
+        // Sequences of a ragged batch have blocks of their own, once they are padded.
+        if tokens.ragged().is_some() {
             return Ok(());
         }
         let fits = match &counted.new_tokens {
@@ -41,16 +50,17 @@ impl MultiHeadAttention {
         Err(Error::value("a call of a layer with keys of blocks", "positions, other keys, or a part of them", expected))
     }
 
-    /// The mask and the sizes of a call whose queries also see the blocks that end before them or with them.
-    pub(super) fn with_blocks<'a>(
+    /// The mask and the shape of a call whose queries also see the blocks that end before them or with them.
+    fn add_keys(
         &self,
-        mask: Cow<'a, AttentionMask>,
+        mask: &AttentionMask,
         shape: AttnShape,
         device: &Device,
-    ) -> Result<(Cow<'a, AttentionMask>, AttnShape)> {
-        let AttnShape { s_q, s_kv, .. } = shape;
-        let rate = self.config.compression().map(|blocks| blocks.rate);
-        let Some(rate) = rate.filter(|rate| *rate <= s_kv && s_q > 0) else { return Ok((mask, shape)) };
+    ) -> Result<Option<(AttentionMask, AttnShape)>> {
+        let (AttnShape { s_q, s_kv, .. }, rate) = (shape, self.rate);
+        if rate > s_kv || s_q == 0 {
+            return Ok(None);
+        }
         let count = s_kv / rate;
         let ends_before = |i: usize, block: usize| u8::from((block + 1) * rate <= s_kv - s_q + i + 1);
         let keep: Vec<u8> = (0..s_q).flat_map(|i| (0..count).map(move |block| ends_before(i, block))).collect();
@@ -70,12 +80,14 @@ impl MultiHeadAttention {
             let none = Tensor::zeros((1, 1, 1, 1), bias.dtype(), device)?;
             with_blocks = with_blocks.and(AttentionMask::additive(&joined(&bias, &none)?)?);
         }
-        Ok((Cow::Owned(with_blocks), AttnShape { s_kv: s_kv + count, ..shape }))
+        Ok(Some((with_blocks, AttnShape { s_kv: s_kv + count, ..shape })))
     }
+}
 
-    /// What keys of blocks are made of, elements and gates `(b, s, 1, 2 n)` of the tokens `xs` `(b, s, key_size)`;
+impl MultiHeadAttention {
+    /// Parts of the keys of blocks, elements and gates `(b, s, 1, 2 n)` of the tokens `xs` `(b, s, key_size)`;
     /// `None` where the layer has none. Differentiable.
-    pub(super) fn block_parts(&self, xs: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
+    pub(in crate::attention) fn block_parts(&self, xs: &Tensor, dtype: DType) -> Result<Option<Tensor>> {
         if self.config.compression().is_none() {
             return Ok(None);
         }
@@ -93,7 +105,7 @@ impl MultiHeadAttention {
 
     /// Keys `(b, s, 1, d)` of the tokens, with those of whole blocks behind them, of `parts` as
     /// [`block_parts`](Self::block_parts) makes them. Differentiable.
-    pub(super) fn with_block_keys(&self, keys: Tensor, parts: &Tensor) -> Result<Tensor> {
+    pub(in crate::attention) fn with_block_keys(&self, keys: Tensor, parts: &Tensor) -> Result<Tensor> {
         let (b, s, ..) = parts.dims4()?;
         let (Some(latent), Some(KeyCompression { rate, overlapping })) =
             (self.config.latent, self.config.compression().filter(|blocks| blocks.rate <= s && b > 0))
@@ -134,22 +146,4 @@ fn beside_block_before(blocks: &Tensor, d: usize, lacking: f64) -> Result<Tensor
     let none = Tensor::full(lacking, (b, 1, rate, d), blocks.device())?.to_dtype(blocks.dtype())?;
     let before = Tensor::cat(&[&none, &blocks.narrow(1, 0, count - 1)?.narrow(3, 0, d)?], 1)?;
     Ok(Tensor::cat(&[&before, &blocks.narrow(3, d, d)?], 2)?)
-}
-
-impl OpenCall<'_> {
-    /// The context `(b, s, h, d)`, whose values were rotated, rotated back by the positions of the queries.
-    pub(super) fn rotated_back(&self, context: Tensor) -> Result<Tensor> {
-        let config = &self.layer.config;
-        let (Some(latent), Position::Rotary(rotary)) = (config.latent, &config.position) else { return Ok(context) };
-        let (d, rope) = (context.dim(3)?, latent.qk_rope_head_dim);
-        // Positions continue from a cache: there its keys do not count.
-        let keys = if self.counted.new_tokens.is_some() { self.counted.s_q } else { self.counted.s_kv };
-        if !latent.multi_query || context.elem_count() == 0 {
-            return Ok(context);
-        }
-        let back = Rotary { reversed: !rotary.reversed, ..rotary.clone() };
-        let tokens = self.counted.positions(self.lengths.as_deref(), self.options);
-        let rotated = context.narrow(3, d - rope, rope)?.contiguous()?;
-        concat_last(&context.narrow(3, 0, d - rope)?, &back.rotate_queries(rotated, keys, &tokens)?)
-    }
 }

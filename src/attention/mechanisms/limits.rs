@@ -1,0 +1,67 @@
+//! Limits on what goes into projections and what comes out of them, both of which are clamped (Gemma 4).
+//!
+//! They are beside the projections: a low-rank change, a product in few bits or a module of the caller is inside of
+//! them, as it is in the layers whose checkpoints have limits.
+
+use candle_core::{DType, Tensor};
+
+use crate::attention::mechanism::{Mechanism, Routes};
+use crate::error::{Error, Result};
+use crate::weights::{LIMITS, Parameters};
+
+/// The smallest and the largest input and output of each projection that has limits.
+pub(super) struct Limits {
+    inputs: [Option<[Tensor; 2]>; 4],
+    outputs: [Option<[Tensor; 2]>; 4],
+}
+
+impl Limits {
+    pub(super) fn from_parameters(parameters: &Parameters) -> Result<Option<Self>> {
+        let pair = |names: [&str; 2]| -> Result<Option<[Tensor; 2]>> {
+            let [Some(min), Some(max)] = names.map(|name| parameters.get(name).cloned()) else { return Ok(None) };
+            check_limits(names, [&min, &max])?;
+            Ok(Some([min, max]))
+        };
+        let [mut inputs, mut outputs] = [const { [const { None }; 4] }; 2];
+        for (projection, [input_min, input_max, output_min, output_max]) in LIMITS.into_iter().enumerate() {
+            inputs[projection] = pair([input_min, input_max])?;
+            outputs[projection] = pair([output_min, output_max])?;
+        }
+        Ok(inputs.iter().chain(&outputs).any(Option::is_some).then_some(Self { inputs, outputs }))
+    }
+}
+
+impl Mechanism for Limits {
+    fn routes(&self) -> Routes {
+        Routes::RAGGED
+    }
+
+    fn wraps_projections(&self) -> bool {
+        true
+    }
+
+    fn input(&self, projection: usize, xs: Tensor) -> Result<Tensor> {
+        clamp(xs, &self.inputs[projection])
+    }
+
+    fn output(&self, projection: usize, ys: Tensor) -> Result<Tensor> {
+        clamp(ys, &self.outputs[projection])
+    }
+}
+
+fn clamp(xs: Tensor, limits: &Option<[Tensor; 2]>) -> Result<Tensor> {
+    let Some([min, max]) = limits else { return Ok(xs) };
+    let [min, max] = [min.to_dtype(xs.dtype())?, max.to_dtype(xs.dtype())?];
+    Ok(xs.broadcast_maximum(&min)?.broadcast_minimum(&max)?)
+}
+
+/// Checks that limits are numbers, the lower one first. Infinite ones limit nothing.
+fn check_limits(names: [&str; 2], limits: [&Tensor; 2]) -> Result<()> {
+    let number = |limit: &Tensor| limit.to_dtype(DType::F64)?.to_scalar::<f64>();
+    let (min, max) = (number(limits[0])?, number(limits[1])?);
+    if min.partial_cmp(&max).is_some_and(|order| order.is_le()) {
+        return Ok(());
+    }
+    let names = format!("the limits `{}` and `{}`", names[0], names[1]);
+    Err(Error::value(names, format!("{min} and {max}"), "two numbers, the lower one first"))
+}
