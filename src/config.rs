@@ -3,17 +3,14 @@
 mod call_input;
 mod combinations;
 mod latent;
-mod output_stage;
-mod parameters;
+mod mechanism;
 mod steps;
-mod value_convolution;
 
 pub use call_input::CallInput;
-pub use latent::{KeyCompression, LatentAttention};
-pub use output_stage::{Differential, GateActivation, GateOver, OutputGate, OutputGroups};
+pub use latent::LatentAttention;
+pub(crate) use mechanism::{MechanismConfig, MechanismConfigs};
 pub use steps::{Factor, HeadNorm, Step, Steps};
 
-use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::{expected_dropout, expected_factor, expected_limit};
@@ -169,60 +166,31 @@ pub struct AttentionConfig {
     /// to 1e15; default no. Products of queries with distances are a part of the score (Gemma 3n's audio); biases are
     /// added to what is capped.
     pub softcap: Option<f64>,
-    /// Queries, keys and values are clamped to `-clip_qkv ..= clip_qkv` before any step (MPT, OLMo), from 1e-15 to
-    /// 1e15; default no.
-    pub clip_qkv: Option<f64>,
     /// Norms, rotation and factors between projection and scores; default a rotation, if the position scheme has one.
     pub steps: Steps,
     /// Where keys and values come from; default projections of their own.
     pub key_value_source: KeyValueSource,
-    /// The norm of the context, between the heads and the gate (BitNet); default none.
-    pub context_norm: Option<HeadNorm>,
-    /// The gate of the context, before the output projection; default none.
-    pub output_gate: Option<OutputGate>,
-    /// Groups of heads, each projected by itself before the output projection (DeepSeek V4); default none.
-    pub output_groups: Option<OutputGroups>,
-    /// The most keys of a call, in a model whose indexer chooses among more, which this version does not run
-    /// (MiniMax-M3): with more keys, a call is an error. Default: no limit.
-    pub max_keys: Option<usize>,
-    /// Whether attention is between channels instead of tokens (Florence-2, [DaViT](https://arxiv.org/abs/2204.03645)):
-    /// the elements of a head are compared with one another by what they are in all tokens, with the factor `s^-0.5`
-    /// on the scores of `s` tokens, whatever `scale` is; default no.
-    ///
-    /// Such a layer has neither positions nor masks nor a cache, and its attention weights are `(b, h, d, d)`.
-    pub between_channels: bool,
-    /// The side of the blocks of patches of which queries are the largest values, element by element, so that there are
-    /// as many queries as blocks (Hiera as SAM 2 has it); default none. Patches come row by row, in a square, such as a
-    /// window of the image; such a layer has neither positions nor masks nor a cache.
-    pub query_pool: Option<usize>,
-    /// Whether pairs of heads are subtracted from one another (DiffLlama); default no.
-    pub differential: Option<Differential>,
-    /// Whether tokens may be global ([Longformer](https://arxiv.org/abs/2004.05150)), as each call says
-    /// ([`global_tokens`](crate::AttentionOptions::global_tokens)): every query sees them beside its window, and their
-    /// own queries see every token, with projections of queries, keys and values of their own; default no.
-    pub global_tokens: bool,
-    /// The number of neighbors, half of them on each side, of a convolution of the values along the sequence, each
-    /// element by itself; its result and the values are added to the output (SAN-M in Fun-ASR,
-    /// [Gao 2020](https://arxiv.org/abs/2006.01713)); default no. Values of keys that no query sees count as zeros.
-    /// Such a layer has as many elements in its values as in its output, and neither a cache nor a memory.
-    pub value_convolution: Option<usize>,
     /// Keys and values made of one latent vector per token; default no. The sizes of heads follow from it.
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
-    /// Whether there is a learned extra key and value that every query attends to (`add_bias_kv` in PyTorch). In a new
-    /// layer: default false. Of a loaded layer it says whether its checkpoint holds them.
-    pub add_bias_kv: bool,
-    /// Whether every query attends to an extra key and value of zeros (`add_zero_attn` in PyTorch); default false.
-    pub add_zero_attn: bool,
     /// What each call has to give beyond its tokens; default nothing. Without it, a call is an error.
     pub requires: Vec<CallInput>,
     /// The model type that requires it, for that error. Of a layer that is loaded with its `config.json`.
     pub model_type: Option<&'static str>,
+    /// What the layer does beyond projecting, scoring, softmax, summing values and projecting back; by default nothing.
+    pub(crate) mechanisms: MechanismConfigs,
 }
 
 impl PartialEq for AttentionConfig {
     fn eq(&self, other: &Self) -> bool {
+        self.resolved() == other.resolved()
+    }
+}
+
+impl AttentionConfig {
+    /// Everything that makes the layer what it is, after defaults.
+    fn resolved(&self) -> impl PartialEq {
         // Every field, so that a new one is not forgotten.
         let Self {
             hidden_size,
@@ -240,54 +208,22 @@ impl PartialEq for AttentionConfig {
             position,
             mask,
             softcap,
-            clip_qkv,
             steps: _,
             key_value_source,
-            context_norm,
-            output_gate,
-            output_groups,
-            max_keys,
-            between_channels,
-            query_pool,
-            differential,
-            global_tokens,
-            value_convolution,
             latent,
             dropout,
-            add_bias_kv,
-            add_zero_attn,
             requires,
             model_type: _,
+            mechanisms,
         } = self;
-        let resolved = |config: &Self| {
-            [
-                config.resolved_num_key_value_heads(),
-                config.resolved_head_dim(),
-                config.resolved_value_head_dim(),
-                config.resolved_query_size(),
-                config.resolved_key_size(),
-                config.resolved_value_size(),
-                config.resolved_output_size(),
-            ]
-        };
-        resolved(self) == resolved(other)
-            && self.resolved_scale() == other.resolved_scale()
-            && (hidden_size, num_attention_heads) == (&other.hidden_size, &other.num_attention_heads)
-            && (bias, scoring, position, mask) == (&other.bias, &other.scoring, &other.position, &other.mask)
-            && (softcap, clip_qkv) == (&other.softcap, &other.clip_qkv)
-            && self.steps_taken() == other.steps_taken()
-            && *key_value_source == other.key_value_source
-            && (context_norm, output_gate) == (&other.context_norm, &other.output_gate)
-            && (*max_keys, *output_groups) == (other.max_keys, other.output_groups)
-            && (between_channels, latent) == (&other.between_channels, &other.latent)
-            && (query_pool, differential) == (&other.query_pool, &other.differential)
-            && (*global_tokens, *value_convolution) == (other.global_tokens, other.value_convolution)
-            && (dropout, add_bias_kv, add_zero_attn) == (&other.dropout, &other.add_bias_kv, &other.add_zero_attn)
-            && *requires == other.requires
+        let heads = [*num_attention_heads, self.resolved_num_key_value_heads()];
+        let head_dims = [self.resolved_head_dim(), self.resolved_value_head_dim()];
+        let inputs = [self.resolved_query_size(), self.resolved_key_size(), self.resolved_value_size()];
+        let sizes = (*hidden_size, heads, head_dims, inputs, self.resolved_output_size());
+        let scores = (self.resolved_scale(), scoring, position, mask, softcap, dropout);
+        (sizes, scores, bias, self.steps_taken(), key_value_source, latent, requires, mechanisms)
     }
-}
 
-impl AttentionConfig {
     /// The steps without rotations that the position scheme does not have.
     pub(crate) fn steps_taken(&self) -> Steps {
         let mut steps = self.steps.clone();
@@ -330,24 +266,13 @@ impl AttentionConfig {
             position: Position::None,
             mask: AttentionMask::full(),
             softcap: None,
-            clip_qkv: None,
             steps: Steps::default(),
             key_value_source: KeyValueSource::default(),
-            context_norm: None,
-            output_gate: None,
-            output_groups: None,
-            max_keys: None,
-            between_channels: false,
-            query_pool: None,
-            differential: None,
-            global_tokens: false,
-            value_convolution: None,
             latent: None,
             dropout: 0.0,
-            add_bias_kv: false,
-            add_zero_attn: false,
             requires: Vec::new(),
             model_type: None,
+            mechanisms: MechanismConfigs::default(),
         }
     }
 
@@ -379,38 +304,14 @@ impl AttentionConfig {
         with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
         with_softcap, softcap: f64 = Some(softcap);
-        /// Sets the limit to which queries, keys and values are clamped.
-        with_clip_qkv, clip_qkv: f64 = Some(clip_qkv);
         /// Sets the steps between projection and scores.
         with_steps, steps: Steps = steps;
         /// Sets where keys and values come from.
         with_key_value_source, key_value_source: KeyValueSource = key_value_source;
-        /// Sets the norm of the context.
-        with_context_norm, context_norm: HeadNorm = Some(context_norm);
-        /// Sets the gate of the context.
-        with_output_gate, output_gate: OutputGate = Some(output_gate);
-        /// Sets the groups of heads that are projected before the output projection.
-        with_output_groups, output_groups: OutputGroups = Some(output_groups);
-        /// Sets the most keys of a call.
-        with_max_keys, max_keys: usize = Some(max_keys);
-        /// Sets whether attention is between channels.
-        with_between_channels, between_channels: bool = between_channels;
-        /// Sets the side of the blocks of patches that make one query.
-        with_query_pool, query_pool: usize = Some(query_pool);
-        /// Sets the numbers of differential attention.
-        with_differential, differential: Differential = Some(differential);
-        /// Sets whether tokens may be global.
-        with_global_tokens, global_tokens: bool = global_tokens;
-        /// Sets the number of neighbors of a convolution of the values.
-        with_value_convolution, value_convolution: usize = Some(value_convolution);
         /// Sets the sizes of latent attention.
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
-        /// Sets whether a new layer learns an extra key and value.
-        with_add_bias_kv, add_bias_kv: bool = add_bias_kv;
-        /// Sets whether there is an extra key and value of zeros.
-        with_add_zero_attn, add_zero_attn: bool = add_zero_attn;
         /// Sets what each call has to give beyond its tokens.
         with_requires, requires: &[CallInput] = requires.to_vec();
     }
@@ -462,15 +363,31 @@ impl AttentionConfig {
         })
     }
 
-    /// How keys of blocks of tokens are made, if the layer has some.
-    pub(crate) fn compression(&self) -> Option<KeyCompression> {
-        self.latent?.compression
-    }
-
     /// Elements of the input of the output projection.
     pub(crate) fn context_size(&self) -> usize {
         let heads = self.num_attention_heads * self.resolved_value_head_dim();
-        self.output_groups.map_or(heads, |groups| groups.count * groups.rank)
+        self.mechanisms.iter().find_map(MechanismConfig::context_size).unwrap_or(heads)
+    }
+
+    /// Whether attention runs on other queries, keys and values than are projected: between channels, of pooled
+    /// queries, or of pairs of heads.
+    pub(crate) fn reshapes(&self) -> bool {
+        self.mechanisms.iter().any(MechanismConfig::reshapes)
+    }
+
+    /// Whether the input of the queries is projected to something else, too.
+    pub(crate) fn projects_more(&self) -> bool {
+        self.mechanisms.iter().any(MechanismConfig::projects_more)
+    }
+
+    /// Whether there are keys beside those of the tokens.
+    pub(crate) fn extends_keys(&self) -> bool {
+        self.mechanisms.iter().any(MechanismConfig::extends_keys)
+    }
+
+    /// Elements that a cache holds per token for mechanisms.
+    pub(crate) fn cached_size(&self) -> usize {
+        self.mechanisms.iter().map(|part| part.cached_size(self)).sum()
     }
 
     /// The sizes that a position scheme needs.
@@ -526,11 +443,9 @@ impl AttentionConfig {
             let allowed = format!("a divisor of num_attention_heads = {heads}");
             return Err(Error::config("num_key_value_heads", self.resolved_num_key_value_heads(), allowed));
         }
-        ensure!(self.max_keys != Some(0), Error::config("max_keys", 0, "at least 1"));
         let numbers = [
             ("scale", self.scale, self.scale.and_then(expected_factor)),
             ("softcap", self.softcap, self.softcap.and_then(expected_limit)),
-            ("clip_qkv", self.clip_qkv, self.clip_qkv.and_then(expected_limit)),
             ("dropout", Some(self.dropout), expected_dropout(self.dropout)),
         ];
         for (field, value, expected) in numbers {
@@ -554,17 +469,12 @@ impl AttentionConfig {
         if self.steps.rotate_values() && (d[0] != d[1] || self.latent.is_some()) {
             return Err(Error::config("value_head_dim", d[1], format!("{}: values are rotated as keys are", d[0])));
         }
-        self.context_norm.map_or(Ok(()), |norm| norm.validate(|| "context_norm eps".to_string()))?;
         if let (Some(cap), Position::RelativeSinusoids(scheme)) = (self.softcap, &self.position)
             && !scheme.in_halves
         {
             return Err(Error::config("softcap", cap, "none beside relative sinusoids with vectors"));
         }
-        self.check_reshaped()?;
-        self.check_differential()?;
-        self.check_global_tokens()?;
-        self.check_value_convolution()?;
-        self.check_output_groups()?;
+        self.mechanisms.iter().try_for_each(|part| part.validate(self))?;
         self.check_key_value_source()
     }
 }

@@ -141,13 +141,12 @@ pub use candle_core;
 pub use candle_nn;
 
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
-    ObserveOptions, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, Differential, GateActivation, GateOver,
+    KeyCompression, KeyValues, KvCache, MultiHeadAttention, ObserveOptions, OutputGate, OutputGroups, TopKeys,
 };
 pub use config::{
-    AttentionConfig, CallInput, Differential, Factor, GateActivation, GateOver, HeadNorm, KeyCompression,
-    KeyValueSource, LatentAttention, NormKind, NormOver, OutputGate, OutputGroups, ProjectionBias, Scoring, Step,
-    Steps,
+    AttentionConfig, CallInput, Factor, HeadNorm, KeyValueSource, LatentAttention, NormKind, NormOver, ProjectionBias,
+    Scoring, Step, Steps,
 };
 pub use error::{Error, Result};
 pub use mask::{AttentionMask, CallMask, PaddedIds};

@@ -7,10 +7,10 @@ use candle_nn::{Init, VarBuilder};
 
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
-use crate::attention::mechanism::{Mechanisms, Routes};
+use crate::attention::mechanism::{LayerParts, Mechanisms, Routes};
 use crate::attention::mechanisms;
 use crate::attention::steps::Norms;
-use crate::config::{AttentionConfig, KeyValueSource, OutputGate, ProjectionBias};
+use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::PositionState;
@@ -52,9 +52,8 @@ impl MultiHeadAttention {
             (None, KeyValueSource::Shared { .. }) => QkvWeights::Query(q()?),
         };
         let o = init_linear(&vb.pp("o_proj"), config.resolved_output_size(), config.context_size(), bias.o)?;
-        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
-        let gate = |gate: OutputGate| init_linear(&vb.pp(GATE), gate.rows(h, d_v), inputs[0], gate.bias);
-        let gate = config.output_gate.map(gate).transpose()?;
+        let gate = config.gate_projection().map(|(rows, bias)| init_linear(&vb.pp(GATE), rows, inputs[0], bias));
+        let gate = gate.transpose()?;
         let parameters = init_parameters(&config.parameters(), &vb)?;
         let position = init_parameters(&config.position.scheme().parameters(&config.sizes()), &vb)?;
         Self::from_weights(config, AttentionWeights { qkv, o, gate, parameters, position })
@@ -92,13 +91,12 @@ impl MultiHeadAttention {
         let (rows, inputs) = qkv_sizes(config);
         let [q, k, v] = qkv.has_biases();
         let bias = ProjectionBias { q, k, v, o: o.bias.is_some() };
-        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
-        let gate_rows = config.output_gate.map_or(0, |gate| gate.rows(h, d_v));
+        let gate_rows = config.gate_projection().map_or(0, |(rows, _)| rows);
         let qkv = match &config.latent {
             Some(latent) => Qkv::from_latents(qkv, latent.sizes(config), (gate, gate_rows))?,
             None => Qkv::new(qkv, rows, inputs, config.resolved_num_key_value_heads(), (gate, gate_rows))?,
         };
-        if qkv.has_gate() != config.output_gate.is_some() {
+        if qkv.has_gate() != config.projects_more() {
             let found = if qkv.has_gate() { "none" } else { "set" };
             return Err(Error::config("output_gate", found, "set if and only if the weights have a gate"));
         }
@@ -107,10 +105,10 @@ impl MultiHeadAttention {
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
         let norms = Norms::new(config, &parameters, qkv.like())?;
-        let global = mechanisms::global_qkv(config, &parameters)?;
-        let mut config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
-        config.output_gate = config.output_gate.map(|gate| gate.with_bias(qkv.gate_has_bias()));
-        let mechanisms = mechanisms::from_layer(&config, &parameters, qkv.like())?;
+        let config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
+        let config = config.with_gate_bias(qkv.gate_has_bias());
+        let parts = LayerParts { config: &config, parameters: &parameters, like: qkv.like() };
+        let mechanisms = mechanisms::from_layer(parts)?;
         let (identity, routes) = (Identity::new(qkv.id()), find_routes(&config, &parameters, &mechanisms));
         Ok(Self {
             config,
@@ -118,7 +116,6 @@ impl MultiHeadAttention {
             o_proj,
             parameters,
             norms,
-            global,
             mechanisms,
             routes,
             position: PositionState::new(position),

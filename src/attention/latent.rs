@@ -73,8 +73,10 @@ impl MultiHeadAttention {
         };
         let [q, shared] = self.stepped_latent(q, shared, tokens)?;
         let mut stored = concat_last(&latents, &shared)?;
-        if let Some(parts) = self.block_parts(key, wide)? {
-            stored = concat_last(&stored, &parts)?;
+        for mechanism in &self.mechanisms {
+            if let Some(parts) = mechanism.beside_latents(key, wide)? {
+                stored = concat_last(&stored, &parts)?;
+            }
         }
         Ok((q.to_dtype(dtype)?, stored.to_dtype(dtype)?))
     }

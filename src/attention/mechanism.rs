@@ -6,15 +6,41 @@
 use std::sync::Arc;
 
 use candle_attention_kernels::Team;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::attention::call::{CallOutput, OpenCall};
 use crate::attention::tokens::{CallTokens, Counted};
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
+use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::PendingBias;
 use crate::sdpa::Call;
+use crate::weights::{Parameter, Parameters};
+
+/// A row of the table of mechanisms: how a layer gets one.
+pub(super) struct MechanismRow {
+    /// The tensors that the mechanism has in a layer of a configuration; [absent](crate::weights::Presence::Absent)
+    /// where the configuration does not ask for it.
+    pub parameters: fn(&AttentionConfig) -> Vec<Parameter>,
+    /// The mechanism of a layer, if it has it.
+    pub from_layer: fn(LayerParts) -> Result<Option<Arc<dyn Mechanism>>>,
+}
+
+/// What mechanisms are made of.
+#[derive(Clone, Copy)]
+pub(super) struct LayerParts<'a> {
+    pub config: &'a AttentionConfig,
+    /// The checked parameters.
+    pub parameters: &'a Parameters,
+    /// A tensor with the dtype and device of the projections.
+    pub like: &'a Tensor,
+}
+
+/// A mechanism whose type is forgotten.
+pub(super) fn boxed(mechanism: Option<impl Mechanism + 'static>) -> Option<Arc<dyn Mechanism>> {
+    mechanism.map(|mechanism| Arc::new(mechanism) as Arc<dyn Mechanism>)
+}
 
 /// The mechanisms of a layer, in the order in which they act.
 pub(super) type Mechanisms = Vec<Arc<dyn Mechanism>>;
@@ -88,6 +114,17 @@ pub(super) trait Mechanism: Send + Sync {
     /// Keys (0) or values (1) `(b, s, h_kv, ·)` with the appended ones. Differentiable.
     fn append(&self, xs: Tensor, _which: usize) -> Result<Tensor> {
         Ok(xs)
+    }
+
+    /// Elements of the tokens `xs` `(b, s, key_size)` that are kept behind their latents, `(b, s, 1, n)` in `dtype`, of
+    /// a layer with latent attention. Differentiable.
+    fn beside_latents(&self, _xs: &Tensor, _dtype: DType) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    /// Keys `(b, s, 1, d)`, and those that are made of `parts`, which are kept behind the latents. Differentiable.
+    fn extend_keys(&self, keys: Tensor, _parts: &Tensor) -> Result<Tensor> {
+        Ok(keys)
     }
 
     /// The factor on the scores of `s` queries; `None`: that of the configuration.

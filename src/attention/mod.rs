@@ -22,6 +22,7 @@ mod mechanism;
 mod mechanisms;
 mod observe;
 mod options;
+mod parameters;
 mod projections;
 mod required;
 mod rows;
@@ -30,6 +31,7 @@ mod tokens;
 mod transform;
 
 pub use cache::{CrossCache, KeyValues, KvCache};
+pub use mechanisms::{Differential, GateActivation, GateOver, KeyCompression, OutputGate, OutputGroups};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
@@ -116,8 +118,6 @@ pub struct MultiHeadAttention {
     /// The tensors beside the projections and the position scheme.
     parameters: Parameters,
     norms: Norms,
-    /// The projections of global tokens.
-    global: Option<Qkv>,
     /// Those that this layer has, in the order in which they act.
     mechanisms: Mechanisms,
     /// The routes that the layer allows, whatever its weights track.

@@ -6,6 +6,7 @@ use candle_nn::Module;
 use crate::attention::MultiHeadAttention;
 use crate::attention::build::qkv_sizes;
 use crate::attention::cache::Identity;
+use crate::attention::mechanism::LayerParts;
 use crate::attention::mechanisms;
 use crate::attention::steps::Norms;
 use crate::config::KeyValueSource;
@@ -60,9 +61,7 @@ impl MultiHeadAttention {
             ProjectionKind::Value => bias.v = has_bias,
             ProjectionKind::QueryKeyValue => (bias.q, bias.k, bias.v) = (has_bias, has_bias, has_bias),
             ProjectionKind::Output => bias.o = has_bias,
-            ProjectionKind::Gate => {
-                copy.config.output_gate = copy.config.output_gate.map(|gate| gate.with_bias(has_bias));
-            }
+            ProjectionKind::Gate => copy.config = copy.config.with_gate_bias(has_bias),
         }
         match kind {
             ProjectionKind::Output => copy.o_proj = projection,
@@ -137,8 +136,8 @@ impl MultiHeadAttention {
         }
         match (kind, config.key_value_source) {
             (ProjectionKind::Query, _) => Ok([rows[0], inputs[0]]),
-            (ProjectionKind::Gate, _) => match config.output_gate {
-                Some(gate) => Ok([gate.rows(h, d_v), inputs[0]]),
+            (ProjectionKind::Gate, _) => match config.gate_projection() {
+                Some((rows, _)) => Ok([rows, inputs[0]]),
                 None => without("none", "a layer with a gate of the output"),
             },
             (ProjectionKind::Output, _) => Ok([config.resolved_output_size(), h * d_v]),
@@ -157,11 +156,11 @@ impl MultiHeadAttention {
     pub(super) fn map_projections(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         let (qkv, o_proj) = (self.qkv.map_parts(f)?, self.o_proj.map_tensors(f)?);
         let parameters = self.parameters.map_tensors(f)?;
+        let parts = LayerParts { config: &self.config, parameters: &parameters, like: qkv.like() };
         Ok(Self {
             config: self.config.clone(),
             norms: Norms::new(&self.config, &parameters, qkv.like())?,
-            global: mechanisms::global_qkv(&self.config, &parameters)?,
-            mechanisms: mechanisms::from_layer(&self.config, &parameters, qkv.like())?,
+            mechanisms: mechanisms::from_layer(parts)?,
             parameters,
             routes: self.routes,
             position: PositionState::new(self.position.weights().map_tensors(f)?),

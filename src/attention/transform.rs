@@ -18,8 +18,8 @@ pub(super) const OUTPUT: usize = 3;
 pub(super) enum Stored {
     /// Keys and values `(b, s, h_kv, ·)`.
     KeyValues([Tensor; 2]),
-    /// The latents of latent attention beside the rotated keys that all heads share, `(b, s, 1, rank + rope)`, and
-    /// beside what keys of blocks are made of.
+    /// The latents of latent attention, then the rotated keys that all heads share, `(b, s, 1, rank + rope)`, then the
+    /// elements of mechanisms.
     Latents([Tensor; 1]),
 }
 
@@ -80,7 +80,8 @@ impl MultiHeadAttention {
                     return Ok([q, k, v]);
                 }
                 let (own, all) = (k.dim(3)?, latents.dim(3)?);
-                let keys = self.with_block_keys(k, &latents.narrow(3, own, all - own)?)?;
+                let parts = latents.narrow(3, own, all - own)?;
+                let keys = self.mechanisms.iter().try_fold(k, |keys, mechanism| mechanism.extend_keys(keys, &parts))?;
                 Ok([q, keys.clone(), keys])
             }
         }

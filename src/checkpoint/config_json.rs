@@ -205,7 +205,7 @@ fn configure(
         norms: NORM_PARTS[..2].iter().any(|[weight, _]| held(weight)),
         gate: gate_rows(source, layout, &config)?,
         indexer: layout.holds_indexer(source),
-        blocks: config.compression().is_some(),
+        blocks: config.key_compression().is_some(),
         context_norm: held(CONTEXT_NORM_PARTS[0]),
         bias_rows,
         patch_keys: patch_keys(source, layout)?,

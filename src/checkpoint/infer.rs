@@ -1,10 +1,9 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
+use crate::attention::{KeyCompression, OutputGroups};
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
-use crate::config::{
-    AttentionConfig, KeyCompression, KeyValueSource, LatentAttention, OutputGroups, ProjectionBias, Scoring,
-};
+use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
 use crate::error::{Error, Result};
 use crate::families::layout::{ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, QkvNames};
 use crate::families::layouts::LAYOUTS;
@@ -127,7 +126,8 @@ pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Re
         config = config.with_scoring(Scoring::Additive);
     }
     if let Some(name) = layout.held_name(|name| source.contains(name), VALUE_CONVOLUTION) {
-        config.value_convolution = source.shape(&name)?.and_then(|shape| shape.last().copied());
+        let shape = source.shape(&name)?;
+        config = config.with_value_convolution(shape.and_then(|shape| shape.last().copied()));
     }
     config.validate()?;
     Ok(config)
@@ -204,10 +204,9 @@ fn infer_multi_query(
         return Err(Error::shape(source.full_name(names.q.weight), &[q.0, q.1], expected));
     }
     latent.q_lora_rank = q_a.map(|(rank, _)| rank);
-    if let Some([rate, width]) = shape(COMPRESSOR[2])? {
-        latent.compression = Some(KeyCompression::new(rate, Some(width) == d.checked_mul(2)));
-    }
-    let mut config = AttentionConfig::new(output, heads).with_bias(biases(source, layout)).with_latent(latent);
+    let blocks = shape(COMPRESSOR[2])?.map(|[rate, width]| KeyCompression::new(rate, Some(width) == d.checked_mul(2)));
+    let config = AttentionConfig::new(output, heads).with_bias(biases(source, layout)).with_latent(latent);
+    let mut config = config.with_key_compression(blocks);
     if let Some([rows, input]) = shape(OUTPUT_GROUPS)? {
         let count = q.0 / input;
         config = config.with_output_groups(OutputGroups::new(count, context.checked_div(count).unwrap_or(rows)));

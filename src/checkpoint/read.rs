@@ -2,9 +2,10 @@
 
 use candle_core::Tensor;
 
+use crate::attention::GateOver;
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
-use crate::config::{AttentionConfig, CallInput, GateOver, KeyValueSource};
+use crate::config::{AttentionConfig, CallInput, KeyValueSource};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::{
@@ -58,14 +59,14 @@ impl AttentionWeights {
             }
             (_, names) => (reader.qkv(names)?, reader.gate(config)?),
         };
-        let heads = config.output_groups.map(|groups| Rows { heads: groups.count, dim: groups.rank });
+        let heads = config.output_groups().map(|groups| Rows { heads: groups.count, dim: groups.rank });
         let (heads, output) = (heads.unwrap_or(reader.sizes.heads_of_output), config.resolved_output_size());
         let o = match &qkv {
             QkvWeights::Split(parts) if layout.o.is_absent() => reader.identity(output, &parts[1].weight)?,
             _ => reader.linear(layout.o, heads, output, false)?,
         };
         check_rotary(source, config)?;
-        if layout.holds_indexer(source) && config.max_keys.is_none() {
+        if layout.holds_indexer(source) && config.max_keys().is_none() {
             let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
             return Err(Error::config("max_keys", "none", allowed));
         }
@@ -340,9 +341,9 @@ impl Reader<'_> {
         config: &AttentionConfig,
         names: LinearNames,
     ) -> Result<(QkvWeights, Option<LinearWeights>)> {
-        if config.output_gate.is_none_or(|gate| gate.over != GateOver::Element) {
+        if config.output_gate().is_none_or(|gate| gate.over != GateOver::Element) {
             let allowed = format!("over elements: `{}` holds the gate", self.source.full_name(names.weight));
-            return Err(Error::config("output_gate", format!("{:?}", config.output_gate), allowed));
+            return Err(Error::config("output_gate", format!("{:?}", config.output_gate()), allowed));
         }
         let (rows, gate) = (self.sizes.rows().iter().sum::<usize>(), self.sizes.heads_of_output.len());
         let all = self.linear(names, Rows { heads: gate + rows, dim: 1 }, self.one_input()?, true)?;
@@ -355,7 +356,7 @@ impl Reader<'_> {
         let names = self.layout.gate_projection();
         let held = names.filter(|names| self.source.contains(names.weight));
         let Rows { heads, dim } = self.sizes.heads_of_output;
-        match (config.output_gate, held) {
+        match (config.output_gate(), held) {
             (None, None) if !in_query => Ok(None),
             (None, _) => {
                 let name = held.map_or(self.layout.required()[0], |names| names.weight);

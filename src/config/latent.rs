@@ -61,37 +61,6 @@ pub struct LatentAttention {
     pub index_topk: Option<usize>,
     /// Whether all heads share the latents and rotated keys as their one key and value; default no.
     pub multi_query: bool,
-    /// Keys of blocks of tokens beside those of the tokens, with `multi_query` alone; default none.
-    pub compression: Option<KeyCompression>,
-}
-
-/// Keys of whole blocks of tokens beside those of the tokens (DeepSeek V4): what a layer with a window sees of the
-/// tokens before it. Each token `t` has elements `c_t` and as many gates `g_t`, two projections of the layer's input,
-/// and each place in a block has biases `B`.
-///
-/// ```text
-/// key of block i = rotate(rms_norm(sum over t of softmax_t(g_t + B_t) · c_t), i · rate)    element by element
-/// ```
-///
-/// The sum is over the tokens of block `i`. If blocks overlap, tokens have twice the elements: the sum is over the
-/// second half of those of block `i` and the first half of those of the block before it. The query at position `p` sees
-/// the blocks that end before it or with it, `i < (p + 1) / rate`; masks hide tokens, not blocks. Blocks begin with the
-/// first token of a sequence, so a call gives no positions, its padding comes last, and sequences in a cache have equal
-/// lengths. Attention weights have a column for each block behind those of the tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeyCompression {
-    /// Tokens of a block, at least 1.
-    pub rate: usize,
-    /// Whether the sum is over the tokens of the block before, too.
-    pub overlapping: bool,
-}
-
-impl KeyCompression {
-    /// Keys of blocks of `rate` tokens.
-    pub fn new(rate: usize, overlapping: bool) -> Self {
-        Self { rate, overlapping }
-    }
 }
 
 impl LatentAttention {
@@ -108,7 +77,6 @@ impl LatentAttention {
             kv_lora_scale: 1.0,
             index_topk: None,
             multi_query: false,
-            compression: None,
         }
     }
 
@@ -130,8 +98,6 @@ impl LatentAttention {
         with_kv_lora_scale, kv_lora_scale: f64 = kv_lora_scale;
         /// Sets how many keys a query attends to at most.
         with_index_topk, index_topk: usize = Some(index_topk);
-        /// Sets the keys of blocks of tokens.
-        with_compression, compression: KeyCompression = Some(compression);
     }
 
     /// Elements of a query or key head.
@@ -139,14 +105,9 @@ impl LatentAttention {
         self.qk_nope_head_dim.saturating_add(self.qk_rope_head_dim)
     }
 
-    /// Elements that a cache holds per token.
+    /// Elements of the latent vector and the rotated key of a token.
     pub(crate) fn cached_size(&self) -> usize {
-        self.kv_lora_rank + self.qk_rope_head_dim + 2 * self.compressed_size()
-    }
-
-    /// Elements of a token for the keys of its blocks, which have as many gates.
-    pub(crate) fn compressed_size(&self) -> usize {
-        self.compression.map_or(0, |blocks| self.head_dim() * if blocks.overlapping { 2 } else { 1 })
+        self.kv_lora_rank + self.qk_rope_head_dim
     }
 
     /// The number of key-value heads: one, or as many as there are heads.
@@ -176,11 +137,6 @@ impl LatentAttention {
         for (field, size, expected, of) in whole.into_iter().filter(|_| self.multi_query) {
             ensure!(size == expected, Error::config(field, size, format!("{expected} with `multi_query`, {of}")));
         }
-        if let Some(KeyCompression { rate, .. }) = self.compression
-            && (!self.multi_query || rate == 0 || rate > MAX_SIZE)
-        {
-            return Err(Error::config("compression", rate, format!("1 to {MAX_SIZE} tokens, and `multi_query`")));
-        }
         for (field, factor) in [("q_lora_scale", self.q_lora_scale), ("kv_lora_scale", self.kv_lora_scale)] {
             if let Some(expected) = expected_factor(factor) {
                 return Err(Error::config(field, factor, expected));
@@ -206,15 +162,12 @@ impl LatentAttention {
         let steps_fit = of_queries && !learned && config.steps.keys == [Step::Rotate] && config.steps.values.is_empty();
         let others = [
             ("scoring", config.scoring != Scoring::ScaledDotProduct, "the scaled dot product"),
-            ("clip_qkv", config.clip_qkv.is_some(), "none"),
             (
                 "steps",
                 !steps_fit,
                 "a rotation, and of queries factors and norms without weights: other norms are those of the latents",
             ),
             ("key_value_source", config.key_value_source != KeyValueSource::Projections, "projections"),
-            ("add_bias_kv", config.add_bias_kv, "false"),
-            ("add_zero_attn", config.add_zero_attn, "false"),
             ("kv_lora_scale", self.multi_query && self.kv_lora_scale != 1.0, "1 and `multi_query`"),
             (
                 "position",

@@ -36,7 +36,7 @@ impl HeadNorm {
     }
 
     /// Checks the norm of `what`.
-    pub(super) fn validate(&self, what: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn validate(&self, what: impl FnOnce() -> String) -> Result<()> {
         if (self.eps as f32).is_finite() && self.eps >= 0.0 {
             Ok(())
         } else {

@@ -1,6 +1,7 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::config::{CallInput, GateActivation, NormKind, NormOver};
+use crate::attention::GateActivation;
+use crate::config::{CallInput, NormKind, NormOver};
 pub(crate) use crate::families::positions::{
     GEMMA_ROTARY, LayerPositions, Mrope, OF_KINDS, PATCH_ROTARY, PatchRotaryRow, PatchWindows, ROTARY, RotaryLayers,
     RotaryRow,

@@ -1,6 +1,7 @@
 //! Decoders with a gate or a norm between the heads and the output projection.
 
-use crate::config::{GateActivation, NormKind, NormOver};
+use crate::attention::GateActivation;
+use crate::config::{NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
     BART, BASE, Causal, ContextNormRow, Family, GateRow, HeadSizes, LayerPositions, MaxKeys, Mrope, OF_KINDS, OWN,

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, GateActivation, LatentAttention};
+use crate::attention::GateActivation;
+use crate::config::{AttentionConfig, LatentAttention};
 use crate::error::{Error, Result};
 use crate::families::family::{
     BASE, Causal, Family, GateRow, LatentRow, LayerPositions, MaxKeys, Mrope, QueryFactor, ROTARY, RotaryRow, Scale,
@@ -170,12 +171,12 @@ impl Layer<'_> {
         if latent.multi_query {
             self.section.note(&["rope_theta"]);
             let d = latent.head_dim();
-            let rope = self.rotated_share(d, latent.compression.is_some())?;
+            let rope = self.rotated_share(d, config.key_compression().is_some())?;
             let nope = d.checked_sub(rope).filter(|nope| *nope > 0);
             let allowed = || format!("less than {d}, as the weights under `{}` have heads", self.prefix);
             let nope = nope.ok_or_else(|| Error::config("qk_rope_head_dim", rope, allowed()))?;
             let whole = LatentAttention::new_multi_query(nope, rope);
-            latent = LatentAttention { q_lora_rank: latent.q_lora_rank, compression: latent.compression, ..whole };
+            latent = LatentAttention { q_lora_rank: latent.q_lora_rank, ..whole };
         }
         let stated = [
             ("q_lora_rank", latent.q_lora_rank.unwrap_or(0)),

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::config::{AttentionConfig, CallInput, Differential, HeadNorm};
+use crate::attention::Differential;
+use crate::config::{AttentionConfig, CallInput, HeadNorm};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
@@ -262,7 +263,8 @@ impl<'a> Layer<'a> {
 
     /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.
     pub fn configure(&self, mut config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
-        config.value_convolution = self.value_convolution(config.value_convolution)?;
+        let neighbors = self.value_convolution(config.value_convolution())?;
+        config = config.with_value_convolution(neighbors);
         let d = config.resolved_head_dim();
         if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
             config.latent = Some(self.latent(&row, latent, &config)?);
@@ -271,19 +273,20 @@ impl<'a> Layer<'a> {
         config.softcap = self.family.softcap.map(|key| self.float(key)).transpose()?.flatten();
         if self.family.clip_qkv {
             let beside = self.float("clip_qkv");
-            config.clip_qkv = self.nested_float("clip_qkv")?.map_or(beside, Ok)?;
+            config = config.with_clip_qkv(self.nested_float("clip_qkv")?.map_or(beside, Ok)?);
         }
-        config.between_channels = self.family.between_channels.is_some_and(|part| self.is_below(part));
-        config.query_pool = if self.family.pools_queries { self.query_pool()? } else { None };
+        config = config.with_between_channels(self.family.between_channels.is_some_and(|part| self.is_below(part)));
+        config = config.with_query_pool(if self.family.pools_queries { self.query_pool()? } else { None });
         if self.family.differential {
             let lambda_init = 0.8 - 0.6 * (-0.3 * self.index as f64).exp();
-            config.differential = Some(Differential::new(lambda_init, self.norm_eps()?));
+            config = config.with_differential(Differential::new(lambda_init, self.norm_eps()?));
         }
-        config.global_tokens = self.family.global_tokens && !self.cross && self.has_window()?;
-        config.output_gate = self.output_gate(&config, contents.gate)?;
-        config.max_keys = self.max_keys(&config, contents.indexer)?;
+        config = config.with_global_tokens(self.family.global_tokens && !self.cross && self.has_window()?);
+        let gate = self.output_gate(&config, contents.gate)?;
+        let max_keys = self.max_keys(&config, contents.indexer)?;
+        config = config.with_output_gate(gate).with_max_keys(max_keys);
         if !self.cross || contents.context_norm {
-            config.context_norm = self.context_norm(contents.context_norm)?;
+            config = config.with_context_norm(self.context_norm(contents.context_norm)?);
         }
         config.requires = self.required_inputs()?;
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();

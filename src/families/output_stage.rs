@@ -1,6 +1,7 @@
 //! The gate and the norm between the heads and the output projection, from a family's row and what a checkpoint holds.
 
-use crate::config::{AttentionConfig, GateOver, HeadNorm, OutputGate};
+use crate::attention::{GateOver, OutputGate};
+use crate::config::{AttentionConfig, HeadNorm};
 use crate::error::{Error, Result};
 use crate::families::family::{ContextNormRow, GateRow, MaxKeys};
 use crate::families::layer::Layer;
@@ -77,7 +78,7 @@ impl Layer<'_> {
             Some(MaxKeys::Blocks(count, size)) => required(count)?.saturating_mul(required(size)?),
             Some(MaxKeys::WholeBlocks(budget, size)) => required(budget)?.saturating_add(required(size)? - 1),
             Some(MaxKeys::Compressed(count)) => {
-                let rate = config.compression().map_or(1, |blocks| blocks.rate);
+                let rate = config.key_compression().map_or(1, |blocks| blocks.rate);
                 required(count)?.saturating_mul(rate).saturating_add(rate - 1)
             }
             None => {

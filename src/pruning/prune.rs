@@ -9,9 +9,7 @@ use crate::config::{AttentionConfig, KeyValueSource, NormOver};
 use crate::error::{Error, Result};
 use crate::tensor;
 use crate::tensor::{Freeze, MapTensors};
-use crate::weights::{
-    AttentionWeights, CONTEXT_NORM_PARTS, HeadKind, LatentWeights, LinearWeights, Parameter, Parameters, QkvWeights,
-};
+use crate::weights::{AttentionWeights, HeadKind, LatentWeights, LinearWeights, Parameter, Parameters, QkvWeights};
 
 impl MultiHeadAttention {
     /// The layer without these heads, which count from 0: the same output as with a
@@ -48,19 +46,8 @@ impl MultiHeadAttention {
             let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
         }
-        let in_groups = config.output_groups.map(|_| ("groups of heads before its output projection", "groups"));
-        let in_pairs = config.differential.map(|_| ("differential attention", "pairs"));
-        if let Some((what, are)) = in_pairs.or(in_groups) {
-            let expected = format!("one whose heads depend on no other: those of {what} are {are}");
-            return Err(Error::value("a layer to prune", format!("one with {what}"), expected));
-        }
         let weights = self.weights()?;
-        let shifts = weights.parameters.get(CONTEXT_NORM_PARTS[1]).is_some();
-        if config.context_norm.is_some_and(|norm| norm.over == NormOver::AllHeads) || shifts {
-            let expected =
-                "a norm per head without a bias, because others mix heads or give a pruned head a non-zero output";
-            return Err(Error::value("context_norm of a layer to prune", "another norm", expected));
-        }
+        config.mechanisms.iter().try_for_each(|part| part.check_pruning(&weights.parameters))?;
         let kept = Kept::new(config, heads);
         let weights = kept.weights(config, weights)?;
         let mut pruned = Self::from_weights(&kept.config(config), weights)?;

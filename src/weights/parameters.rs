@@ -184,6 +184,13 @@ pub(crate) enum Presence {
     Absent,
 }
 
+impl Presence {
+    /// Required in a layer whose configuration asks for it, absent in others.
+    pub fn required_if(is_asked: bool) -> Self {
+        if is_asked { Self::Required } else { Self::Absent }
+    }
+}
+
 /// Heads that a parameter may be divided among.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeadKind {

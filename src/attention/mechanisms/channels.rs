@@ -5,20 +5,72 @@ use candle_core::{D, Tensor};
 
 use crate::attention::AttentionOptions;
 use crate::attention::call::OpenCall;
-use crate::attention::mechanism::Mechanism;
+use crate::attention::mechanism::{Mechanism, MechanismRow, boxed};
 use crate::attention::tokens::{CallTokens, Counted};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig, Scoring};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::Call;
 
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |_| Vec::new(),
+    from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Channels>())),
+};
+
 /// Attention between the channels of each head.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Channels;
 
-impl Channels {
-    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
-        config.between_channels.then_some(Self)
+impl AttentionConfig {
+    /// Sets whether attention is between channels instead of tokens (Florence-2,
+    /// [DaViT](https://arxiv.org/abs/2204.03645)): the elements of a head are compared with one another by what they are
+    /// in all tokens, with the factor `s^-0.5` on the scores of `s` tokens, whatever `scale` is.
+    ///
+    /// Such a layer has neither positions nor masks nor a cache, and its attention weights are `(b, h, d, d)`.
+    #[must_use]
+    pub fn with_between_channels(mut self, between_channels: bool) -> Self {
+        self.mechanisms.set(between_channels.then_some(Channels));
+        self
     }
+
+    /// Whether attention is between channels instead of tokens.
+    pub fn between_channels(&self) -> bool {
+        self.mechanisms.get::<Channels>().is_some()
+    }
+}
+
+impl MechanismConfig for Channels {
+    fn validate(&self, config: &AttentionConfig) -> Result<()> {
+        check_reshaped(config)
+    }
+
+    fn reshapes(&self) -> bool {
+        true
+    }
+}
+
+/// Checks that a layer with attention between channels or of pooled queries has nothing that belongs to its tokens.
+pub(super) fn check_reshaped(config: &AttentionConfig) -> Result<()> {
+    let [d, d_v] = [config.resolved_head_dim(), config.resolved_value_head_dim()];
+    let found = if config.between_channels() && config.query_pool().is_some() {
+        "both".to_string()
+    } else if !config.position.is_none() {
+        format!("{} positions", config.position)
+    } else if !config.mask.is_full() {
+        format!("the mask {}", config.mask)
+    } else if config.latent.is_some() || d != d_v {
+        "values of another size than keys".to_string()
+    } else if config.extends_keys() {
+        "extra keys".to_string()
+    } else if config.scoring != Scoring::ScaledDotProduct {
+        "additive scoring".to_string()
+    } else if config.key_value_source != KeyValueSource::Projections {
+        "keys and values of another kind".to_string()
+    } else {
+        return Ok(());
+    };
+    let what = "a layer with attention between channels or of pooled queries";
+    Err(Error::value(what, found, "none of what belongs to tokens"))
 }
 
 impl Mechanism for Channels {

@@ -2,16 +2,39 @@
 
 use candle_core::Tensor;
 
-use crate::attention::mechanism::{Mechanism, Routes};
-use crate::config::AttentionConfig;
-use crate::error::Result;
+use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
+use crate::config::{AttentionConfig, MechanismConfig};
+use crate::ensure;
+use crate::error::{Error, Result};
+use crate::ops::expected_limit;
+
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |_| Vec::new(),
+    from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Clipping>())),
+};
 
 /// The largest magnitude of what the projections of queries, keys and values return.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Clipping(f64);
 
-impl Clipping {
-    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
-        config.clip_qkv.map(Self)
+impl AttentionConfig {
+    /// Clamps queries, keys and values to `-clip_qkv ..= clip_qkv` before any step (MPT, OLMo); from 1e-15 to 1e15.
+    #[must_use]
+    pub fn with_clip_qkv(mut self, clip_qkv: impl Into<Option<f64>>) -> Self {
+        self.mechanisms.set(clip_qkv.into().map(Clipping));
+        self
+    }
+
+    /// The limit to which queries, keys and values are clamped; `None`: they are not.
+    pub fn clip_qkv(&self) -> Option<f64> {
+        self.mechanisms.get::<Clipping>().map(|clipping| clipping.0)
+    }
+}
+
+impl MechanismConfig for Clipping {
+    fn validate(&self, config: &AttentionConfig) -> Result<()> {
+        ensure!(config.latent.is_none(), Error::config("clip_qkv", "set", "none with latent attention"));
+        expected_limit(self.0).map_or(Ok(()), |expected| Err(Error::config("clip_qkv", self.0, expected)))
     }
 }
 

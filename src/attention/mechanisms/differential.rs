@@ -2,28 +2,111 @@
 //! runs over the heads of a usual call.
 
 use candle_core::{D, Tensor};
+use candle_nn::Init;
 
 use super::channels::not_shared;
 use crate::attention::AttentionOptions;
 use crate::attention::call::OpenCall;
-use crate::attention::mechanism::{Mechanism, Routes};
-use crate::config::{AttentionConfig, Differential};
+use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, Routes, boxed};
+use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig};
 use crate::error::{Error, Result};
 use crate::ops::concat_last;
+use crate::position::Position;
 use crate::sdpa::Call;
 use crate::tensor::{compute_dtype, wide};
-use crate::weights::{LAMBDAS, Parameters};
+use crate::weights::{LAMBDAS, Parameter, Parameters, Presence};
+
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |config| {
+        let presence = Presence::required_if(config.differential().is_some());
+        let row = |name| Parameter {
+            field: "differential",
+            ..Parameter::new(name, [config.resolved_head_dim()], Init::Randn { mean: 0.0, stdev: 0.1 })
+                .with_presence(presence)
+        };
+        LAMBDAS.map(row).into()
+    },
+    from_layer: |layer| Ok(boxed(DifferentialHeads::from_layer(layer))),
+};
+
+/// Differential attention ([Ye 2024](https://arxiv.org/abs/2410.05258)): heads `i` and `i + h/2` are a pair, which
+/// shares the values of two heads, and of which one softmax is taken from the other.
+///
+/// ```text
+/// V = [v_j, v_{j + h_kv/2}]                           the values of the pair's key-value heads, side by side
+/// C = softmax(Q_i K_iᵀ) V - λ · softmax(Q_{i+h/2} K_{i+h/2}ᵀ) V
+/// λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init    with learned vectors of `head_dim` elements
+/// context = (1 - λ_init) · C / sqrt(mean(C²) + eps)   2 · v_head_dim elements per pair
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Differential {
+    /// The part of `λ` that is not learned; finite.
+    pub lambda_init: f64,
+    /// Added to the mean square of the context of a pair; finite, more than 0.
+    pub eps: f64,
+}
+
+impl Differential {
+    /// Differential attention with these numbers.
+    pub fn new(lambda_init: f64, eps: f64) -> Self {
+        Self { lambda_init, eps }
+    }
+}
+
+impl AttentionConfig {
+    /// Sets that pairs of heads are subtracted from one another (DiffLlama).
+    #[must_use]
+    pub fn with_differential(mut self, differential: impl Into<Option<Differential>>) -> Self {
+        self.mechanisms.set(differential.into());
+        self
+    }
+
+    /// The numbers of differential attention, if pairs of heads are subtracted from one another.
+    pub fn differential(&self) -> Option<Differential> {
+        self.mechanisms.get()
+    }
+}
+
+impl MechanismConfig for Differential {
+    /// Checks that heads are pairs, and that the layer has nothing that pairs do not.
+    fn validate(&self, config: &AttentionConfig) -> Result<()> {
+        let Self { lambda_init, eps } = *self;
+        let by_distance = matches!(config.position, Position::RelativeKeyValue(_));
+        let has_other_keys = config.latent.is_some() || config.key_value_source != KeyValueSource::Projections;
+        let also_reshaped = config.mechanisms.iter().filter(|part| part.reshapes()).count() > 1;
+        let allowed = if !config.resolved_num_key_value_heads().is_multiple_of(2) {
+            "none with an odd number of key-value heads: heads are pairs"
+        } else if also_reshaped || by_distance || has_other_keys {
+            "none beside latents, values by distance, pooled queries or keys of another kind"
+        } else if !(lambda_init as f32).is_finite() || !(eps as f32).is_finite() || eps <= 0.0 {
+            "finite numbers, eps above 0"
+        } else {
+            return Ok(());
+        };
+        Err(Error::config("differential", format!("({lambda_init}, {eps})"), allowed))
+    }
+
+    fn reshapes(&self) -> bool {
+        true
+    }
+
+    fn check_pruning(&self, _: &Parameters) -> Result<()> {
+        let expected = "one whose heads depend on no other: those of differential attention are pairs";
+        Err(Error::value("a layer to prune", "one with differential attention", expected))
+    }
+}
 
 /// The numbers and the vectors `(d)` of the factor on what is subtracted.
-pub(super) struct DifferentialHeads {
+struct DifferentialHeads {
     numbers: Differential,
     lambdas: Vec<Tensor>,
 }
 
 impl DifferentialHeads {
-    pub(super) fn from_layer(config: &AttentionConfig, parameters: &Parameters) -> Option<Self> {
+    fn from_layer(LayerParts { config, parameters, .. }: LayerParts) -> Option<Self> {
         let lambdas = LAMBDAS.iter().filter_map(|name| parameters.get(name).cloned()).collect();
-        config.differential.map(|numbers| Self { numbers, lambdas })
+        config.differential().map(|numbers| Self { numbers, lambdas })
     }
 }
 

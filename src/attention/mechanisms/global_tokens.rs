@@ -2,31 +2,105 @@
 //! A call runs all queries under the layer's window, with the global tokens beside it. Then the queries of global
 //! tokens run again in a layer with the other projections and no window, and take the place of the first.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Tensor};
+use candle_nn::Init;
 
 use crate::attention::build::qkv_sizes;
 use crate::attention::call::{CallOutput, OpenCall};
-use crate::attention::mechanism::{Mechanism, Routes};
-use crate::attention::mechanisms;
+use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, Routes, boxed};
 use crate::attention::observe::runs;
 use crate::attention::options::Tokens;
 use crate::attention::{
     AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys,
 };
-use crate::config::{AttentionConfig, ProjectionBias};
+use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig, ProjectionBias};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::Qkv;
 use crate::tensor::select;
-use crate::weights::{GLOBAL_PARTS, LinearWeights, Parameters, QkvWeights};
+use crate::weights::{GLOBAL_PARTS, HeadKind, LinearWeights, Parameter, Presence, QkvWeights};
 
-/// Global tokens, which each call says.
-pub(super) struct GlobalTokens;
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |config| (0..3).flat_map(|i| rows(config, i)).collect(),
+    from_layer: |layer| GlobalTokens::from_layer(layer).map(boxed),
+};
+
+/// Tokens may be global.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct GlobalTokensConfig;
+
+impl AttentionConfig {
+    /// Sets whether tokens may be global ([Longformer](https://arxiv.org/abs/2004.05150)), as each call says
+    /// ([`AttentionOptions::global_tokens`]): every query sees them beside its window, and their own queries see every
+    /// token, with projections of queries, keys and values of their own.
+    #[must_use]
+    pub fn with_global_tokens(mut self, global_tokens: bool) -> Self {
+        self.mechanisms.set(global_tokens.then_some(GlobalTokensConfig));
+        self
+    }
+
+    /// Whether tokens may be global.
+    pub fn global_tokens(&self) -> bool {
+        self.mechanisms.get::<GlobalTokensConfig>().is_some()
+    }
+}
+
+impl MechanismConfig for GlobalTokensConfig {
+    /// Checks that the layer has nothing that is made of its projections alone.
+    fn validate(&self, config: &AttentionConfig) -> Result<()> {
+        let has_more = config.latent.is_some() || config.projects_more() || config.reshapes();
+        let has_other_keys = config.key_value_source != KeyValueSource::Projections;
+        if has_more || has_other_keys || !config.position.is_none() {
+            let allowed = "false beside latents, a gate, positions, pooled queries or keys of another kind";
+            return Err(Error::config("global_tokens", true, allowed));
+        }
+        Ok(())
+    }
+
+    fn extends_keys(&self) -> bool {
+        true
+    }
+}
+
+/// The rows of the weight and of the bias of one of the projections of queries (0), keys (1) and values (2).
+fn rows(config: &AttentionConfig, i: usize) -> [Parameter; 2] {
+    let (sizes, inputs) = qkv_sizes(config);
+    let (out, input) = (sizes[i], inputs[i]);
+    let bound = (6.0 / (out as f64 + input as f64)).sqrt();
+    let row = |part: usize, shape: Vec<usize>, init: Init, presence: Presence| Parameter {
+        field: "global_tokens",
+        heads: if i == 0 { HeadKind::Query } else { HeadKind::KeyValue },
+        ..Parameter::new(GLOBAL_PARTS[i][part], shape, init)
+            .with_head_axis(0)
+            .with_presence(if config.global_tokens() { presence } else { Presence::Absent })
+    };
+    [
+        row(0, vec![out, input], Init::Uniform { lo: -bound, up: bound }, Presence::Required),
+        row(1, vec![out], Init::Const(0.0), Presence::Optional),
+    ]
+}
+
+/// The projections of global tokens, which each call says.
+struct GlobalTokens(Qkv);
 
 impl GlobalTokens {
-    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
-        config.global_tokens.then_some(Self)
+    fn from_layer(LayerParts { config, parameters, .. }: LayerParts) -> Result<Option<Self>> {
+        if !config.global_tokens() {
+            return Ok(None);
+        }
+        let part = |[weight, bias]: [&str; 2]| {
+            Ok::<_, Error>(LinearWeights {
+                weight: parameters.require(weight)?.clone(),
+                bias: parameters.get(bias).cloned(),
+            })
+        };
+        let [query, key, value] = GLOBAL_PARTS;
+        let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
+        let (rows, inputs) = qkv_sizes(config);
+        Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(|qkv| Some(Self(qkv)))
     }
 }
 
@@ -70,69 +144,64 @@ impl Mechanism for GlobalTokens {
     }
 
     fn finish(&self, call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
-        call.with_global_queries(result)
+        match self.queries(call)? {
+            Some(queries) => queries.join_output(call, result),
+            None => Ok(result),
+        }
     }
 
     fn finish_stats(&self, call: &OpenCall, stats: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
-        call.with_global_stats(stats, what)
+        match self.queries(call)? {
+            Some(queries) => queries.join_stats(call, stats, what),
+            None => Ok(stats),
+        }
     }
 }
 
-/// The projections of global tokens, if there are some among `parameters`, which are checked.
-pub(in crate::attention) fn global_qkv(config: &AttentionConfig, parameters: &Parameters) -> Result<Option<Qkv>> {
-    if !config.global_tokens {
-        return Ok(None);
-    }
-    let part = |[weight, bias]: [&str; 2]| {
-        Ok::<_, Error>(LinearWeights {
-            weight: parameters.require(weight)?.clone(),
-            bias: parameters.get(bias).cloned(),
-        })
-    };
-    let [query, key, value] = GLOBAL_PARTS;
-    let weights = QkvWeights::Split(Box::new([part(query)?, part(key)?, part(value)?]));
-    let (rows, inputs) = qkv_sizes(config);
-    Qkv::new(weights, rows, inputs, config.resolved_num_key_value_heads(), (None, 0)).map(Some)
-}
-
-impl MultiHeadAttention {
-    /// The layer of the queries of global tokens. All but its projections is shared with this one.
-    fn global_layer(&self) -> Result<Option<Self>> {
-        let Some(qkv) = self.global.clone() else { return Ok(None) };
-        let [q, k, v] = GLOBAL_PARTS.map(|[_, bias]| self.parameters.get(bias).is_some());
-        let config = self.config.clone().with_mask(AttentionMask::full()).with_global_tokens(false);
-        let config = AttentionConfig { bias: ProjectionBias { q, k, v, ..self.config.bias }, ..config };
-        let mut layer = Self { config, qkv, global: None, ..self.clone() };
-        layer.mechanisms = mechanisms::from_layer(&layer.config, &layer.parameters, layer.qkv.like())?;
-        Ok(Some(layer))
-    }
-}
-
-impl OpenCall<'_> {
-    /// Which tokens are global, `(b, s)` of 0 and 1, the layer of their queries and its options, if the call has such.
-    fn global(&self) -> Result<Option<(Tensor, MultiHeadAttention, AttentionOptions<'_>)>> {
-        let Some(tokens) = self.options.global_tokens else { return Ok(None) };
-        let Some(layer) = self.layer.global_layer()? else { return Ok(None) };
-        let (b, s, _) = self.xs[0].dims3()?;
+impl GlobalTokens {
+    /// The queries of global tokens of a call, if it has such.
+    fn queries<'a>(&self, call: &OpenCall<'a>) -> Result<Option<GlobalQueries<'a>>> {
+        let Some(tokens) = call.options.global_tokens else { return Ok(None) };
+        let (b, s, _) = call.xs[0].dims3()?;
         let is_global = tokens.to_device(&Device::Cpu)?.ne(0.0)?.broadcast_as((b, s))?.contiguous()?;
-        Ok(Some((is_global, layer, AttentionOptions { global_tokens: None, ..*self.options })))
+        let options = AttentionOptions { global_tokens: None, ..*call.options };
+        Ok(Some(GlobalQueries { is_global, layer: self.layer(call.layer), options }))
     }
 
-    /// What the call returns, with the queries of global tokens. Differentiable.
-    fn with_global_queries(&self, own: CallOutput) -> Result<CallOutput> {
-        let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
+    /// The layer of the queries of global tokens. All but its projections is shared with `layer`.
+    fn layer(&self, layer: &MultiHeadAttention) -> MultiHeadAttention {
+        let [q, k, v] = GLOBAL_PARTS.map(|[_, bias]| layer.parameters.get(bias).is_some());
+        let config = layer.config.clone().with_mask(AttentionMask::full()).with_global_tokens(false);
+        let config = AttentionConfig { bias: ProjectionBias { q, k, v, ..layer.config.bias }, ..config };
+        let others = layer.mechanisms.iter().filter(|other| !std::ptr::addr_eq(Arc::as_ptr(other), self)).cloned();
+        MultiHeadAttention { config, qkv: self.0.clone(), mechanisms: others.collect(), ..layer.clone() }
+    }
+}
+
+/// The queries of the global tokens of a call.
+struct GlobalQueries<'a> {
+    /// Which tokens are global, `(b, s)` of 0 and 1.
+    is_global: Tensor,
+    layer: MultiHeadAttention,
+    options: AttentionOptions<'a>,
+}
+
+impl GlobalQueries<'_> {
+    /// The output of the call with that of these queries. Differentiable.
+    fn join_output(&self, call: &OpenCall, own: CallOutput) -> Result<CallOutput> {
+        let is_global = &self.is_global;
         let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
         let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
         let places: Vec<usize> = (0..is_global.dim(1)?).filter(is_place).collect();
         let (mut output, mut weights) = (own.output.apply()?, own.attention_weights);
         for run in runs(&places, usize::MAX) {
             let narrow = |xs: &Tensor, dim: usize| xs.narrow(dim, run.start, run.len());
-            let [query, key, value] = &self.xs;
+            let [query, key, value] = &call.xs;
             let query = narrow(query, 1)?;
-            let mask = self.mask.select_queries(run.clone(), self.sizes.shape)?;
+            let mask = call.mask.select_queries(run.clone(), call.sizes.shape)?;
             let inputs = AttentionInputs::new(&query, key, value, mask);
-            let here = layer.open_given(&inputs, &options, |call| call.run())?;
-            let is_global = narrow(&is_global, 1)?;
+            let here = self.layer.open_given(&inputs, &self.options, |call| call.run())?;
+            let is_global = narrow(is_global, 1)?;
             output = with_rows(&output, &here.output.apply()?, &is_global, 1, run.start)?;
             if let (Some(all), Some(here)) = (&weights, here.attention_weights) {
                 weights = Some(with_rows(all, &here, &is_global, 2, run.start)?);
@@ -141,14 +210,14 @@ impl OpenCall<'_> {
         Ok(CallOutput { output: output.into(), attention_weights: weights })
     }
 
-    /// The statistics of the call, with the queries of global tokens.
-    fn with_global_stats(&self, own: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
-        let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
-        let [query, key, value] = &self.xs;
-        let inputs = AttentionInputs::new(query, key, value, self.mask);
-        let here = layer.open_given(&inputs, &options, |call| call.observe(what))?;
-        let queries = what.queries.as_deref().map(|queries| select(&is_global, queries, 1)).transpose()?;
-        let queries = queries.as_ref().unwrap_or(&is_global);
+    /// The statistics of the call with those of these queries.
+    fn join_stats(&self, call: &OpenCall, own: AttentionStats, what: &ObserveOptions) -> Result<AttentionStats> {
+        let is_global = &self.is_global;
+        let [query, key, value] = &call.xs;
+        let inputs = AttentionInputs::new(query, key, value, call.mask);
+        let here = self.layer.open_given(&inputs, &self.options, |call| call.observe(what))?;
+        let queries = what.queries.as_deref().map(|queries| select(is_global, queries, 1)).transpose()?;
+        let queries = queries.as_ref().unwrap_or(is_global);
         let join = |own: &Tensor, here: &Tensor| with_rows(own, here, queries, 2, 0);
         let both =
             |own: Option<Tensor>, here: Option<Tensor>| own.zip(here).map(|(own, here)| join(&own, &here)).transpose();
@@ -157,7 +226,7 @@ impl OpenCall<'_> {
             Ok::<_, Error>(TopKeys { keys: join(&own.keys, &here.keys)?, attention_weights })
         });
         Ok(AttentionStats {
-            output: with_rows(&own.output, &here.output, &is_global, 1, 0)?,
+            output: with_rows(&own.output, &here.output, is_global, 1, 0)?,
             attention_weights: both(own.attention_weights, here.attention_weights)?,
             entropy: both(own.entropy, here.entropy)?,
             mean_distance: both(own.mean_distance, here.mean_distance)?,

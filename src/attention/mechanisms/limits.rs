@@ -4,19 +4,48 @@
 //! them, as it is in the layers whose checkpoints have limits.
 
 use candle_core::{DType, Tensor};
+use candle_nn::Init;
 
-use crate::attention::mechanism::{Mechanism, Routes};
+use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
+use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
-use crate::weights::{LIMITS, Parameters};
+use crate::position::Position;
+use crate::weights::{HeadKind, LIMITS, Parameter, Parameters, Presence};
+
+/// A layer has limits if its checkpoint holds them; no configuration says so.
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |config| LIMITS.as_flattened().iter().enumerate().map(|(i, name)| row(config, i, name)).collect(),
+    from_layer: |layer| Limits::from_parameters(layer.parameters).map(boxed),
+};
+
+/// The row of the `i`-th limit.
+fn row(config: &AttentionConfig, i: usize, name: &'static str) -> Parameter {
+    // Layers with projections of other names, or whose projections return something else.
+    let is_other = config.latent.is_some()
+        || config.global_tokens()
+        || matches!(config.position, Position::Disentangled(_))
+        || config.key_value_source != KeyValueSource::Projections;
+    let other = LIMITS.as_flattened()[i ^ 1];
+    Parameter {
+        field: "limits",
+        init: None,
+        heads: if (4..12).contains(&i) { HeadKind::KeyValue } else { HeadKind::Query },
+        ..Parameter::new(name, [], Init::Const(0.0)).with_presence(if is_other {
+            Presence::Absent
+        } else {
+            Presence::Together(other)
+        })
+    }
+}
 
 /// The smallest and the largest input and output of each projection that has limits.
-pub(super) struct Limits {
+struct Limits {
     inputs: [Option<[Tensor; 2]>; 4],
     outputs: [Option<[Tensor; 2]>; 4],
 }
 
 impl Limits {
-    pub(super) fn from_parameters(parameters: &Parameters) -> Result<Option<Self>> {
+    fn from_parameters(parameters: &Parameters) -> Result<Option<Self>> {
         let pair = |names: [&str; 2]| -> Result<Option<[Tensor; 2]>> {
             let [Some(min), Some(max)] = names.map(|name| parameters.get(name).cloned()) else { return Ok(None) };
             check_limits(names, [&min, &max])?;

@@ -15,39 +15,40 @@ mod output_groups;
 mod pooled_queries;
 mod value_convolution;
 
-use std::sync::Arc;
+pub use block_keys::KeyCompression;
+pub use differential::Differential;
+pub use output_gate::{GateActivation, GateOver, OutputGate};
+pub use output_groups::OutputGroups;
 
-use candle_core::Tensor;
-
-pub(super) use block_keys::BlockKeys;
-pub(super) use global_tokens::global_qkv;
-
-use crate::attention::mechanism::{Mechanism, Mechanisms};
+use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms};
 use crate::config::AttentionConfig;
 use crate::error::Result;
-use crate::weights::Parameters;
+use crate::weights::Parameter;
 
-/// The mechanisms of a layer with this configuration and these checked parameters, in the order in which they act. The
-/// projections have the dtype and device of `like`.
-pub(super) fn from_layer(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Mechanisms> {
-    fn one(mechanism: Option<impl Mechanism + 'static>) -> Option<Arc<dyn Mechanism>> {
-        mechanism.map(|mechanism| Arc::new(mechanism) as Arc<dyn Mechanism>)
-    }
-    let all = [
-        one(key_limit::KeyLimit::from_config(config)),
-        one(global_tokens::GlobalTokens::from_config(config)),
-        one(limits::Limits::from_parameters(parameters)?),
-        one(clipping::Clipping::from_config(config)),
-        one(extra_keys::ExtraKeys::from_layer(config, parameters)),
-        one(multi_query::MultiQuery::from_config(config)),
-        one(BlockKeys::from_config(config)),
-        one(channels::Channels::from_config(config)),
-        one(pooled_queries::PooledQueries::from_config(config)),
-        one(differential::DifferentialHeads::from_layer(config, parameters)),
-        one(context_norm::ContextNorm::from_layer(config, parameters, like)?),
-        one(output_gate::Gate::from_config(config)),
-        one(output_groups::GroupedOutput::from_layer(config, parameters)),
-        one(value_convolution::ValueConvolution::from_layer(config, parameters)),
-    ];
-    Ok(all.into_iter().flatten().collect())
+/// All mechanisms, in the order in which they act.
+const ALL: [MechanismRow; 14] = [
+    key_limit::ROW,
+    global_tokens::ROW,
+    limits::ROW,
+    clipping::ROW,
+    extra_keys::ROW,
+    multi_query::ROW,
+    block_keys::ROW,
+    channels::ROW,
+    pooled_queries::ROW,
+    differential::ROW,
+    context_norm::ROW,
+    output_gate::ROW,
+    output_groups::ROW,
+    value_convolution::ROW,
+];
+
+/// The mechanisms of a layer, in the order in which they act.
+pub(super) fn from_layer(layer: LayerParts) -> Result<Mechanisms> {
+    ALL.iter().filter_map(|row| (row.from_layer)(layer).transpose()).collect()
+}
+
+/// The rows of the tensors of all mechanisms in a layer of this configuration.
+pub(super) fn parameters(config: &AttentionConfig) -> impl Iterator<Item = Parameter> {
+    ALL.iter().flat_map(|row| (row.parameters)(config))
 }

@@ -4,19 +4,22 @@ use candle_core::Tensor;
 
 use crate::attention::AttentionOptions;
 use crate::attention::call::OpenCall;
-use crate::attention::mechanism::Mechanism;
+use crate::attention::mechanism::{Mechanism, MechanismRow, boxed};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::ops::concat_last;
 use crate::position::{Position, PositionScheme, Rotary};
 
+pub(super) const ROW: MechanismRow =
+    MechanismRow { parameters: |_| Vec::new(), from_layer: |layer| Ok(boxed(MultiQuery::from_config(layer.config))) };
+
 /// The elements at the end of each head that are rotated, in values, too.
-pub(super) struct MultiQuery {
+struct MultiQuery {
     rope: usize,
 }
 
 impl MultiQuery {
-    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
+    fn from_config(config: &AttentionConfig) -> Option<Self> {
         config.latent.filter(|latent| latent.multi_query).map(|latent| Self { rope: latent.qk_rope_head_dim })
     }
 }

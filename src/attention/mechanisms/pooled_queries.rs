@@ -2,21 +2,49 @@
 
 use candle_core::Tensor;
 
-use super::channels::{check_whole, not_shared};
+use super::channels::{check_reshaped, check_whole, not_shared};
 use crate::attention::AttentionOptions;
-use crate::attention::mechanism::Mechanism;
+use crate::attention::mechanism::{Mechanism, MechanismRow, boxed};
 use crate::attention::tokens::{CallTokens, Counted};
-use crate::config::AttentionConfig;
+use crate::config::{AttentionConfig, MechanismConfig};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::Call;
 
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |_| Vec::new(),
+    from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<PooledQueries>())),
+};
+
 /// The side of the blocks of patches.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PooledQueries(usize);
 
-impl PooledQueries {
-    pub(super) fn from_config(config: &AttentionConfig) -> Option<Self> {
-        config.query_pool.map(Self)
+impl AttentionConfig {
+    /// Sets the side of the blocks of patches of which queries are the largest values, element by element, so that
+    /// there are as many queries as blocks (Hiera as SAM 2 has it). Patches come row by row, in a square, such as a
+    /// window of the image; such a layer has neither positions nor masks nor a cache.
+    #[must_use]
+    pub fn with_query_pool(mut self, query_pool: impl Into<Option<usize>>) -> Self {
+        self.mechanisms.set(query_pool.into().map(PooledQueries));
+        self
+    }
+
+    /// The side of the blocks of patches that make one query, if queries are pooled.
+    pub fn query_pool(&self) -> Option<usize> {
+        self.mechanisms.get::<PooledQueries>().map(|pooled| pooled.0)
+    }
+}
+
+impl MechanismConfig for PooledQueries {
+    fn validate(&self, config: &AttentionConfig) -> Result<()> {
+        ensure!(self.0 >= 2, Error::config("query_pool", self.0, "at least 2"));
+        check_reshaped(config)
+    }
+
+    fn reshapes(&self) -> bool {
+        true
     }
 }
 

@@ -41,9 +41,6 @@ impl<'a, 'b> Cached<'a, 'b> {
         let cache = &**self.cache;
         let config = &layer.config;
         let scheme = config.position.scheme();
-        if config.add_bias_kv || config.add_zero_attn {
-            return Err(Error::config("add_bias_kv or add_zero_attn", true, "false with a cache"));
-        }
         if scheme.traits().needs_full_sequence {
             let allowed = "a scheme that works with a cache; this one needs the whole sequence";
             return Err(Error::config("position", &config.position, allowed));
@@ -54,7 +51,7 @@ impl<'a, 'b> Cached<'a, 'b> {
             return Err(Error::value("a cached call", found, "as many new keys as new queries"));
         }
         let (h_kv, d, d_v) = match &config.latent {
-            Some(latent) => (1, latent.cached_size(), 0),
+            Some(latent) => (1, latent.cached_size() + config.cached_size(), 0),
             None => {
                 (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim())
             }

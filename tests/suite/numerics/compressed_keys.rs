@@ -21,10 +21,10 @@ const CPU: Device = Device::Cpu;
 /// Four heads of 10 elements, of which 4 are rotated, in two groups.
 fn config(compression: Option<KeyCompression>) -> AttentionConfig {
     let latent = LatentAttention::new_multi_query(6, 4).with_q_lora_rank(5);
-    let latent = compression.map_or(latent, |compression| latent.with_compression(compression));
     let norm = HeadNorm::new(NormKind::Rms, NormOver::Head, 1e-6).with_weighted(false);
     AttentionConfig::new(12, 4)
         .with_latent(latent)
+        .with_key_compression(compression)
         .with_position(Rotary::default().with_style(RotaryStyle::Interleaved).with_theta(100.0))
         .with_steps(Steps::default().with_queries(vec![Step::Norm(norm), Step::Rotate]))
         .with_mask(AttentionMask::window(Some(2), Some(0)))
@@ -122,7 +122,8 @@ fn what_blocks_do_not_go_with_is_an_error() {
         config.validate()
     };
     says(latent(|latent| latent.multi_query = false), &["compression = 2", "`multi_query`"]);
-    says(latent(|latent| latent.compression = Some(KeyCompression::new(0, true))), &["compression = 0"]);
+    let whole = |rate| config(None).with_key_compression(KeyCompression::new(rate, true));
+    says(whole(0).validate(), &["compression = 0"]);
     says(latent(|latent| latent.kv_lora_rank = 7), &["kv_lora_rank = 7", "expected 6 with `multi_query`"]);
     says(latent(|latent| latent.v_head_dim = 6), &["v_head_dim = 6", "expected 10"]);
     says(latent(|latent| latent.kv_lora_scale = 2.0), &["kv_lora_scale"]);
@@ -167,7 +168,7 @@ fn both_spellings_of_the_configuration_are_read() {
         );
         let [read, other] = [&flat, &nested].map(|json| config_from_json(json, &source).unwrap().config);
         assert_eq!(read, other);
-        assert_eq!((read.latent, read.max_keys), (layer.config().latent, compression.map(|_| 4 * 4 + 3)));
+        assert_eq!((read.latent, read.max_keys()), (layer.config().latent, compression.map(|_| 4 * 4 + 3)));
         let Position::Rotary(rotary) = &read.position else { panic!("{}", read.position) };
         assert_eq!((rotary.theta, rotary.dim), (theta, Some(4)));
         let is_scaled = matches!(rotary.scaling, RotaryScaling::Yarn { attention_factor: Some(1.0), .. });

@@ -87,8 +87,7 @@ fn what_is_no_pair_is_refused() {
     }
     let layer = random_layer(&config(), 0.5, &mut Random::new(5));
     says(layer.prune_heads(&[0]), &["a layer to prune", "pairs"]);
-    let mut plain = config();
-    plain.differential = None;
+    let plain = config().with_differential(None);
     let weights = layer.weights().unwrap();
     says(candle_attention::MultiHeadAttention::from_weights(&plain, weights), &["differential", "lambda_"]);
 }

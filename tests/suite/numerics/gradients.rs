@@ -217,7 +217,7 @@ fn reshaped_and_cosine_attention_have_finite_difference_gradients() {
         ("cosines", plain.with_scale(1.0 / 3.0).with_steps(steps).with_position(computed), network),
     ];
     for (what, config, own) in forms {
-        let queries = if config.query_pool.is_some() { 1 } else { 4 };
+        let queries = if config.query_pool().is_some() { 1 } else { 4 };
         let parts =
             ["q_proj", "k_proj", "v_proj", "o_proj"].map(|part| [format!("{part}.weight"), format!("{part}.bias")]);
         let projections = parts

@@ -131,10 +131,10 @@ fn configuration(u: &mut Unstructured, random: &mut Random) -> Result<()> {
     if rarely(u, 4)? {
         config.scale = Some(*u.choose(FLOATS)?);
         config.softcap = Some(*u.choose(FLOATS)?);
-        config.clip_qkv = Some(*u.choose(FLOATS)?);
+        config = config.with_clip_qkv(*u.choose(FLOATS)?);
         config.dropout = *u.choose(FLOATS)?;
     }
-    (config.add_bias_kv, config.add_zero_attn) = (rarely(u, 6)?, rarely(u, 6)?);
+    config = config.with_add_bias_kv(rarely(u, 6)?).with_add_zero_attn(rarely(u, 6)?);
     if rarely(u, 6)? {
         config.scoring = Scoring::Additive;
     }
