@@ -42,7 +42,7 @@ impl OpenCall<'_> {
             });
             let padded = AttentionInputs::new(&query, &key, &value, mask);
             let CallOutput { output, attention_weights: weights } =
-                layer.open_given(&padded, &options, |call| call.run())?;
+                layer.open_given(&padded, &options)?.run()?;
             outputs.push(output.apply()?.reshape((bucket.padded_tokens(), size))?);
             attention_weights = weights;
         }
@@ -61,7 +61,7 @@ impl OpenCall<'_> {
         let options = AttentionOptions { positions: positions.as_ref(), ..*self.options };
         let mask = self.mask.clone().and(AttentionMask::padding(lengths));
         let padded = AttentionInputs::new(&query, &key, &value, mask);
-        let stats = self.layer.open_given(&padded, &options, |call| call.observe(what))?;
+        let stats = self.layer.open_given(&padded, &options)?.observe(what)?;
         let output = stats.output.flatten(0, 1)?.index_select(&padding.places()?, 0)?;
         Ok(AttentionStats { output, ..stats })
     }

@@ -65,24 +65,22 @@ enum Route {
 }
 
 impl MultiHeadAttention {
-    /// Opens a call and gives it to `then`. Every call of the layer comes through here.
-    pub(super) fn open<T>(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-        then: impl FnOnce(OpenCall) -> Result<T>,
-    ) -> Result<T> {
+    /// Opens a call. Every call of the layer comes through here.
+    pub(super) fn open<'a>(
+        &'a self,
+        inputs: &'a AttentionInputs,
+        options: &'a AttentionOptions,
+    ) -> Result<OpenCall<'a>> {
         self.check_required(inputs, options)?;
-        self.open_given(inputs, options, then)
+        self.open_given(inputs, options)
     }
 
     /// [`open`](Self::open) for inputs that hold what the layer requires.
-    pub(super) fn open_given<T>(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-        then: impl FnOnce(OpenCall) -> Result<T>,
-    ) -> Result<T> {
+    pub(super) fn open_given<'a>(
+        &'a self,
+        inputs: &'a AttentionInputs,
+        options: &'a AttentionOptions,
+    ) -> Result<OpenCall<'a>> {
         let mut tokens = inputs.kind()?;
         let b = tokens.check(self, inputs, options)?;
         self.check_options(inputs.query, b, options)?;
@@ -91,11 +89,7 @@ impl MultiHeadAttention {
         let [query, key] = inputs.with_vectors()?;
         let xs = [query, key, inputs.value.clone()];
         let (counted, mask) = tokens.count(self, &xs, options, self.joined_mask(&inputs.mask, options)?)?;
-        let exact = self.exact_for(&xs, &counted, &mask, options);
-        let layer = exact.as_ref().unwrap_or(self);
-        let draft = Draft { layer, xs, given: &inputs.mask, options, tokens, counted, mask };
-        let call = draft.prepare()?;
-        then(OpenCall { quantization: call.quantization.filter(|_| exact.is_none()), ..call })
+        Draft { layer: self, xs, given: &inputs.mask, options, tokens, counted, mask }.prepare()
     }
 
     /// The mask of a call and that of the layer, which a mechanism may join in its own way.
@@ -113,28 +107,16 @@ impl MultiHeadAttention {
         self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_keys(keys))
     }
 
-    /// The layer for a call in training, whose weights in few bits are multiplied exactly in all projections; `None`
-    /// for every other call and layer. `mask` is that of the call, of the layer and of the tokens.
-    fn exact_for(
-        &self,
-        xs: &[Tensor; 3],
-        counted: &Counted,
-        mask: &AttentionMask,
-        options: &AttentionOptions,
-    ) -> Option<Self> {
-        let cos_sin = options.cos_sin.into_iter().flatten();
-        let given = [options.head_mask, options.score_bias].into_iter().flatten().chain(cos_sin);
-        let in_training = options.train
-            || xs.iter().chain(given).any(Tensor::track_op)
-            || counted.stored.is_some_and(|(_, tracked)| tracked)
-            || mask.tracks_gradient();
-        self.exact_if(in_training)
+    /// The layer that runs a call: a copy with exact products if the call trains a layer with weights in few bits.
+    pub(super) fn for_call(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Cow<'_, Self> {
+        let in_training = || options.train || inputs.tracks_gradient() || options.tracks_gradient();
+        self.exact_if(in_training).map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
     /// The layer with exact products of its weights in few bits, if it has such and is `in_training`, or has variables.
-    pub(super) fn exact_if(&self, in_training: bool) -> Option<Self> {
+    pub(super) fn exact_if(&self, in_training: impl FnOnce() -> bool) -> Option<Self> {
         self.quantization()?;
-        (in_training || self.tracks_gradient() || self.o_proj.tracks_gradient()).then(|| {
+        (in_training() || self.tracks_gradient() || self.o_proj.tracks_gradient()).then(|| {
             let mut exact = self.clone();
             exact.set_exact();
             exact
@@ -277,7 +259,7 @@ impl<'a> Draft<'a> {
         };
         let Self { layer, xs, given, options, tokens, counted, .. } = draft;
         let absorbed = counted.new_tokens.as_ref().and_then(|_| layer.absorbed_call(&sizes, &sdpa));
-        let quantization = layer.quantization();
+        let quantization = layer.quantization().filter(|_| !layer.is_exact());
         Ok(OpenCall {
             layer,
             xs,

@@ -98,6 +98,11 @@ impl MultiHeadAttention {
         self.qkv.set_exact();
         self.o_proj.set_exact();
     }
+
+    /// Whether [`set_exact`](Self::set_exact) has been called.
+    pub(super) fn is_exact(&self) -> bool {
+        self.qkv.is_exact() || self.o_proj.is_exact()
+    }
 }
 
 impl Freeze for MultiHeadAttention {

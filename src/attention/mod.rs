@@ -261,7 +261,7 @@ impl MultiHeadAttention {
         if self.is_plain(inputs, options) {
             return Ok(AttentionOutput { output: self.attend_plain(inputs.query)?, attention_weights: None });
         }
-        let CallOutput { output, attention_weights } = self.open(inputs, options, |call| call.run())?;
+        let CallOutput { output, attention_weights } = self.for_call(inputs, options).open(inputs, options)?.run()?;
         Ok(AttentionOutput { output: output.apply()?, attention_weights })
     }
 
@@ -288,7 +288,8 @@ impl MultiHeadAttention {
     /// The errors of [`attend_with`](Self::attend_with).
     #[doc(hidden)]
     pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
-        self.open(inputs, &AttentionOptions::default(), |call| call.run()).map(|ran| ran.output)
+        let options = AttentionOptions::default();
+        Ok(self.for_call(inputs, &options).open(inputs, &options)?.run()?.output)
     }
 
     /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch
@@ -298,7 +299,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with).
     pub fn plan(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<Plan> {
-        self.open(inputs, options, |call| call.plan())
+        self.for_call(inputs, options).open(inputs, options)?.plan()
     }
 }
 

@@ -121,7 +121,7 @@ impl MultiHeadAttention {
         what: &ObserveOptions,
     ) -> Result<AttentionStats> {
         let options = &options.with_return_attention_weights(false);
-        self.open(inputs, options, |call| call.observe(what))
+        self.for_call(inputs, options).open(inputs, options)?.observe(what)
     }
 }
 
@@ -161,7 +161,7 @@ impl OpenCall<'_> {
         } else {
             let [query, key, value] = &self.xs;
             let inputs = AttentionInputs::new(query, key, value, self.mask);
-            layer.open_given(&inputs, self.options, |call| call.run())?.output
+            layer.open_given(&inputs, self.options)?.run()?.output
         };
         let output = output.apply()?;
         let [q, k, _] = wide(qkv, wide_dtype)?;

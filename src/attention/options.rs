@@ -1,7 +1,7 @@
 //! Inputs and options of one call.
 
 use std::borrow::Cow;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::Tensor;
 
@@ -215,6 +215,23 @@ impl<'a> AttentionInputs<'a> {
             && self.value.id() == self.query.id()
     }
 
+    /// Whether a gradient is asked for of a tensor, of stored keys and values or of the mask.
+    pub(super) fn tracks_gradient(&self) -> bool {
+        let vectors = self.vectors.into_iter().flatten();
+        let stored = match self.tokens {
+            Tokens::Padded | Tokens::Ragged(_) => false,
+            Tokens::Memory(memory) => memory.tracks_gradient(),
+            Tokens::Shared(key_values) => key_values.tracks_gradient(),
+        };
+        let is_cached = |cache: &Mutex<&mut KvCache>| {
+            cache.lock().unwrap_or_else(PoisonError::into_inner).tracks_gradient()
+        };
+        [self.query, self.key, self.value].into_iter().chain(vectors).any(Tensor::track_op)
+            || stored
+            || self.cache.as_ref().is_some_and(is_cached)
+            || self.mask.tracks_gradient()
+    }
+
     /// These inputs with what the layers of a model share while they run one ragged batch.
     #[doc(hidden)]
     #[must_use]
@@ -307,6 +324,12 @@ impl<'a> AttentionOptions<'a> {
             && grid.is_none()
             && cos_sin.is_none()
             && given.iter().all(Option::is_none)
+    }
+
+    /// Whether a gradient is asked for of a tensor.
+    pub(super) fn tracks_gradient(&self) -> bool {
+        let cos_sin = self.cos_sin.into_iter().flatten();
+        [self.head_mask, self.score_bias].into_iter().flatten().chain(cos_sin).any(Tensor::track_op)
     }
 
     /// Whether a ragged batch has to be padded for these options, with dropout `p` in training.

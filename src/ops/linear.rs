@@ -243,7 +243,7 @@ impl Linear {
     }
 
     /// Whether [`set_exact`](Self::set_exact) has been called.
-    pub(super) fn is_exact(&self) -> bool {
+    pub(crate) fn is_exact(&self) -> bool {
         self.projection.is_exact()
     }
 

@@ -261,6 +261,11 @@ impl Qkv {
         self.linears_mut().into_iter().for_each(Linear::set_exact);
     }
 
+    /// Whether products of weights in few bits are exact.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.linears().any(Linear::is_exact)
+    }
+
     /// The format of the weights, if it has few bits: of any part, if they are packed one by one.
     pub(crate) fn quantization(&self) -> Option<Quantization> {
         self.linears().find_map(Linear::quantization)

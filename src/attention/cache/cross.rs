@@ -106,7 +106,7 @@ impl MultiHeadAttention {
         }
         self.check_memory(keys, values)?;
         self.check_required_of_memory(keys, values)?;
-        let exact = self.exact_if(keys.track_op() || values.track_op());
+        let exact = self.exact_if(|| keys.track_op() || values.track_op());
         let [k, v] = exact.as_ref().unwrap_or(self).project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;
         Ok(CrossCache { keys: k.contiguous()?, values: v.contiguous()?, len: keys.dim(1)?, layer })

@@ -115,7 +115,8 @@ impl MultiHeadAttention {
             return Err(Error::value(what, "another one", expected));
         }
         self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))?;
-        let (CallOutput { output, attention_weights }, key_values) = self.open(inputs, options, |call| call.share())?;
+        let layer = self.for_call(inputs, options);
+        let (CallOutput { output, attention_weights }, key_values) = layer.open(inputs, options)?.share()?;
         Ok((output, attention_weights, key_values))
     }
 

@@ -200,7 +200,7 @@ impl GlobalQueries<'_> {
             let query = narrow(query, 1)?;
             let mask = call.mask.select_queries(run.clone(), call.sizes.shape)?;
             let inputs = AttentionInputs::new(&query, key, value, mask);
-            let here = self.layer.open_given(&inputs, &self.options, |call| call.run())?;
+            let here = self.layer.open_given(&inputs, &self.options)?.run()?;
             let is_global = narrow(is_global, 1)?;
             output = with_rows(&output, &here.output.apply()?, &is_global, 1, run.start)?;
             if let (Some(all), Some(here)) = (&weights, here.attention_weights) {
@@ -215,7 +215,7 @@ impl GlobalQueries<'_> {
         let is_global = &self.is_global;
         let [query, key, value] = &call.xs;
         let inputs = AttentionInputs::new(query, key, value, call.mask);
-        let here = self.layer.open_given(&inputs, &self.options, |call| call.observe(what))?;
+        let here = self.layer.open_given(&inputs, &self.options)?.observe(what)?;
         let queries = what.queries.as_deref().map(|queries| select(is_global, queries, 1)).transpose()?;
         let queries = queries.as_ref().unwrap_or(is_global);
         let join = |own: &Tensor, here: &Tensor| with_rows(own, here, queries, 2, 0);
