@@ -58,7 +58,7 @@ impl Command for AttentionMap {
             return Err("a text is blank: expected some words".into());
         }
         let folder = self.model.folder()?;
-        let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
+        let encoder = self.model.load(folder.as_deref(), self.model.compute.compute_type())?;
         let layers = self.layers(&encoder.heads())?;
         let mut options = MapOptions::default().with_layers(&layers);
         options.prompt_name = self.model.prompt_name.as_deref();

@@ -1,6 +1,5 @@
 //! Classifies texts or pairs of texts, or finds entities in texts, by a model with a classification head.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_attention::ComputeType;
@@ -11,7 +10,7 @@ use candle_core::Device;
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::shared::head_model::HeadModel;
+use super::shared::head_model::{HeadModel, print_each};
 use super::shared::model::examples;
 use super::shared::program::Command;
 use super::shared::{Result, positive, print, read};
@@ -126,8 +125,6 @@ impl<'a> Found<'a> {
     }
 }
 
-/// The columns of a text that are shown.
-const WIDTH: usize = 90;
 /// The columns of a label or of an entity that are shown.
 const LABEL: usize = 60;
 /// The labels of a text in a table.
@@ -151,7 +148,7 @@ impl Command for Classify {
                 self.print_labels(&texts, &labels)
             }
             Classifier::Tokens(model) => {
-                let inputs: Vec<&str> = texts.iter().map(String::as_str).collect();
+                let inputs = read::borrowed(&texts);
                 let entities = opened.run(texts.len(), |_, options| model.entities(&inputs, &how, options))?;
                 self.print_entities(&texts, &entities)
             }
@@ -178,35 +175,27 @@ impl Classify {
     }
 
     fn print_labels(&self, texts: &[String], classified: &[Vec<Label>]) -> Result<()> {
-        let mut out = print::stdout();
-        let top = self.top_k.unwrap_or(if self.json { u32::MAX } else { TOP });
-        for (text, labels) in texts.iter().zip(classified) {
-            let labels = &labels[..labels.len().min(top as usize)];
-            if self.json {
-                print::json(&mut out, &Labels { text, pair: self.pair.as_deref(), labels })?;
-                continue;
-            }
-            writeln!(out, "{}", print::one_line(text, WIDTH))?;
-            for Label { label, score, .. } in labels {
-                writeln!(out, "  {score:>7.4}  {}", print::one_line(label, LABEL))?;
-            }
-        }
-        Ok(out.flush()?)
+        let (top, pair) = (self.top_k.unwrap_or(if self.json { u32::MAX } else { TOP }), self.pair.as_deref());
+        let most = |labels: &[Label]| labels.len().min(top as usize);
+        let line = |Label { label, score, .. }: &Label| format!("{score:>7.4}  {}", print::one_line(label, LABEL));
+        print_each(
+            (texts, classified),
+            self.json,
+            |text, labels| Labels { text, pair, labels: &labels[..most(labels)] },
+            |labels| labels[..most(labels)].iter().map(line).collect(),
+        )
     }
 
     fn print_entities(&self, texts: &[String], found: &[Vec<Entity>]) -> Result<()> {
-        let mut out = print::stdout();
-        for (text, entities) in texts.iter().zip(found) {
-            if self.json {
-                print::json(&mut out, &Entities { text, entities: entities.iter().map(Found::new).collect() })?;
-                continue;
-            }
-            writeln!(out, "{}", print::one_line(text, WIDTH))?;
-            for Entity { entity, score, word, start, end, .. } in entities {
-                let (entity, word) = (print::one_line(entity, LABEL), print::one_line(word.trim(), LABEL));
-                writeln!(out, "  {score:>7.4}  {entity}  {word}  {start}..{end}")?;
-            }
-        }
-        Ok(out.flush()?)
+        let line = |Entity { entity, score, word, start, end, .. }: &Entity| {
+            let (entity, word) = (print::one_line(entity, LABEL), print::one_line(word.trim(), LABEL));
+            format!("{score:>7.4}  {entity}  {word}  {start}..{end}")
+        };
+        print_each(
+            (texts, found),
+            self.json,
+            |text, found| Entities { text, entities: found.iter().map(Found::new).collect() },
+            |found| found.iter().map(line).collect(),
+        )
     }
 }

@@ -1,12 +1,11 @@
 //! Predicts the masked words of texts by a model with a masked-language head.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use candle_attention_text::{FillMask as Model, MaskPrediction};
 use clap::Parser;
 
-use super::shared::head_model::HeadModel;
+use super::shared::head_model::{HeadModel, WIDTH, print_each};
 use super::shared::model::examples;
 use super::shared::program::Command;
 use super::shared::{Result, positive, print, read};
@@ -48,8 +47,6 @@ struct Line<'a> {
 
 /// The mask in texts for every model.
 const MASK: &str = "[MASK]";
-/// The columns of a text that are shown.
-const WIDTH: usize = 90;
 /// The columns of a token that are shown.
 const TOKEN: usize = 40;
 
@@ -64,25 +61,18 @@ impl Command for FillMask {
             let text = print::one_line(&texts[i], WIDTH);
             return Err(format!("`{text}` has no mask: write {MASK} where a word is to be found").into());
         }
-        let inputs: Vec<&str> = masked.iter().map(String::as_str).collect();
-        let filled =
-            opened.run(texts.len(), |model, options| model.fill_masks(&inputs, self.top_k as usize, options))?;
-        let mut out = print::stdout();
-        for (text, masks) in texts.iter().zip(&filled) {
-            if self.json {
-                print::json(&mut out, &Line { text, masks })?;
-                continue;
-            }
-            writeln!(out, "{}", print::one_line(text, WIDTH))?;
-            for (number, tokens) in (1..).zip(masks) {
-                if masks.len() > 1 {
-                    writeln!(out, "  mask {number}")?;
-                }
-                for MaskPrediction { token, score, .. } in tokens {
-                    writeln!(out, "  {score:>7.4}  {}", print::one_line(token.trim(), TOKEN))?;
-                }
-            }
-        }
-        Ok(out.flush()?)
+        let (inputs, top_k) = (read::borrowed(&masked), self.top_k as usize);
+        let filled = opened.run(texts.len(), |model, options| model.fill_masks(&inputs, top_k, options))?;
+        let lines = |masks: &Vec<Vec<MaskPrediction>>| {
+            let title = |number| (masks.len() > 1).then(|| format!("mask {number}"));
+            let line = |MaskPrediction { token, score, .. }: &MaskPrediction| {
+                format!("{score:>7.4}  {}", print::one_line(token.trim(), TOKEN))
+            };
+            (1..)
+                .zip(masks)
+                .flat_map(|(number, tokens)| title(number).into_iter().chain(tokens.iter().map(line)))
+                .collect()
+        };
+        print_each((&texts, &filled), self.json, |text, masks| Line { text, masks }, lines)
     }
 }

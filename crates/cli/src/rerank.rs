@@ -8,7 +8,7 @@ use candle_attention_text::{CrossEncoder, EncodeOptions};
 use candle_core::Device;
 use clap::Parser;
 
-use super::shared::head_model::HeadModel;
+use super::shared::head_model::{HeadModel, WIDTH};
 use super::shared::model::examples;
 use super::shared::program::Command;
 use super::shared::{Result, positive, print, read};
@@ -59,8 +59,6 @@ struct Hit<'a> {
     score: f32,
 }
 
-/// The columns of a document that are shown.
-const WIDTH: usize = 90;
 /// The documents in a table.
 const TOP: u32 = 10;
 
@@ -84,7 +82,7 @@ impl Command for Rerank {
             return Err(format!("documents both as arguments (`{document}`) and by --file {file}: give one").into());
         }
         let documents = read::texts_given(&self.documents, self.file.as_slice(), "document")?;
-        let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
+        let documents = read::borrowed(&documents);
         let opened = self.model.open(load)?;
         let mut ranked = opened.run(documents.len(), |model, options| {
             let mut options = *options;

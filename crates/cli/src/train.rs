@@ -12,9 +12,10 @@ use candle_core::{DType, Device};
 use clap::Parser;
 
 use super::shared::bar::bar;
+use super::shared::checkpoint::{check_weights, locate};
 use super::shared::output::{check_new_folder, check_parent};
 use super::shared::program::{Command, Interrupted, name_option};
-use super::shared::{Result, about, device, interrupt, model, positive, print, read};
+use super::shared::{Result, about, device, fail, interrupt, model, positive, print, read};
 
 /// Train a small text encoder on the vectors of another.
 ///
@@ -95,7 +96,7 @@ pub struct Train {
 
 impl Command for Train {
     fn run(self) -> Result<()> {
-        let teacher = model::locate(&self.teacher, self.revision.as_deref())?;
+        let teacher = locate(&self.teacher, self.revision.as_deref())?;
         let held_back = self.eval.as_deref().map(|path| read_texts(path, &[], 3)).transpose()?;
         if let Some(text) = &self.text {
             self.train(text, held_back.as_deref().unwrap_or_default(), &teacher)?;
@@ -142,7 +143,7 @@ impl Train {
         check_parent(&run)?;
         let texts = read_texts(text, held_back, 2)?;
         let teacher = Teacher::open(teacher_folder, self.teacher_dtype.unwrap_or_default())?;
-        model::check_weights(teacher_folder)?;
+        check_weights(teacher_folder)?;
 
         let progress = bar(texts.len(), "encoding with the teacher", "texts")?;
         let on_progress = |done: usize, _: usize| progress.set_position(done as u64);
@@ -206,8 +207,7 @@ fn read_texts(path: &Path, held_back: &[String], least: usize) -> Result<Vec<Str
     if texts.len() < least {
         let (found, outside) =
             (print::count(texts.len(), "text"), if held_back.is_empty() { "" } else { " outside --eval" });
-        let reason = format!("{found}{outside}, expected at least {least} different ones, to compare pairs");
-        return Err(about(path, &reason).into());
+        return fail(path, format!("{found}{outside}, expected at least {least} different ones, to compare pairs"));
     }
     Ok(texts)
 }
@@ -217,8 +217,7 @@ fn read_texts(path: &Path, held_back: &[String], least: usize) -> Result<Vec<Str
 fn report(folder: &Path, texts: &[String], teacher: &Path) -> Result<()> {
     let theirs = Teacher::open(teacher, DType::F32)?.encode(texts)?;
     let encoder = SentenceEncoder::from_folder(folder, DType::F32, &Device::Cpu)?;
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let ours = encoder.encode(&texts, &EncodeOptions::default())?;
+    let ours = encoder.encode(&read::borrowed(texts), &EncodeOptions::default())?;
     let Agreement { spearman, top_1_in_10 } = agreement(&ours, &theirs)?;
     let group = format!("the teacher's nearest of {} among the ten nearest", AGREEMENT_GROUP.min(texts.len()));
     let mut out = print::stdout_beside_files();

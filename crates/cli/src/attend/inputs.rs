@@ -7,7 +7,7 @@ use candle_attention::AttentionMask;
 use candle_attention::checkpoint::Checkpoint;
 use candle_core::{DType, Device, Tensor};
 
-use super::super::shared::{Result, about};
+use super::super::shared::{Result, about, fail};
 
 const NAMES: [&str; 8] =
     ["query", "key", "value", "attention_mask", "attn_mask", "key_padding_mask", "lengths", "additive"];
@@ -26,8 +26,8 @@ impl Inputs {
         let file = Checkpoint::open(path)?;
         // A misspelled mask must not be ignored silently.
         if let Some(name) = file.names().find(|name| !NAMES.contains(name)) {
-            let name = name.escape_debug();
-            return Err(about(path, &format!("unknown tensor `{name}`, expected {}", NAMES.join(", "))).into());
+            let (name, names) = (name.escape_debug(), NAMES.join(", "));
+            return fail(path, format!("unknown tensor `{name}`, expected {names}"));
         }
         let names = NAMES.iter().filter(|name| file.contains(name));
         let tensors = names.map(|name| Ok((*name, file.tensor(name, &Device::Cpu)?)));
@@ -40,7 +40,7 @@ impl Inputs {
             }
             Ok(Some(tensor.to_dtype(dtype)?.to_device(device)?))
         };
-        let missing = |name: &str| about(path, &format!("tensor `{name}` is missing"));
+        let missing = |name: &str| about(path, format!("tensor `{name}` is missing"));
         let query = float("query")?.ok_or_else(|| missing("query"))?;
         let (key, value) = match (float("key")?, float("value")?) {
             (Some(key), Some(value)) => (key, value),
@@ -60,7 +60,7 @@ struct Tensors<'a> {
 
 impl Tensors<'_> {
     fn wrong(&self, name: &str, what: &dyn std::fmt::Display) -> Box<dyn std::error::Error> {
-        about(self.path, &format!("`{name}` {what}")).into()
+        about(self.path, format!("`{name}` {what}")).into()
     }
 
     /// All masks of the file together.
@@ -88,7 +88,7 @@ impl Tensors<'_> {
                 "additive" => AttentionMask::additive(tensor),
                 _ => continue,
             };
-            mask = mask.and(one.map_err(|error| about(self.path, &format!("`{name}`: {error}")))?);
+            mask = mask.and(one.map_err(|error| about(self.path, format!("`{name}`: {error}")))?);
         }
         Ok(mask)
     }

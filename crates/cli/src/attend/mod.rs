@@ -8,19 +8,18 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelConfig, detect, infer_config};
 use candle_attention::io::read_json;
-use candle_attention::{
-    AttentionInputs, AttentionMask, AttentionOptions, ComputeType, Error, MultiHeadAttention, Position,
-};
-use candle_core::{DType, Device};
+use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, Error, MultiHeadAttention, Position};
+use candle_core::DType;
 use clap::Parser;
 use inputs::Inputs;
 use serde_json::Value;
 
 use super::shared::checkpoint::{check_finite, open};
+use super::shared::device::{Compute, dtype_help};
 use super::shared::model::{PATH_OR_ID, examples, or_hub_id};
 use super::shared::output::{Kind, Output};
 use super::shared::program::{Command, name_option};
-use super::shared::{Result, about, device, print};
+use super::shared::{Result, about, fail, print};
 
 /// Run one attention layer of a checkpoint on tensors from a file
 ///
@@ -48,6 +47,7 @@ use super::shared::{Result, about, device, print};
 #[command(
     name = "attend",
     verbatim_doc_comment,
+    mut_arg("dtype", |arg| arg.help(dtype_help(false))),
     after_help = examples("Examples:
   candle-attention attend --model sentence-transformers/all-MiniLM-L6-v2 --prefix encoder.layer.0.attention \\
       --input in.safetensors --output out.safetensors
@@ -87,10 +87,8 @@ pub struct Attend {
     /// Also write the attention weights [default: the output alone]
     #[arg(long)]
     weights: bool,
-    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(false))]
-    dtype: Option<ComputeType>,
-    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
-    device: Device,
+    #[command(flatten)]
+    compute: Compute,
     /// Let each query see only keys up to its own position [default: as the masks and config.json have it]
     #[arg(long)]
     causal: bool,
@@ -105,7 +103,7 @@ impl Command for Attend {
         let path = checkpoint.path().unwrap_or(&self.model).to_path_buf();
         let config = model_config(&self, &path, &checkpoint)?;
         let output = Output::new(&self.output, Kind::Tensors("candle-attention attend 1"), self.force)?;
-        let inputs = Inputs::read(&self.input, self.dtype.unwrap_or_default().dtype(), &self.device)?;
+        let inputs = Inputs::read(&self.input, self.compute.dtype.unwrap_or_default().dtype(), &self.compute.device)?;
         let (layer, layout) = load(&self, config, &checkpoint)?;
         let causal = if self.causal { AttentionMask::causal() } else { AttentionMask::full() };
         let (config, mask) = (layer.config(), inputs.mask.and(causal));
@@ -159,8 +157,8 @@ fn model_config(arguments: &Attend, path: &Path, checkpoint: &Checkpoint) -> Res
         Some(config) if checkpoint.gguf().is_some() => Ok(Some((path.to_path_buf(), config))),
         Some(config) => Ok(Some((beside, config))),
         None => {
-            let reason = format!("no config.json beside it ({}): give --heads or --config", beside.display());
-            Err(about(&arguments.model, &reason).into())
+            let beside = beside.display();
+            fail(&arguments.model, format!("no config.json beside it ({beside}): give --heads or --config"))
         }
     }
 }
@@ -171,13 +169,13 @@ fn load(
     config: Option<(PathBuf, Value)>,
     checkpoint: &Checkpoint,
 ) -> Result<(MultiHeadAttention, &'static str)> {
-    let (compute_type, device) = (arguments.dtype.unwrap_or_default(), &arguments.device);
+    let (compute_type, device) = (arguments.compute.dtype.unwrap_or_default(), &arguments.compute.device);
     let weights = checkpoint.path().unwrap_or(&arguments.model);
     checkpoint.check_prefix(&arguments.prefix).map_err(|e| about(weights, &e))?;
     let Some((path, json)) = config else {
         let source = checkpoint.at(&arguments.prefix, compute_type, device);
         let config = infer_config(&source, arguments.heads.unwrap_or_default()).map_err(|e| {
-            about(weights, &name_option(&e, |field| (field == "num_attention_heads").then_some("heads")))
+            about(weights, name_option(&e, |field| (field == "num_attention_heads").then_some("heads")))
         })?;
         let layout = detect(&source)?.name();
         return Ok((MultiHeadAttention::load(&config, source)?, layout));

@@ -3,18 +3,18 @@
 mod machine;
 mod measure;
 mod report;
-mod texts;
 
 use candle_attention::{ComputeType, Quantization};
 use candle_attention_kernels::{Blas, Isa};
 use candle_attention_text::{EncodeOptions, SentenceEncoder, SimilarityFunction::Cosine};
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
-use measure::Speed;
+use measure::{Speed, texts};
 use report::{InDtype, Report};
 
 use super::shared::model::{Model, embeddings, examples};
 use super::shared::program::Command;
+use super::shared::read::borrowed;
 use super::shared::{Result, bar, print};
 
 /// Measure how many texts and tokens per second this machine encodes.
@@ -45,8 +45,8 @@ const COUNTS: [usize; 3] = [1, 8, 64];
 
 impl Command for Bench {
     fn run(self) -> Result<()> {
-        let texts = texts::texts(COUNTS[COUNTS.len() - 1]);
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let texts = texts(COUNTS[COUNTS.len() - 1]);
+        let texts = borrowed(&texts);
         let mut options = EncodeOptions::default();
         options.prompt_name = self.model.prompt_name.as_deref();
         let folder = self.model.folder()?;
@@ -87,7 +87,7 @@ impl Command for Bench {
         let report = Report {
             candle_attention: env!("CARGO_PKG_VERSION"),
             model: self.model.title(),
-            device: machine::device(&self.model.device),
+            device: machine::device(&self.model.compute.device),
             processor: machine::processor(),
             instruction_set: Isa::detect()?.name(),
             library: Blas::linked().map(|library| library.name),
@@ -110,9 +110,9 @@ impl Bench {
     /// The dtype that is asked for, or all that are worth a comparison.
     fn dtypes(&self) -> Vec<ComputeType> {
         let all = [DType::F32, DType::F16, DType::BF16].map(ComputeType::from);
-        match self.model.dtype {
+        match self.model.compute.dtype {
             Some(dtype) => vec![dtype],
-            None if self.model.device.is_cpu() => [&all[..], &[Quantization::Int8.into()]].concat(),
+            None if self.model.compute.device.is_cpu() => [&all[..], &[Quantization::Int8.into()]].concat(),
             None => all.to_vec(),
         }
     }

@@ -12,9 +12,8 @@ use serde::Serialize;
 
 use super::super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, with_progress};
 use super::super::shared::{Result, print, read};
-use super::adaptation::Adaptation;
 use super::lines::{self, Arrivals, CHUNK_BYTES};
-use super::outputs::Outputs;
+use super::outputs::{Adaptation, Outputs};
 
 /// Texts that are encoded between two prints of JSON lines, sorted by length; fewer of a pipe that is slower.
 const CHUNK: usize = 8192;
@@ -43,12 +42,11 @@ impl<'a> Embedder<'a> {
         outputs: &'a Outputs,
     ) -> Result<Self> {
         let calibration = outputs.calibration.as_deref().map(|path| read::texts(path, "text")).transpose()?;
-        let mut encoder = model.load(folder.as_deref(), model.compute_type())?;
+        let mut encoder = model.load(folder.as_deref(), model.compute.compute_type())?;
         let options = adaptation.apply(&mut encoder, batches.options(model.prompt_name.as_deref()))?;
         let options = outputs.options(&encoder, options);
         if let Some(asked) = options.truncate_dim {
-            let none: [&str; 0] = [];
-            let most = encoder.encode(&none, &options.with_truncate_dim(usize::MAX))?.dim(1)?;
+            let most = encoder.encode(&[], &options.with_truncate_dim(usize::MAX))?.dim(1)?;
             if asked > most {
                 let found = format!("at most {most}, the numbers of an embedding by {}", model.name());
                 return Err(format!("--truncate-dim is {asked}, expected {found}").into());
@@ -56,8 +54,8 @@ impl<'a> Embedder<'a> {
         }
         let mut embedder = Self { encoder, options, outputs, ranges: None };
         if let Some(texts) = calibration {
-            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            embedder.ranges = Some(QuantizationRanges::from_embeddings(&embedder.embed(&texts)?)?);
+            let embeddings = embedder.embed(&read::borrowed(&texts))?;
+            embedder.ranges = Some(QuantizationRanges::from_embeddings(&embeddings)?);
         }
         Ok(embedder)
     }

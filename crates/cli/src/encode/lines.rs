@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::super::shared::model::{MAX_LENGTH, note_cut};
 use super::super::shared::print::{self, Stdout};
-use super::super::shared::read::Lines;
+use super::super::shared::read::{self, Lines};
 use super::super::shared::{Result, count_cut};
 
 /// At how many bytes of text a chunk ends: 64 MiB.
@@ -72,8 +72,7 @@ pub fn stream(
             break;
         }
         count += chunk.len();
-        let texts: Vec<&str> = chunk.iter().map(String::as_str).collect();
-        print(&texts, &options.with_on_truncated(&on_truncated), &mut out)?;
+        print(&read::borrowed(&chunk), &options.with_on_truncated(&on_truncated), &mut out)?;
         out.flush()?;
     }
     ensure!(count != 0, "no text: every line is blank, or there is none".into());

@@ -1,6 +1,5 @@
 //! Sentence embeddings: a table of similarities, one JSON object per line, or a file for NumPy or safetensors.
 
-mod adaptation;
 mod embedder;
 mod lines;
 mod outputs;
@@ -12,18 +11,17 @@ mod write;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
-use adaptation::Adaptation;
 use candle_attention_text::EncoderKind;
 use clap::Parser;
 use embedder::Embedder;
 use lines::Arrivals;
-use outputs::Outputs;
+use outputs::{Adaptation, Outputs};
 
 use super::shared::model::{Batches, Model, examples};
 use super::shared::output::{Kind, Output};
 use super::shared::program::Command;
 use super::shared::read::{self, Lines};
-use super::shared::{Result, about, print};
+use super::shared::{Result, fail, print};
 
 /// Compute sentence embeddings, and compare texts by them.
 ///
@@ -98,10 +96,9 @@ impl Command for Encode {
             return self.stream(Arrivals { given: texts.into_iter(), files: VecDeque::new() });
         }
         let embedder = self.embedder()?;
-        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let texts = read::borrowed(&texts);
         if let Some(others) = against {
-            let others: Vec<&str> = others.iter().map(String::as_str).collect();
-            return table::nearest_of(&embedder, &texts, &others);
+            return table::nearest_of(&embedder, &texts, &read::borrowed(&others));
         }
         let embeddings = embedder.embed(&texts)?;
         let (count, size) = embeddings.dims2()?;
@@ -128,14 +125,13 @@ impl Encode {
         #[cfg(feature = "program")]
         return retrieval::stream(&self.model, folder, &self.batches, &self.outputs, texts);
         #[cfg(not(feature = "program"))]
-        return Err(about(
+        return fail(
             folder,
-            &format!(
+            format!(
                 "the model makes {what}, which the program encodes and this example does not: cargo run --release -p \
                  candle-attention-cli -- encode"
             ),
-        )
-        .into());
+        );
     }
 
     /// The model, which makes one vector per text.
@@ -173,14 +169,12 @@ fn pairs(path: &Path) -> Result<Vec<(String, String)>> {
         match line.split('\t').collect::<Vec<_>>()[..] {
             [first, second] => pairs.push((first.to_string(), second.to_string())),
             ref parts => {
-                let found = print::count(parts.len() - 1, "tab");
-                let number = lines.number;
-                let reason = format!("line {number} has {found}, expected two texts with one tab between them");
-                return Err(about(path, &reason).into());
+                let (number, found) = (lines.number, print::count(parts.len() - 1, "tab"));
+                return fail(path, format!("line {number} has {found}, expected two texts with one tab between them"));
             }
         }
     }
-    if pairs.is_empty() { Err(about(path, &"no pair of texts").into()) } else { Ok(pairs) }
+    if pairs.is_empty() { fail(path, "no pair of texts") } else { Ok(pairs) }
 }
 
 /// The file to write, whose format is that of its name; NumPy's for a stream without one.
@@ -190,7 +184,7 @@ fn output(path: &Path, force: bool) -> Result<Output> {
         Some("safetensors") => Kind::Tensors("candle-attention embeddings 1"),
         Some("npy") => Kind::Npy,
         _ if is_stream => Kind::Npy,
-        _ => return Err(about(path, &"expected a name that ends in .npy or .safetensors").into()),
+        _ => return fail(path, "expected a name that ends in .npy or .safetensors"),
     };
     Output::new(path, kind, force)
 }

@@ -1,7 +1,8 @@
-//! What is made of each text: the options of the command line.
+//! The options of the command line for what is made of each text, and by which adapter.
 
 use std::path::PathBuf;
 
+use candle_attention::lora::LoraAdapter;
 use candle_attention_text::{EncodeOptions, Precision, SentenceEncoder};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -96,5 +97,41 @@ impl Outputs {
     /// Whether all texts have to be there before the first one can be printed.
     pub fn needs_all(&self) -> bool {
         self.precision.has_ranges() && self.calibration.is_none()
+    }
+}
+
+/// The name that the adapter of the command line has in the encoder.
+const NAME: &str = "adapter";
+
+/// The adapter or the task of a model.
+#[derive(clap::Args)]
+pub struct Adaptation {
+    /// A LoRA adapter for the model: a folder as PEFT saves it, with adapter_config.json and adapter_model.safetensors
+    /// [default: none]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "task")]
+    adapter: Option<PathBuf>,
+    /// A task that the model holds an adapter for, such as retrieval.query of Jina embeddings v3; its instruction is
+    /// put before each text unless --prompt or --prompt-name gives another [default: none]
+    #[arg(long, value_name = "NAME", conflicts_with = "kind")]
+    task: Option<String>,
+}
+
+impl Adaptation {
+    /// The option that is given, if one is.
+    pub fn given(&self) -> Option<&'static str> {
+        let adapter = self.adapter.as_ref().map(|_| "--adapter");
+        adapter.or(self.task.as_ref().map(|_| "--task"))
+    }
+
+    /// Adds the adapter to the encoder, and it or the task to the options of its calls.
+    pub fn apply<'a>(&'a self, encoder: &mut SentenceEncoder, options: EncodeOptions<'a>) -> Result<EncodeOptions<'a>> {
+        if let Some(folder) = &self.adapter {
+            encoder.add_adapter(NAME, &LoraAdapter::open(folder)?)?;
+            return Ok(options.with_adapter(NAME));
+        }
+        Ok(match &self.task {
+            Some(task) => options.with_task(task.as_str().into()),
+            None => options,
+        })
     }
 }

@@ -7,13 +7,13 @@ use candle_attention_text::{Precision, QuantizedEmbeddings, QuantizedValues};
 use candle_core::{Device, Tensor};
 
 use super::super::shared::output::{Kind, Output};
-use super::super::shared::{Result, about, print};
+use super::super::shared::{Result, fail, print};
 
 /// Whether the file has numbers of the precision.
 pub fn check(output: &Output, precision: Precision) -> Result<()> {
     let is_signed = matches!(precision, Precision::Int8 | Precision::Binary);
     if is_signed && output.kind != Kind::Npy {
-        Err(about(&output.path, &format!("{precision} needs signed bytes, which only .npy files get")).into())
+        fail(&output.path, format!("{precision} needs signed bytes, which only .npy files get"))
     } else {
         Ok(())
     }
@@ -27,7 +27,7 @@ pub fn embeddings(output: &Output, embeddings: &QuantizedEmbeddings, made: &str)
         let tensor = match embeddings.values() {
             QuantizedValues::Float32(values) => Tensor::from_slice(values, embeddings.dims(), &Device::Cpu)?,
             QuantizedValues::Uint8(values) => Tensor::from_slice(values, embeddings.dims(), &Device::Cpu)?,
-            _ => return Err(about(&output.path, &"numbers of a type that safetensors files do not get").into()),
+            _ => return fail(&output.path, "numbers of a type that safetensors files do not get"),
         };
         output.write_tensors(HashMap::from([("embeddings".to_string(), tensor)]))?;
     }

@@ -1,8 +1,7 @@
 //! Ranks the attention heads of a sentence encoder, measures what pruning costs and saves, and writes the model without
 //! them.
 
-mod heads;
-mod rows;
+mod measure;
 mod write;
 
 use std::io::Write;
@@ -11,7 +10,7 @@ use std::path::PathBuf;
 use candle_attention_text::ImportanceMethod;
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use rows::Texts;
+use measure::{Texts, importance, measure, print_importance};
 
 use super::shared::model::{Batches, Model, examples};
 use super::shared::output::{check_new_folder, check_outside};
@@ -117,7 +116,7 @@ impl Command for Prune {
             check_outside(output, folder, "pruned")?;
         }
         // Gradients of f16 would vanish.
-        let compute_type = self.model.dtype.unwrap_or(DType::F32.into());
+        let compute_type = self.model.compute.dtype.unwrap_or(DType::F32.into());
         let encoder = self.model.load(folder.as_deref(), compute_type)?;
         // What is printed must not stop what is written.
         let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
@@ -125,15 +124,14 @@ impl Command for Prune {
         let all: usize = encoder.heads().iter().sum();
         let share = self.share.or(self.output.as_ref().map(|_| DEFAULT_SHARE));
         let chosen = share.map(|share| (share * all as f64).round() as usize);
-        let rank: Vec<&str> = texts.iter().step_by(2).map(String::as_str).collect();
-        let judge: Vec<&str> = texts.iter().skip(1).step_by(2).map(String::as_str).collect();
+        let [rank, judge] = read::halves(&texts);
         let options = self.batches.options(self.model.prompt_name.as_deref());
-        let importance = heads::importance(&encoder, &rank, self.by.method(), &options)?;
+        let importance = importance(&encoder, &rank, self.by.method(), &options)?;
         let importance = if self.by_layer { importance.normalized_by_layer() } else { importance };
-        heads::print(&mut out, &importance)?;
+        print_importance(&mut out, &importance)?;
         out.flush()?;
         let judge = Texts { texts: &judge, options };
-        let cosine = rows::measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
+        let cosine = measure(&mut out, &encoder, &importance, &judge, chosen, self.runs)?;
         out.flush()?;
         if let (Some(folder), Some(output), Some(chosen)) = (folder, &self.output, chosen) {
             let (rank, judge) = (rank.len(), judge.texts.len());

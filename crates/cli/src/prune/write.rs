@@ -9,8 +9,7 @@ use candle_attention::pruning::PrunedHeads;
 use candle_attention_text::{PruneOptions, model_card, write_pruned_with};
 
 use super::super::shared::Result;
-use super::super::shared::model::weight_bytes;
-use super::super::shared::model_name::split_card;
+use super::super::shared::checkpoint::{split_card, weight_bytes};
 use super::super::shared::output::folder_of;
 use super::super::shared::print::plain;
 use super::Prune;

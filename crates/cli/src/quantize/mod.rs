@@ -13,7 +13,8 @@ use clap::Parser;
 use measure::Judge;
 use report::{Report, Written};
 
-use super::shared::model::{Batches, FOLDER_OR_ID, check_weights, examples, locate, or_hub_id, weight_bytes};
+use super::shared::checkpoint::{check_weights, locate, weight_bytes};
+use super::shared::model::{Batches, FOLDER_OR_ID, examples, or_hub_id};
 use super::shared::output::{check_new_folder, check_outside, folder_of};
 use super::shared::program::Command;
 use super::shared::{Result, print, read};
@@ -84,8 +85,7 @@ impl Command for Quantize {
         check_weights(&folder)?;
         let groups = int8_groups(&folder)?;
 
-        let half = |first: usize| texts.iter().skip(first).step_by(2).map(String::as_str).collect::<Vec<_>>();
-        let (choosing, judging) = (half(0), half(1));
+        let [choosing, judging] = read::halves(&texts);
         let options = self.batches.options(self.prompt_name.as_deref());
         let judge = Judge::new(&folder, &whole, &choosing, options)?;
         let mut projections = measure::alone(&judge, groups)?;

@@ -128,13 +128,13 @@ impl Command for Search {
             print::note(format_args!("there is no text to search"));
             return Err(NoHit.into());
         }
-        let encoder = self.model.load(folder.as_deref(), self.model.compute_type())?;
+        let encoder = self.model.load(folder.as_deref(), self.model.compute.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
         let windows = Windows::new(&texts, &encoder, &options)?;
         // Everything that the vectors depend on beside the texts.
         let prompt = options.prompt_name.or(options.task.map(Task::name));
         let content = folder.as_ref().map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        let model = format!("{content} {} {prompt:?} {:?}", self.model.compute_type(), options.max_length);
+        let model = format!("{content} {} {prompt:?} {:?}", self.model.compute.compute_type(), options.max_length);
         let mut index = Index::new(&windows.texts, encoder.embedding_size(), model.as_str())?;
         let cache = cache::file(&model).filter(|_| !self.no_cache);
         cache::fill(&mut index, cache.as_deref(), &encoder, &options)?;

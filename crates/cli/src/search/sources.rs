@@ -114,7 +114,7 @@ impl Walk {
             let checked = check_ignore_files(folder, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
             checked.inspect_err(|error| print::note(format_args!("{error}; {otherwise}"))).is_ok()
         };
-        let whole = folder.canonicalize().map_err(|e| about(folder, &e))?;
+        let whole = folder.canonicalize().map_err(|e| about(folder, e))?;
         if !self.no_ignore && whole.ancestors().all(|folder| check(folder, "no ignore file is read")) {
             walk.git_ignore(true).ignore(true).parents(true).filter_entry(move |entry| {
                 !entry.file_type().is_some_and(|kind| kind.is_dir()) || check(entry.path(), "its folder is skipped")

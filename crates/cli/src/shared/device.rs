@@ -3,9 +3,26 @@
 use std::ffi::OsStr;
 
 use candle_attention::ComputeType;
+use candle_attention_text::default_dtype;
 use candle_core::{DType, Device};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Command};
+
+/// The options for the device, and for what is computed on it.
+#[derive(clap::Args)]
+pub struct Compute {
+    #[arg(long, value_parser = compute_type(), hide_possible_values = true, help = dtype_help(true))]
+    pub dtype: Option<ComputeType>,
+    #[arg(long, default_value = "cpu", value_parser = DeviceParser, help = device_help())]
+    pub device: Device,
+}
+
+impl Compute {
+    /// The compute type of an encoder.
+    pub fn compute_type(&self) -> ComputeType {
+        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
+    }
+}
 
 /// The names of compute types: of dtypes, and of formats of weights in few bits.
 const COMPUTE_TYPES: [&str; 7] = ["f32", "f64", "f16", "bf16", "int8", "q8_0", "q4_0"];
@@ -24,7 +41,7 @@ const KINDS: &[&str] = &[
 
 /// Parses `cpu`, `cuda`, `cuda:1`, `metal` or `metal:1`. Help and completion name the kinds that this build has.
 #[derive(Clone)]
-pub struct DeviceParser;
+struct DeviceParser;
 
 impl TypedValueParser for DeviceParser {
     type Value = Device;
@@ -61,7 +78,7 @@ pub fn dtype_help(is_encoder: bool) -> String {
 }
 
 /// The help of an option for the device.
-pub fn help() -> &'static str {
+fn device_help() -> &'static str {
     match KINDS {
         ["cpu"] => "The device to run on",
         _ => "The device to run on; with several GPUs, cuda:1 or metal:1 is the second",

@@ -1,13 +1,17 @@
 //! The options of the commands that run a model with a task head.
 
+use std::io::Write;
 use std::path::Path;
 
 use candle_attention::ComputeType;
-use candle_attention_text::{EncodeOptions, default_dtype};
+use candle_attention_text::EncodeOptions;
 use candle_core::Device;
+use serde::Serialize;
 
-use super::model::{Batches, FOLDER_OR_ID, MAX_LENGTH, check_weights, locate, or_hub_id, with_progress};
-use super::{Result, device};
+use super::checkpoint::{check_weights, locate};
+use super::device::Compute;
+use super::model::{Batches, FOLDER_OR_ID, MAX_LENGTH, or_hub_id, with_progress};
+use super::{Result, print};
 
 #[derive(clap::Args)]
 pub struct HeadModel {
@@ -20,10 +24,8 @@ pub struct HeadModel {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
-    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(true))]
-    dtype: Option<ComputeType>,
-    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
-    device: Device,
+    #[command(flatten)]
+    compute: Compute,
     #[command(flatten)]
     batches: Batches,
 }
@@ -43,8 +45,8 @@ impl HeadModel {
         load: impl FnOnce(&Path, ComputeType, &Device) -> candle_attention::Result<M>,
     ) -> Result<Opened<'_, M>> {
         let folder = locate(&self.model, self.revision.as_deref())?;
-        let compute_type = self.dtype.unwrap_or_else(|| default_dtype(&self.device));
-        let model = load(&folder, compute_type, &self.device).map_err(|error| {
+        let Compute { device, .. } = &self.compute;
+        let model = load(&folder, self.compute.compute_type(), device).map_err(|error| {
             let name =
                 if error.to_string().contains(&self.model) { String::new() } else { format!("{}: ", self.model) };
             // A model for embeddings has a list of modules, and no head.
@@ -69,4 +71,26 @@ impl<M> Opened<'_, M> {
         let if_cut = (options.max_length, self.if_cut);
         with_progress(("reading", count), &options, if_cut, |options| Ok(run(&self.model, options)?))
     }
+}
+
+/// The columns of a text that are shown.
+pub const WIDTH: usize = 90;
+
+/// Prints what a model gives for each text: with `json` one line of it, else the text and the `lines` below it.
+pub fn print_each<'a, R, J: Serialize>(
+    (texts, results): (&'a [String], &'a [R]),
+    is_json: bool,
+    json: impl Fn(&'a str, &'a R) -> J,
+    lines: impl Fn(&R) -> Vec<String>,
+) -> Result<()> {
+    let mut out = print::stdout();
+    for (text, result) in texts.iter().zip(results) {
+        if is_json {
+            print::json(&mut out, &json(text, result))?;
+            continue;
+        }
+        writeln!(out, "{}", print::one_line(text, WIDTH))?;
+        lines(result).iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+    }
+    Ok(out.flush()?)
 }

@@ -1,6 +1,8 @@
 //! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
 //! interrupts.
 
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub mod bar;
@@ -10,8 +12,6 @@ pub mod device;
 pub mod head_model;
 pub mod interrupt;
 pub mod model;
-#[cfg(feature = "program")]
-pub mod model_name;
 pub mod output;
 pub mod print;
 pub mod program;
@@ -32,7 +32,12 @@ pub fn count_cut(cut: &AtomicUsize) -> impl Fn(usize) + Sync + '_ {
 }
 
 /// An error message that begins with the file that it is about.
-pub fn about(path: &std::path::Path, error: &dyn std::fmt::Display) -> String {
+pub fn about(path: &Path, error: impl Display) -> String {
     let name = path.display();
     if path.as_os_str() == "-" { format!("standard input: {error}") } else { format!("{name}: {error}") }
+}
+
+/// The error of a file.
+pub fn fail<T>(path: &Path, reason: impl Display) -> Result<T> {
+    Err(about(path, reason).into())
 }

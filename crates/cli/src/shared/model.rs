@@ -1,18 +1,18 @@
 //! The options of the commands that run a text encoder.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{ComputeType, Error};
-use candle_attention_text::{EncodeOptions, SentenceEncoder, default_dtype, gguf_notes, locate_model};
+use candle_attention::ComputeType;
+use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 use clap::builder::NonEmptyStringValueParser;
 
 #[cfg(feature = "program")]
-use super::model_name::model_name;
-use super::{Result, about, bar, checkpoint, count_cut, device, positive, print};
+use super::checkpoint::model_name;
+use super::checkpoint::{check_weights, locate};
+use super::device::Compute;
+use super::{Result, bar, count_cut, positive, print};
 
 /// What the value of an option is called that is a model folder or a hub id.
 pub const FOLDER_OR_ID: &str = if cfg!(feature = "hub") { "FOLDER|ID" } else { "FOLDER" };
@@ -66,10 +66,8 @@ pub struct Model {
     /// The branch, tag or commit of a hub model [default: main]
     #[arg(long, requires = "model", hide = !cfg!(feature = "hub"))]
     revision: Option<String>,
-    #[arg(long, value_parser = device::compute_type(), hide_possible_values = true, help = device::dtype_help(true))]
-    pub dtype: Option<ComputeType>,
-    #[arg(long, default_value = "cpu", value_parser = device::DeviceParser, help = device::help())]
-    pub device: Device,
+    #[command(flatten)]
+    pub compute: Compute,
     /// The name of the model's prompt to put before each text [default: the model's own default]
     #[arg(long)]
     pub prompt_name: Option<String>,
@@ -103,36 +101,12 @@ impl Model {
         self.model.as_deref().map(|model| locate(model, self.revision.as_deref())).transpose()
     }
 
-    /// What to compute in.
-    pub fn compute_type(&self) -> ComputeType {
-        self.dtype.unwrap_or_else(|| default_dtype(&self.device))
-    }
-
     /// Loads the model of [`folder`](Self::folder) in a compute type.
     pub fn load(&self, folder: Option<&Path>, compute_type: ComputeType) -> Result<SentenceEncoder> {
-        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(compute_type, &self.device)?) };
-        let encoder = SentenceEncoder::from_folder(folder, compute_type, &self.device)?;
+        let Some(folder) = folder else { return Ok(SentenceEncoder::embedded(compute_type, &self.compute.device)?) };
+        let encoder = SentenceEncoder::from_folder(folder, compute_type, &self.compute.device)?;
         check_weights(folder)?;
         Ok(encoder)
-    }
-}
-
-/// The folder of a model, by its path or its hub id. A name that looks like a path is not looked up on the Hub.
-pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
-    if let Some(revision) = revision.filter(|_| Path::new(model).is_dir()) {
-        return Err(format!("--revision {revision}: {model} is a folder, and only hub models have revisions").into());
-    }
-    let show_progress = std::io::stderr().is_terminal();
-    let found = locate_model(model, revision, show_progress).map_err(|error| match error {
-        Error::Hub { .. } if !cfg!(feature = "hub") => {
-            format!("{model}: no such folder; models are downloaded by their ids only in a build with `--features hub`")
-        }
-        Error::Hub { reason, .. } => format!("{model}: no such folder, and as a hub id: {reason}"),
-        other => checkpoint::hint(Path::new(model)).map_or(other.to_string(), |hint| format!("{model}: {hint}")),
-    })?;
-    match checkpoint::hint(&found).filter(|_| found.is_dir()) {
-        Some(hint) => Err(about(&found, &hint).into()),
-        None => Ok(found),
     }
 }
 
@@ -176,30 +150,4 @@ pub fn note_cut(cut: usize, of: usize, at: Option<usize>, options: &str) {
         let at = at.map_or("the model's maximum length".to_string(), |at| print::count(at, "token"));
         print::note(format_args!("{cut} of {of} {were} cut at {at} ({options})"));
     }
-}
-
-/// Checks that all weights of a model are finite. One infinity may be hidden by a softmax, and still change every
-/// result.
-pub fn check_weights(folder: &Path) -> Result<()> {
-    // Some models have their weights in a folder of their own; what is computed with them is checked.
-    let Ok(opened) = Checkpoint::open(folder) else { return Ok(()) };
-    if !folder.join("config.json").is_file() {
-        gguf_notes(&opened)?.iter().for_each(|note| print::note(format_args!("{} {note}", folder.display())));
-    }
-    checkpoint::check_finite(folder, &opened, "")
-}
-
-/// The bytes of all weights of a model: of its transformer and of its other modules.
-#[cfg(feature = "program")]
-pub fn weight_bytes(folder: &Path) -> Result<u64> {
-    let mut bytes = 0;
-    // Deeper than a module there are copies of the model in other formats.
-    let walk = ignore::WalkBuilder::new(folder).standard_filters(false).max_depth(Some(2)).follow_links(true).build();
-    for entry in walk.filter_map(|e| e.ok()) {
-        let is_weights = |extension: &std::ffi::OsStr| extension == "safetensors" || extension == "gguf";
-        if entry.path().is_file() && entry.path().extension().is_some_and(is_weights) {
-            bytes += entry.metadata()?.len();
-        }
-    }
-    Ok(bytes)
 }

@@ -13,7 +13,7 @@ use candle_attention::ensure;
 use candle_attention::io::{write_file, write_tensors};
 use candle_core::Tensor;
 
-use super::{Result, about, interrupt, print};
+use super::{Result, about, fail, interrupt, print};
 
 /// What is written, and so what may be replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,24 +83,23 @@ impl Output {
     /// Checks that `path` can be written and, without `force`, that no file of another kind would be replaced.
     pub fn new(path: &Path, kind: Kind, force: bool) -> Result<Self> {
         let output = |target| Ok(Self { path: path.to_path_buf(), kind, target });
-        let wrong = |reason: String| Err(about(path, &reason).into());
         let (what, own) = kind.name();
         if ["-", "/dev/stdout"].map(Path::new).contains(&path) {
             if !kind.is_text() && io::stdout().is_terminal() {
-                return wrong(format!("standard output is a terminal, which cannot show {what}"));
+                return fail(path, format!("standard output is a terminal, which cannot show {what}"));
             }
             return output(Target::Stdout);
         }
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
         if extension != own && EXTENSIONS.contains(&extension.as_str()) {
-            return wrong(format!("is the name of a .{extension} file, expected .{own}"));
+            return fail(path, format!("is the name of a .{extension} file, expected .{own}"));
         }
         match path.metadata() {
-            Ok(metadata) if metadata.is_dir() => return wrong("is a folder, expected a file to write".to_string()),
+            Ok(metadata) if metadata.is_dir() => return fail(path, "is a folder, expected a file to write"),
             Ok(metadata) if !metadata.is_file() => return output(Target::Stream),
             Ok(_) => {
                 if !force && !kind.is_of(&start(path).map_err(|e| about(path, &e))?) {
-                    return wrong(format!("exists and is not {what}; --force replaces it"));
+                    return fail(path, format!("exists and is not {what}; --force replaces it"));
                 }
                 // A file that is read-only is not replaced, although its folder would allow it.
                 OpenOptions::new().append(true).open(path).map_err(|e| about(path, &e))?;
@@ -137,7 +136,7 @@ impl Output {
     /// Writes tensors with the `format` of this output in the metadata.
     pub fn write_tensors(&self, tensors: HashMap<String, Tensor>) -> Result<()> {
         let Kind::Tensors(format) = self.kind else {
-            return Err(about(&self.path, &"is not an output for tensors").into());
+            return fail(&self.path, "is not an output for tensors");
         };
         let metadata = HashMap::from([("format".to_string(), format.to_string())]);
         match &self.target {
@@ -151,7 +150,7 @@ impl Output {
 pub fn check_distinct(outputs: &[&Output]) -> Result<()> {
     for (i, output) in outputs.iter().enumerate() {
         if output.target != Target::Stream && outputs[..i].iter().any(|other| other.target == output.target) {
-            return Err(about(&output.path, &"is named for two outputs").into());
+            return fail(&output.path, "is named for two outputs");
         }
     }
     Ok(())
@@ -160,7 +159,7 @@ pub fn check_distinct(outputs: &[&Output]) -> Result<()> {
 /// Checks that a folder can be made at `path`: there is nothing, not even a link that leads nowhere, and the folder
 /// around it can be written. Folders around it that do not exist are made with it.
 pub fn check_new_folder(path: &Path) -> Result<()> {
-    ensure!(path.symlink_metadata().is_err(), about(path, &"exists already, and is not replaced").into());
+    ensure!(path.symlink_metadata().is_err(), about(path, "exists already, and is not replaced").into());
     check_parent(path)
 }
 
@@ -172,7 +171,7 @@ pub fn check_parent(path: &Path) -> Result<()> {
     let mut around = path;
     while around.symlink_metadata().is_err() {
         // `..` would lead elsewhere once the folder before it is made.
-        ensure!(around.file_name().is_some(), about(path, &"is not the name of a folder to make").into());
+        ensure!(around.file_name().is_some(), about(path, "is not the name of a folder to make").into());
         around = folder_of(around);
     }
     check_folder(around, path)
@@ -182,7 +181,7 @@ pub fn check_parent(path: &Path) -> Result<()> {
 pub fn check_folder(folder: &Path, path: &Path) -> Result<()> {
     // The error of the system, without the name of the temporary file.
     let reason = |e: io::Error| e.to_string().split(" at path ").next().unwrap_or_default().to_string();
-    tempfile::tempfile_in(folder).map(drop).map_err(|e| about(path, &reason(e)).into())
+    tempfile::tempfile_in(folder).map(drop).map_err(|e| about(path, reason(e)).into())
 }
 
 /// Checks that an output, which need not exist, is not in the folder of the model that it is made of; `made` is what is
@@ -196,8 +195,7 @@ pub fn check_outside(output: &Path, model: &Path, made: &str) -> Result<()> {
         found.unwrap_or(absolute)
     };
     if behind_links(output).starts_with(behind_links(model)) {
-        let reason = format!("cannot be written into {}, the model that is {made}", model.display());
-        return Err(about(output, &reason).into());
+        return fail(output, format!("cannot be written into {}, the model that is {made}", model.display()));
     }
     Ok(())
 }

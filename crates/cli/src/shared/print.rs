@@ -95,8 +95,8 @@ pub fn note(line: Arguments) {
 }
 
 /// `1 text`, `2 texts`.
-pub fn count(number: usize, of_one: &str) -> String {
-    format!("{number} {of_one}{}", if number == 1 { "" } else { "s" })
+pub fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A text from outside with spaces in place of the characters that control a terminal, or turn the direction of writing

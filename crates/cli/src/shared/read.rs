@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::io::utf8_text;
 
-use super::{Result, about};
+use super::{Result, about, fail};
 
 /// The longest text that is read, in bytes: 4 GiB. A device such as `/dev/zero` never ends.
 const MAX_TEXT_BYTES: u64 = 1 << 32;
@@ -24,7 +24,7 @@ pub fn text_or_reason(path: &Path) -> Result<std::result::Result<String, String>
         }
     }
     if bytes.len() as u64 > MAX_TEXT_BYTES {
-        return Err(about(path, &format!("more than {MAX_TEXT_BYTES} bytes of text")).into());
+        return fail(path, format!("more than {MAX_TEXT_BYTES} bytes of text"));
     }
     Ok(utf8_text(&bytes, 1).map(str::to_string))
 }
@@ -81,8 +81,7 @@ impl Lines {
                 return Ok(None);
             }
             if line.len() as u64 > MAX_LINE_BYTES {
-                let reason = format!("line {} has more than {MAX_LINE_BYTES} bytes", self.number);
-                return Err(about(&self.path, &reason).into());
+                return fail(&self.path, format!("line {} has more than {MAX_LINE_BYTES} bytes", self.number));
             }
             let text = utf8_text(&line, self.number).map_err(|reason| about(&self.path, &reason))?;
             if !text.trim().is_empty() {
@@ -100,14 +99,10 @@ impl Iterator for Lines {
     }
 }
 
-/// The lines of a file that are not blank; at least one. `of_one` is what a line is, such as `text`.
-pub fn texts(path: &Path, of_one: &str) -> Result<Vec<String>> {
+/// The lines of a file that are not blank; at least one. `thing` is what a line is, such as `text`.
+pub fn texts(path: &Path, thing: &str) -> Result<Vec<String>> {
     let texts = Lines::open(path)?.collect::<Result<Vec<String>>>()?;
-    if texts.is_empty() {
-        Err(about(path, &format!("no {of_one}: every line is blank, or there is none")).into())
-    } else {
-        Ok(texts)
-    }
+    if texts.is_empty() { fail(path, format!("no {thing}: every line is blank, or there is none")) } else { Ok(texts) }
 }
 
 /// At most `limit` texts of a file, at least two: every second one is for another purpose than the others.
@@ -116,31 +111,42 @@ pub fn first_texts(path: &Path, limit: usize) -> Result<Vec<String>> {
     candle_attention::ensure!(limit >= 2, format!("--limit is {limit}, expected at least 2 texts").into());
     let mut texts = texts(path, "text")?;
     texts.truncate(limit);
-    if texts.len() < 2 { Err(about(path, &"1 text, expected at least 2").into()) } else { Ok(texts) }
+    if texts.len() < 2 { fail(path, "1 text, expected at least 2") } else { Ok(texts) }
+}
+
+/// Texts as commands give them to a model.
+pub fn borrowed(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+/// Every second text from the first one, and the others.
+#[cfg(feature = "program")]
+pub fn halves(texts: &[String]) -> [Vec<&str>; 2] {
+    [0, 1].map(|first| texts.iter().skip(first).step_by(2).map(String::as_str).collect())
 }
 
 /// The files to read instead of the texts of the command line: those that are named, or standard input (`-`) where the
 /// only text is `-`, or where there is no text and it is no terminal. None if there are texts.
-pub fn files_given(given: &[String], files: &[PathBuf], of_one: &str) -> Result<Vec<PathBuf>> {
+pub fn files_given(given: &[String], files: &[PathBuf], thing: &str) -> Result<Vec<PathBuf>> {
     match given {
         _ if !files.is_empty() => Ok(files.to_vec()),
         [] if std::io::stdin().is_terminal() => {
-            Err(format!("no {of_one}: give {of_one}s as arguments, by --file, or through a pipe").into())
+            Err(format!("no {thing}: give {thing}s as arguments, by --file, or through a pipe").into())
         }
         [] => Ok(vec![PathBuf::from("-")]),
         [only] if only == "-" => Ok(vec![PathBuf::from("-")]),
         _ if given.iter().any(|text| text == "-") => {
-            Err(format!("`-` is standard input: expected no other {of_one} beside it").into())
+            Err(format!("`-` is standard input: expected no other {thing} beside it").into())
         }
         _ => Ok(Vec::new()),
     }
 }
 
 /// The texts of the command line, or of the [files](files_given) instead of them; at least one.
-pub fn texts_given(given: &[String], files: &[PathBuf], of_one: &str) -> Result<Vec<String>> {
-    let files = files_given(given, files, of_one)?;
+pub fn texts_given(given: &[String], files: &[PathBuf], thing: &str) -> Result<Vec<String>> {
+    let files = files_given(given, files, thing)?;
     if files.is_empty() {
         return Ok(given.to_vec());
     }
-    Ok(files.iter().map(|path| texts(path, of_one)).collect::<Result<Vec<_>>>()?.concat())
+    Ok(files.iter().map(|path| texts(path, thing)).collect::<Result<Vec<_>>>()?.concat())
 }
