@@ -8,13 +8,12 @@ use std::sync::Arc;
 use candle_attention_kernels::Team;
 use candle_core::{Device, Tensor};
 
-use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::call::OpenCall;
 use crate::attention::tokens::{CallTokens, Counted};
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::error::Result;
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::PendingBias;
-use crate::sdpa::Call;
+use crate::sdpa::{AttentionOutput, Call};
 
 /// The mechanisms of a layer, in the order in which they act.
 pub(super) type Mechanisms = Vec<Arc<dyn Mechanism>>;
@@ -149,12 +148,12 @@ pub(super) trait Mechanism: Send + Sync {
     }
 
     /// The output of the layer, of attention over `values`. Differentiable.
-    fn add_to_output(&self, _call: &OpenCall, output: PendingBias, _values: &Tensor) -> Result<PendingBias> {
+    fn add_to_output(&self, _call: &OpenCall, output: Tensor, _values: &Tensor) -> Result<Tensor> {
         Ok(output)
     }
 
     /// The result of a call, once all queries have run alike.
-    fn finish(&self, _call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
+    fn finish(&self, _call: &OpenCall, result: AttentionOutput) -> Result<AttentionOutput> {
         Ok(result)
     }
 

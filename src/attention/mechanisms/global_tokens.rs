@@ -5,7 +5,7 @@
 use candle_core::{Device, Tensor};
 
 use crate::attention::build::qkv_sizes;
-use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::call::OpenCall;
 use crate::attention::mechanism::{Mechanism, Routes};
 use crate::attention::mechanisms;
 use crate::attention::observe::runs;
@@ -18,6 +18,7 @@ use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::Qkv;
+use crate::sdpa::AttentionOutput;
 use crate::tensor::select;
 use crate::weights::{GLOBAL_PARTS, LinearWeights, Parameters, QkvWeights};
 
@@ -69,7 +70,7 @@ impl Mechanism for GlobalTokens {
         Ok(())
     }
 
-    fn finish(&self, call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
+    fn finish(&self, call: &OpenCall, result: AttentionOutput) -> Result<AttentionOutput> {
         call.with_global_queries(result)
     }
 
@@ -119,12 +120,12 @@ impl OpenCall<'_> {
     }
 
     /// What the call returns, with the queries of global tokens. Differentiable.
-    fn with_global_queries(&self, own: CallOutput) -> Result<CallOutput> {
+    fn with_global_queries(&self, own: AttentionOutput) -> Result<AttentionOutput> {
         let Some((is_global, layer, options)) = self.global()? else { return Ok(own) };
         let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
         let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
         let places: Vec<usize> = (0..is_global.dim(1)?).filter(is_place).collect();
-        let (mut output, mut weights) = (own.output.apply()?, own.attention_weights);
+        let (mut output, mut weights) = (own.output, own.attention_weights);
         for run in runs(&places, usize::MAX) {
             let narrow = |xs: &Tensor, dim: usize| xs.narrow(dim, run.start, run.len());
             let [query, key, value] = &self.xs;
@@ -133,12 +134,12 @@ impl OpenCall<'_> {
             let inputs = AttentionInputs::new(&query, key, value, mask);
             let here = layer.open_given(&inputs, &options, |call| call.run())?;
             let is_global = narrow(&is_global, 1)?;
-            output = with_rows(&output, &here.output.apply()?, &is_global, 1, run.start)?;
+            output = with_rows(&output, &here.output, &is_global, 1, run.start)?;
             if let (Some(all), Some(here)) = (&weights, here.attention_weights) {
                 weights = Some(with_rows(all, &here, &is_global, 2, run.start)?);
             }
         }
-        Ok(CallOutput { output: output.into(), attention_weights: weights })
+        Ok(AttentionOutput { output, attention_weights: weights })
     }
 
     /// The statistics of the call, with the queries of global tokens.

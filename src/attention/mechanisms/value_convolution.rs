@@ -8,7 +8,7 @@ use crate::attention::tokens::{CallTokens, Counted};
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::{PendingBias, accumulate_dtype};
+use crate::ops::accumulate_dtype;
 use crate::weights::{Parameters, VALUE_CONVOLUTION};
 
 /// The weights of the convolution, `(h · d_v, 1, neighbors)`.
@@ -31,7 +31,7 @@ impl Mechanism for ValueConvolution {
     }
 
     /// `output` `(b, s, h · d_v)` with the values `v` `(b, s, h, d_v)` and their convolution.
-    fn add_to_output(&self, call: &OpenCall, output: PendingBias, v: &Tensor) -> Result<PendingBias> {
+    fn add_to_output(&self, call: &OpenCall, output: Tensor, v: &Tensor) -> Result<Tensor> {
         if v.elem_count() == 0 {
             return Ok(output);
         }
@@ -45,7 +45,7 @@ impl Mechanism for ValueConvolution {
         for i in 0..neighbors {
             sum = (sum + padded.narrow(1, i, s)?.broadcast_mul(&weight.get(i)?)?)?;
         }
-        output.map(|ys| ys.to_dtype(wide)? + sum)?.map(|ys| ys.to_dtype(call.xs[0].dtype()))
+        Ok((output.to_dtype(wide)? + sum)?.to_dtype(call.xs[0].dtype())?)
     }
 }
 
