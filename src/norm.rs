@@ -2,9 +2,9 @@
 //!
 //! In candle 0.11 the `forward` of `candle_nn::LayerNorm` and `candle_nn::RmsNorm` runs a fused operation without a
 //! backward pass. A model that uses them trains without an error, but what comes before a norm and the norm itself get
-//! no gradient from it. The functions of this module take what candle's of the same names take, and make a [`Norm`]. It
-//! runs one fused kernel where nothing tracks a gradient, and differentiable operations otherwise. The mean is
-//! subtracted before the squares are summed, and half types are computed in f32 and rounded once.
+//! no gradient from it. The functions of this module take what candle's of the same names take, and make a [`Norm`]. On
+//! CPUs and Apple GPUs it runs one kernel where nothing tracks a gradient, and differentiable operations otherwise. The
+//! mean is subtracted before the squares are summed, and half types are computed in f32 and rounded once.
 //!
 //! | Kind | Formula | Source |
 //! |---|---|---|
@@ -37,8 +37,7 @@ use crate::config::{MAX_SIZE, NormKind};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::map_fields;
-use crate::ops;
-use crate::ops::{NormParameters, PendingBias};
+use crate::ops::NormParameters;
 use crate::tensor::{MapTensors, check_float, check_shape, same_device};
 
 /// A layer norm over `size` numbers, trainable if `vb` is backed by a `VarMap`: `weight` (ones) and `bias` (zeros),
@@ -157,43 +156,14 @@ impl Norm {
         self.map_tensors(&mut |tensor| Ok(tensor.detach().force_contiguous()?))
     }
 
-    /// `norm(xs + branch)`, for a branch of the shape of `xs`.
-    ///
-    /// # Errors
-    /// Those of `forward`.
-    pub fn forward_sum(&self, xs: &Tensor, branch: PendingBias) -> Result<Tensor> {
-        Ok(self.call(xs, Some(&branch), false)?.1)
-    }
-
-    /// `xs + branch` and `norm(xs + branch)`.
-    ///
-    /// # Errors
-    /// Those of `forward`.
-    pub fn sum_and_forward(&self, xs: &Tensor, branch: PendingBias) -> Result<(Tensor, Tensor)> {
-        let (sum, ys) = self.call(xs, Some(&branch), true)?;
-        Ok((sum.expect("`keep_sum` was set"), ys))
-    }
-
-    fn call(&self, xs: &Tensor, branch: Option<&PendingBias>, keep_sum: bool) -> Result<(Option<Tensor>, Tensor)> {
+    fn call(&self, xs: &Tensor) -> Result<Tensor> {
         let name = || format!("the input of {}", name(self.kind));
         if xs.dims().last() != self.weight.dims().first() {
             return Err(Error::shape(name(), xs.dims(), format!("(…, {})", self.weight.dims()[0])));
         }
         check_float(&name(), xs)?;
         same_device(&name(), xs, &self.weight)?;
-        let NormParameters { weight, bias, eps, rms, offset } = self.parameters();
-        let norm = ops::Norm {
-            xs,
-            add: branch.map(|branch| &branch.ys),
-            add_bias: branch.and_then(|branch| branch.bias.as_ref()),
-            weight,
-            bias,
-            eps,
-            rms,
-            offset,
-            keep_sum,
-        };
-        norm.forward()
+        self.parameters().forward(xs)
     }
 
     /// Replaces the rows `xs`, on the CPU, by their norm, or by `norm(xs + residual)`.
@@ -212,7 +182,7 @@ impl Norm {
 
 impl Module for Norm {
     fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        Ok(self.call(xs, None, false)?.1)
+        Ok(self.call(xs)?)
     }
 }
 

@@ -2,27 +2,28 @@
 
 use candle_core::{DType, Tensor};
 
-use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::call::OpenCall;
 use crate::attention::transform::map_distinct;
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ragged::{Bucket, offsets};
+use crate::sdpa::AttentionOutput;
 use crate::tensor::check_tensor_memory;
 
 impl OpenCall<'_> {
     /// Self-attention within each sequence of inputs `(tokens, query_size)` → `(tokens, output_size)`. Differentiable.
     ///
     /// Sequences of like length are padded together; with options that belong to a padded batch, all of them.
-    pub(super) fn run_buckets(&self, lengths: &[usize]) -> Result<CallOutput> {
+    pub(super) fn run_buckets(&self, lengths: &[usize]) -> Result<AttentionOutput> {
         let Self { layer, xs: [xs, ..], options, .. } = self;
         let (tokens, size) = (xs.dim(0)?, layer.config.resolved_output_size());
         if tokens == 0 {
             let zeros = |dims: &[usize]| Tensor::zeros(dims, xs.dtype(), xs.device());
             let weights = [lengths.len(), layer.config.num_attention_heads, 0, 0];
             let attention_weights = options.return_attention_weights.then(|| zeros(&weights)).transpose()?;
-            return Ok(CallOutput { output: zeros(&[0, size])?.into(), attention_weights });
+            return Ok(AttentionOutput { output: zeros(&[0, size])?, attention_weights });
         }
         let buckets = if options.need_padding(layer.config.dropout) {
             vec![Bucket::group_all(lengths)]
@@ -41,13 +42,13 @@ impl OpenCall<'_> {
                 AttentionMask::lengths(&padding.lengths_of(bucket))
             });
             let padded = AttentionInputs::new(&query, &key, &value, mask);
-            let CallOutput { output, attention_weights: weights } =
+            let AttentionOutput { output, attention_weights: weights } =
                 layer.open_given(&padded, &options)?.run()?;
-            outputs.push(output.apply()?.reshape((bucket.padded_tokens(), size))?);
+            outputs.push(output.reshape((bucket.padded_tokens(), size))?);
             attention_weights = weights;
         }
         let output = Tensor::cat(&outputs, 0)?.index_select(&padding.places()?, 0)?;
-        Ok(CallOutput { output: output.into(), attention_weights })
+        Ok(AttentionOutput { output, attention_weights })
     }
 
     /// [`observe`](Self::observe) of a ragged batch: that of all sequences padded to the longest one.

@@ -13,7 +13,7 @@ use crate::attention::tokens::{CallTokens, Counted, Projection};
 use crate::attention::transform::OUTPUT;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::{PendingBias, Quantization, accumulate_dtype};
+use crate::ops::{Quantization, accumulate_dtype};
 use crate::position::{BiasCall, ExplicitPositions};
 use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
@@ -44,13 +44,6 @@ pub(super) struct OpenCall<'a> {
     pub absorbed: Option<(Call, Backend)>,
     /// The format of few bits that products round their inputs to.
     quantization: Option<Quantization>,
-}
-
-/// What a call returns: its output, whose last bias may be left to the next operation, and the attention weights, if
-/// the options ask for them.
-pub(super) struct CallOutput {
-    pub output: PendingBias,
-    pub attention_weights: Option<Tensor>,
 }
 
 /// How a call runs.
@@ -394,21 +387,21 @@ impl<'a> Draft<'a> {
 
 impl OpenCall<'_> {
     /// Runs the call. After an error, a cache is as it was.
-    pub(super) fn run(mut self) -> Result<CallOutput> {
+    pub(super) fn run(mut self) -> Result<AttentionOutput> {
         let result = self.run_queries()?;
         self.layer.mechanisms.iter().try_fold(result, |result, mechanism| mechanism.finish(&self, result))
     }
 
     /// [`run`](Self::run) with all queries alike.
-    fn run_queries(&mut self) -> Result<CallOutput> {
+    fn run_queries(&mut self) -> Result<AttentionOutput> {
         if self.layer.config.num_attention_heads == 0 {
-            let output = self.layer.without_heads(&self.xs[0])?.into();
-            return Ok(CallOutput { output, attention_weights: None });
+            let output = self.layer.without_heads(&self.xs[0])?;
+            return Ok(AttentionOutput { output, attention_weights: None });
         }
         match std::mem::replace(&mut self.route, Route::Buckets) {
             Route::Rows { lengths, mask } => {
-                let output = self.layer.attend_sequences(&self.xs[0], lengths, &mask)?.into();
-                Ok(CallOutput { output, attention_weights: None })
+                let output = self.layer.attend_sequences(&self.xs[0], lengths, &mask)?;
+                Ok(AttentionOutput { output, attention_weights: None })
             }
             Route::Buckets => self.run_buckets(self.tokens.ragged().map_or(&[], |(lengths, _)| lengths)),
             Route::Tensors(backend) => self.or_undone(|call| Ok(call.run_tensors(backend)?.0)),
@@ -416,7 +409,7 @@ impl OpenCall<'_> {
     }
 
     /// Runs the call over tensors, and returns its keys and values, too, for layers that have none of their own.
-    pub(super) fn share(mut self) -> Result<(CallOutput, KeyValues)> {
+    pub(super) fn share(mut self) -> Result<(AttentionOutput, KeyValues)> {
         // Keys and values are shared, not latents.
         self.absorbed = None;
         let backend = match self.route {
@@ -454,7 +447,7 @@ impl OpenCall<'_> {
     }
 
     /// Runs the call over tensors on `backend`: its output, and its keys and values.
-    fn run_tensors(&mut self, backend: Backend) -> Result<(CallOutput, [Tensor; 2])> {
+    fn run_tensors(&mut self, backend: Backend) -> Result<(AttentionOutput, [Tensor; 2])> {
         let [q, k, v] = self.keys(self.sizes.dtype)?;
         let offsets = self.tokens.ragged().map(|(lengths, _)| offsets(lengths));
         let (sizes, backend) = self.absorbed.unwrap_or((self.sizes, backend));
@@ -462,9 +455,11 @@ impl OpenCall<'_> {
         if let (Some(latent), Some(_)) = (self.layer.qkv.latent(), self.absorbed) {
             attended.output = latent.values(&attended.output)?;
         }
-        let CallOutput { output, attention_weights } = self.finish(attended, &v)?;
-        let output = if offsets.is_some() { output.map(|ys| ys.squeeze(0))? } else { output };
-        Ok((CallOutput { output, attention_weights }, [k, v]))
+        let mut attended = self.finish(attended, &v)?;
+        if offsets.is_some() {
+            attended.output = attended.output.squeeze(0)?;
+        }
+        Ok((attended, [k, v]))
     }
 
     /// Queries, keys and values in `dtype`, ready for attention.
@@ -486,7 +481,7 @@ impl OpenCall<'_> {
 
     /// Applies the head mask, the norm and the gate of the context and the output projection to what attention returns.
     /// `values` are those that attention had.
-    pub(super) fn finish(&self, attended: AttentionOutput, values: &Tensor) -> Result<CallOutput> {
+    pub(super) fn finish(&self, attended: AttentionOutput, values: &Tensor) -> Result<AttentionOutput> {
         let (layer, dtype) = (self.layer, self.xs[0].dtype());
         let mut by_head = attended.output;
         if let Some(mask) = self.options.head_mask {
@@ -502,19 +497,13 @@ impl OpenCall<'_> {
             None => layer.context(by_head, &query)?,
         };
         let context = layer.wrapped_input(OUTPUT, &context)?;
-        let mut output = if layer.wraps_projections() {
-            layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?.into()
-        } else if context.dtype() == dtype {
-            layer.o_proj.forward_pending_bias(&context)?
-        } else {
-            layer.o_proj.forward_in_dtype(&context, dtype)?.into()
-        };
+        let mut output = layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?;
         if let Some(places) = places {
-            output = output.map(|ys| Ok(places.pad(&ys)?))?;
+            output = places.pad(&output)?;
         }
-        let add = |output: PendingBias, each: &Arc<dyn Mechanism>| each.add_to_output(self, output, values);
+        let add = |output: Tensor, each: &Arc<dyn Mechanism>| each.add_to_output(self, output, values);
         let output = layer.mechanisms.iter().try_fold(output, add)?;
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;
-        Ok(CallOutput { output, attention_weights })
+        Ok(AttentionOutput { output, attention_weights })
     }
 }

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use candle_attention_kernels::Team;
 use candle_core::{DType, Device, Tensor};
 
-use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::call::OpenCall;
 use crate::attention::tokens::{CallTokens, Counted};
 use crate::attention::{AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions};
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::PendingBias;
-use crate::sdpa::Call;
+use crate::sdpa::{AttentionOutput, Call};
 use crate::weights::{Parameter, Parameters};
 
 /// A row of the table of mechanisms: how a layer gets one.
@@ -186,12 +185,12 @@ pub(super) trait Mechanism: Send + Sync {
     }
 
     /// The output of the layer, of attention over `values`. Differentiable.
-    fn add_to_output(&self, _call: &OpenCall, output: PendingBias, _values: &Tensor) -> Result<PendingBias> {
+    fn add_to_output(&self, _call: &OpenCall, output: Tensor, _values: &Tensor) -> Result<Tensor> {
         Ok(output)
     }
 
     /// The result of a call, once all queries have run alike.
-    fn finish(&self, _call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
+    fn finish(&self, _call: &OpenCall, result: AttentionOutput) -> Result<AttentionOutput> {
         Ok(result)
     }
 

@@ -36,7 +36,6 @@ pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 
 use cache::Identity;
-use call::CallOutput;
 use candle_core::{DType, Device, Module, Tensor};
 use mechanism::{Mechanisms, Routes};
 use steps::Norms;
@@ -44,7 +43,7 @@ use steps::Norms;
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::mask::{AttentionMask, CallMask};
-use crate::ops::{Linear, PendingBias, Qkv};
+use crate::ops::{Linear, Qkv};
 use crate::position::PositionState;
 use crate::sdpa::{AttentionOutput, Plan};
 use crate::tensor::Frozen;
@@ -261,8 +260,7 @@ impl MultiHeadAttention {
         if self.is_plain(inputs, options) {
             return Ok(AttentionOutput { output: self.attend_plain(inputs.query)?, attention_weights: None });
         }
-        let CallOutput { output, attention_weights } = self.for_call(inputs, options).open(inputs, options)?.run()?;
-        Ok(AttentionOutput { output: output.apply()?, attention_weights })
+        self.for_call(inputs, options).open(inputs, options)?.run()
     }
 
     /// [`attend_with`](Self::attend_with), and the keys and values that the queries attended to, for later layers that
@@ -277,19 +275,8 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(AttentionOutput, KeyValues)> {
-        let (output, attention_weights, key_values) = self.attended_sharing(inputs, options)?;
-        Ok((AttentionOutput { output: output.apply()?, attention_weights }, key_values))
-    }
-
-    /// The output of [`attend_with`](Self::attend_with) without options, for a residual norm that adds the last bias in
-    /// the same kernel, where a GPU has one.
-    ///
-    /// # Errors
-    /// The errors of [`attend_with`](Self::attend_with).
-    #[doc(hidden)]
-    pub fn attend_pending_bias(&self, inputs: &AttentionInputs) -> Result<PendingBias> {
-        let options = AttentionOptions::default();
-        Ok(self.for_call(inputs, &options).open(inputs, &options)?.run()?.output)
+        self.check_sharing(inputs, options)?;
+        self.for_call(inputs, options).open(inputs, options)?.share()
     }
 
     /// The backend that would run [`attend_with`](Self::attend_with), why each other one would not, and the scratch

@@ -163,7 +163,6 @@ impl OpenCall<'_> {
             let inputs = AttentionInputs::new(query, key, value, self.mask);
             layer.open_given(&inputs, self.options)?.run()?.output
         };
-        let output = output.apply()?;
         let [q, k, _] = wide(qkv, wide_dtype)?;
         let keys = k.dim(1)?;
         if let Some(k) = what.top_k.filter(|k| !(1..=keys).contains(k)) {

@@ -246,34 +246,3 @@ pub(super) fn normalize(xs: &Tensor, norm: &HeadNorm, weights: &NormWeights) -> 
     };
     Ok(norm_parameters(norm, weights).forward(&xs)?.reshape((b, s, h, d))?)
 }
-
-#[cfg(all(test, not(feature = "cuda")))]
-mod tests {
-    use super::*;
-    use crate::ops::cuda::with_mock_device;
-    use crate::tensor::random::Random;
-
-    fn worst(got: &Tensor, want: &Tensor) -> f32 {
-        let differences = (got - want).unwrap().abs().unwrap().flatten_all().unwrap();
-        differences.max(0).unwrap().to_scalar().unwrap()
-    }
-
-    #[test]
-    fn fused_norms_equal_tensor_operations() {
-        let mut random = Random(1);
-        let (b, s, h, d) = (2, 5, 3, 8);
-        // A part of a packed projection.
-        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
-        for (over, dims) in [(NormOver::Head, vec![d]), (NormOver::Head, vec![h, d]), (NormOver::AllHeads, vec![h * d])]
-        {
-            for (kind, bias) in [(NormKind::Layer, true), (NormKind::Rms, false), (NormKind::RmsOffset, false)] {
-                let norm = HeadNorm::new(kind, over, 1e-6);
-                let weights = NormWeights::new(random.tensor(&dims), bias.then(|| random.tensor(&dims)));
-                let want = normalize(&xs, &norm, &weights).unwrap();
-                let (got, steps) = with_mock_device(|| normalize(&xs, &norm, &weights).unwrap());
-                assert_eq!((got.dims(), steps), (want.dims(), 1));
-                assert!(worst(&got, &want) < 1e-5, "{kind:?}, {over:?}, {dims:?}");
-            }
-        }
-    }
-}

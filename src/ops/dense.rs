@@ -9,11 +9,10 @@ use candle_core::{DType, Tensor};
 use crate::error::Result;
 use crate::ops::pack::{format_of, multiply, pack};
 use crate::ops::packed::Packed;
-use crate::ops::pending_bias::add_bias;
 use crate::ops::projection::{Projection, has_kernels};
 use crate::ops::quantization::Quantization;
 use crate::ops::trained_product::{check_product, trained};
-use crate::tensor::MapTensors;
+use crate::tensor::{MapTensors, broadcast_rows};
 use crate::weights::LinearWeights;
 
 /// A product with tensors, on the CPU with a copy of them that is packed once.
@@ -115,15 +114,18 @@ impl Projection for Dense {
 
 /// `xs` `(b, s, in)` projected to `(b · s, out)` in [`accumulate_dtype`], with gradients.
 pub(super) fn differentiable_product(xs: &Tensor, weights: &LinearWeights) -> Result<Tensor> {
-    Ok(match (trained(xs, weights)?, &weights.bias) {
-        (Some(ys), _) => ys,
-        (None, Some(bias)) => add_bias(product(xs, &weights.weight)?, bias)?,
-        (None, None) => product(xs, &weights.weight)?,
+    if let Some(ys) = trained(xs, weights)? {
+        return Ok(ys);
+    }
+    let ys = product(xs, &weights.weight)?; // (b · s, out)
+    Ok(match &weights.bias {
+        Some(bias) => ys.broadcast_add(&broadcast_rows(&bias.to_dtype(ys.dtype())?, &ys)?)?,
+        None => ys,
     })
 }
 
 /// `xs` `(b, s, in)` times `weight` `(out, in)` → `(b · s, out)`, in [`accumulate_dtype`].
-pub(super) fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
+fn product(xs: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let (b, s, input) = xs.dims3()?;
     let wide = accumulate_dtype(weight);
     check_product(xs, weight)?;

@@ -12,7 +12,7 @@ use candle_core::{D, DType, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::ops::dense::accumulate_dtype;
 use crate::ops::linear::Linear;
-use crate::ops::problem::Norm;
+use crate::ops::norm::NormParameters;
 use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, ShareWeights, check_shape, same_dtype_and_device};
 use crate::weights::{LatentWeights, NormWeights};
@@ -182,18 +182,9 @@ impl Latent {
     }
 
     fn normalized(&self, xs: &Tensor, norm: &NormWeights) -> Result<Tensor> {
-        let norm = Norm {
-            xs: &xs.contiguous()?,
-            add: None,
-            add_bias: None,
-            weight: &norm.weight,
-            bias: norm.bias.as_ref(),
-            eps: self.sizes.eps,
-            rms: true,
-            offset: 0.0,
-            keep_sum: false,
-        };
-        Ok(norm.forward()?.1)
+        let bias = norm.bias.as_ref();
+        let norm = NormParameters { weight: &norm.weight, bias, eps: self.sizes.eps, rms: true, offset: 0.0 };
+        norm.forward(&xs.contiguous()?)
     }
 
     /// Keys `(b, s, h, nope + rope)` and values `(b, s, h, value)` of `tokens` `(b, s, 1, rank + rope)`, latents and

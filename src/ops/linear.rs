@@ -11,7 +11,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_attention_kernels::{Activation, PackedWeights, QuantizedRows};
+use candle_attention_kernels::{PackedWeights, QuantizedRows};
 use candle_core::{DType, Device, Tensor, TensorId};
 use candle_nn::Module;
 
@@ -19,11 +19,9 @@ use crate::ensure;
 use crate::error::{Error, Result};
 use crate::map_fields;
 use crate::ops::caller_module::CallerModule;
-use crate::ops::dense::{Dense, product};
+use crate::ops::dense::Dense;
 use crate::ops::low_rank::LowRank;
 use crate::ops::packed::{Packed, empty};
-use crate::ops::pending_bias::PendingBias;
-use crate::ops::problem::{Activated, supports_fused};
 use crate::ops::projection::{Projection, has_kernels};
 use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, check_allocation, check_shape, element_count, same_dtype_and_device};
@@ -267,62 +265,6 @@ impl Linear {
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
     pub fn forward_in_dtype(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         self.projection.forward(xs, dtype)
-    }
-
-    /// [`forward_in_dtype`](Self::forward_in_dtype) of the dtype of `xs`. Where a GPU can add the bias in its next
-    /// kernel, it is left out.
-    #[doc(hidden)]
-    pub fn forward_pending_bias(&self, xs: &Tensor) -> Result<PendingBias> {
-        match self.projection.tensors() {
-            Some(LinearWeights { weight, bias: Some(bias) }) if supports_fused(xs, &[Some(weight), Some(bias)]) => {
-                let (b, s, _) = xs.dims3()?;
-                Ok(PendingBias { ys: product(xs, weight)?.reshape((b, s, ()))?, bias: Some(bias.clone()) })
-            }
-            _ => Ok(self.forward_in_dtype(xs, xs.dtype())?.into()),
-        }
-    }
-
-    /// `activation(self(xs)) · gate(xs)`, `(b, s, in)` → `(b, s, out)`, with one fused kernel after the products;
-    /// `None` where there is no such kernel.
-    ///
-    /// `both` is a layer with the outputs of `self` and of `gate`, and which half of it `self` is: one product for
-    /// both.
-    #[doc(hidden)]
-    pub fn forward_activated(
-        &self,
-        xs: &Tensor,
-        activation: Activation,
-        gate: Option<&Self>,
-        both: Option<(&Self, usize)>,
-    ) -> Result<Option<Tensor>> {
-        // Weights that are packed are on the CPU, which has no such kernel.
-        let (Some(own), factor) = (self.projection.tensors(), gate.map(|gate| gate.projection.tensors())) else {
-            return Ok(None);
-        };
-        let factor = factor.flatten();
-        let parts = [Some(own), factor].into_iter().flatten();
-        let tensors: Vec<_> = parts.flat_map(|part| [Some(&part.weight), part.bias.as_ref()]).collect();
-        if gate.is_some() != factor.is_some() || !supports_fused(xs, &tensors) {
-            return Ok(None);
-        }
-        let (b, s, _) = xs.dims3()?;
-        let out = self.out_features();
-        let (ys, factors) = match both.and_then(|(both, half)| Some((both.projection.tensors()?, half))) {
-            Some((both, half)) => {
-                let all = product(xs, &both.weight)?;
-                (all.narrow(1, half * out, out)?, Some(all.narrow(1, (1 - half) * out, out)?))
-            }
-            None => (product(xs, &own.weight)?, factor.map(|factor| product(xs, &factor.weight)).transpose()?),
-        };
-        let activated = Activated {
-            activation,
-            xs: &ys,
-            bias: own.bias.as_ref(),
-            gate: factors.as_ref(),
-            gate_bias: factor.and_then(|factor| factor.bias.as_ref()),
-        };
-        let Some(ys) = activated.fused()? else { return Ok(None) };
-        Ok(Some(ys.reshape((b, s, out))?))
     }
 }
 

@@ -19,9 +19,6 @@ pub enum RotaryStyle {
 /// xs `(b, s, h, d)` with the first `2 · pairs` elements of each head rotated; cosines and sines are
 /// `(b or 1, s, 1, pairs)`. Differentiable.
 pub(crate) fn rotate(xs: &Tensor, [cos, sin]: &[Tensor; 2], style: RotaryStyle) -> Result<Tensor> {
-    if let Some(ys) = crate::ops::rotate(xs, [cos, sin], style == RotaryStyle::Interleaved)? {
-        return Ok(ys);
-    }
     let (b, s, h, d) = xs.dims4()?;
     let dim = 2 * cos.dim(D::Minus1)?;
     let rotated = xs.narrow(D::Minus1, 0, dim)?;
@@ -94,32 +91,6 @@ impl CosSin {
                 for ([x, y], (cos, sin)) in head.as_chunks_mut().0.iter_mut().zip(angles) {
                     rotate_pair(x, y, *cos, *sin);
                 }
-            }
-        }
-    }
-}
-
-#[cfg(all(test, not(feature = "cuda")))]
-mod tests {
-    use super::*;
-    use crate::ops::cuda::with_mock_device;
-    use crate::tensor::random::Random;
-
-    #[test]
-    fn fused_rotation_equals_tensor_operations() {
-        let mut random = Random(1);
-        let (b, s, h, d) = (2, 5, 3, 8);
-        // A part of a packed projection.
-        let xs = random.tensor(&[b, s, 7, d]).narrow(2, 1, h).unwrap();
-        for (rows, pairs) in [(1, 4), (b, 4), (1, 2)] {
-            let angles = [0, 1].map(|_| random.tensor(&[rows, s, 1, pairs]));
-            for style in [RotaryStyle::HalfSplit, RotaryStyle::Interleaved] {
-                let want = rotate(&xs, &angles, style).unwrap();
-                let (got, steps) = with_mock_device(|| rotate(&xs, &angles, style).unwrap());
-                assert_eq!((got.dims(), steps), (want.dims(), 1));
-                let differences = (&got - &want).unwrap().abs().unwrap().flatten_all().unwrap();
-                let worst: f32 = differences.max(0).unwrap().to_scalar().unwrap();
-                assert!(worst < 1e-6, "{style:?}, {rows} rows, {pairs} pairs: {worst}");
             }
         }
     }

@@ -229,11 +229,6 @@ static inline uint4 load_16_bytes(const void* p) {
     return *static_cast<const uint4*>(p);
 }
 
-static inline void store_16_bytes(void* p, const uint4& x) {
-    emulator::check_aligned(p, 16);
-    *static_cast<uint4*>(p) = x;
-}
-
 static inline float exp2_fast(float x) { return std::exp2(x); }
 
 static inline float shuffle_xor(float x, int lane_mask) {

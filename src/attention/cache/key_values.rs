@@ -4,12 +4,10 @@ use candle_core::Tensor;
 
 use super::append::NewTokens;
 use crate::attention::MultiHeadAttention;
-use crate::attention::call::CallOutput;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::PendingBias;
 use crate::position::ExplicitPositions;
 use crate::tensor::{check_float, same_dtype_and_device};
 
@@ -100,12 +98,12 @@ impl KeyValues {
 }
 
 impl MultiHeadAttention {
-    /// [`attend_sharing`](Self::attend_sharing), with the last bias left to the next operation.
-    pub(in crate::attention) fn attended_sharing(
+    /// Checks that a call of these inputs and options may share its keys and values.
+    pub(in crate::attention) fn check_sharing(
         &self,
         inputs: &AttentionInputs,
         options: &AttentionOptions,
-    ) -> Result<(PendingBias, Option<Tensor>, KeyValues)> {
+    ) -> Result<()> {
         let what = "a call that shares its keys and values";
         if !matches!(inputs.tokens, Tokens::Padded) {
             return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
@@ -114,10 +112,7 @@ impl MultiHeadAttention {
             let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
             return Err(Error::value(what, "another one", expected));
         }
-        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))?;
-        let layer = self.for_call(inputs, options);
-        let (CallOutput { output, attention_weights }, key_values) = layer.open(inputs, options)?.share()?;
-        Ok((output, attention_weights, key_values))
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))
     }
 
     /// Checks that the layer makes keys of its own.

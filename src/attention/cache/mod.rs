@@ -12,7 +12,7 @@
 
 mod append;
 mod cross;
-#[cfg(all(test, not(feature = "cuda")))]
+#[cfg(test)]
 mod fault_tests;
 mod int8;
 mod key_values;

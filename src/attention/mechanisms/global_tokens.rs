@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
 use crate::attention::build::qkv_sizes;
-use crate::attention::call::{CallOutput, OpenCall};
+use crate::attention::call::OpenCall;
 use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, Routes, boxed};
 use crate::attention::observe::runs;
 use crate::attention::options::Tokens;
@@ -20,6 +20,7 @@ use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::Qkv;
+use crate::sdpa::AttentionOutput;
 use crate::tensor::select;
 use crate::weights::{GLOBAL_PARTS, HeadKind, LinearWeights, Parameter, Presence, QkvWeights};
 
@@ -143,7 +144,7 @@ impl Mechanism for GlobalTokens {
         Ok(())
     }
 
-    fn finish(&self, call: &OpenCall, result: CallOutput) -> Result<CallOutput> {
+    fn finish(&self, call: &OpenCall, result: AttentionOutput) -> Result<AttentionOutput> {
         match self.queries(call)? {
             Some(queries) => queries.join_output(call, result),
             None => Ok(result),
@@ -188,12 +189,12 @@ struct GlobalQueries<'a> {
 
 impl GlobalQueries<'_> {
     /// The output of the call with that of these queries. Differentiable.
-    fn join_output(&self, call: &OpenCall, own: CallOutput) -> Result<CallOutput> {
+    fn join_output(&self, call: &OpenCall, own: AttentionOutput) -> Result<AttentionOutput> {
         let is_global = &self.is_global;
         let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
         let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
         let places: Vec<usize> = (0..is_global.dim(1)?).filter(is_place).collect();
-        let (mut output, mut weights) = (own.output.apply()?, own.attention_weights);
+        let (mut output, mut weights) = (own.output, own.attention_weights);
         for run in runs(&places, usize::MAX) {
             let narrow = |xs: &Tensor, dim: usize| xs.narrow(dim, run.start, run.len());
             let [query, key, value] = &call.xs;
@@ -202,12 +203,12 @@ impl GlobalQueries<'_> {
             let inputs = AttentionInputs::new(&query, key, value, mask);
             let here = self.layer.open_given(&inputs, &self.options)?.run()?;
             let is_global = narrow(is_global, 1)?;
-            output = with_rows(&output, &here.output.apply()?, &is_global, 1, run.start)?;
+            output = with_rows(&output, &here.output, &is_global, 1, run.start)?;
             if let (Some(all), Some(here)) = (&weights, here.attention_weights) {
                 weights = Some(with_rows(all, &here, &is_global, 2, run.start)?);
             }
         }
-        Ok(CallOutput { output: output.into(), attention_weights: weights })
+        Ok(AttentionOutput { output, attention_weights: weights })
     }
 
     /// The statistics of the call with those of these queries.

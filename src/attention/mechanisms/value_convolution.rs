@@ -9,7 +9,7 @@ use crate::attention::tokens::{CallTokens, Counted};
 use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::ops::{PendingBias, accumulate_dtype};
+use crate::ops::accumulate_dtype;
 use crate::weights::{HeadKind, Parameter, Presence, VALUE_CONVOLUTION};
 
 pub(super) const ROW: MechanismRow = MechanismRow {
@@ -98,7 +98,7 @@ impl Mechanism for ValueConvolution {
     }
 
     /// `output` `(b, s, h · d_v)` with the values `v` `(b, s, h, d_v)` and their convolution.
-    fn add_to_output(&self, call: &OpenCall, output: PendingBias, v: &Tensor) -> Result<PendingBias> {
+    fn add_to_output(&self, call: &OpenCall, output: Tensor, v: &Tensor) -> Result<Tensor> {
         if v.elem_count() == 0 {
             return Ok(output);
         }
@@ -112,7 +112,7 @@ impl Mechanism for ValueConvolution {
         for i in 0..neighbors {
             sum = (sum + padded.narrow(1, i, s)?.broadcast_mul(&weight.get(i)?)?)?;
         }
-        output.map(|ys| ys.to_dtype(wide)? + sum)?.map(|ys| ys.to_dtype(call.xs[0].dtype()))
+        Ok((output.to_dtype(wide)? + sum)?.to_dtype(call.xs[0].dtype())?)
     }
 }
 

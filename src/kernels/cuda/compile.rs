@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts, sys};
 
-use super::rowwise::Rowwise;
 use super::variant::Variant;
 use crate::error::{Error, Result};
 
@@ -16,63 +15,31 @@ pub(super) struct CompiledKernel {
     pub ptx: String,
 }
 
-/// A program to compile: a set of kernels with fixed sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Program {
-    Attention(Variant),
-    Rowwise(Rowwise),
-}
-
-impl Program {
-    /// Unique name of the program.
-    fn name(self) -> String {
-        let kernel = match self {
-            Self::Attention(_) => "attention",
-            Self::Rowwise(_) => "rowwise",
-        };
-        format!("candle-attention {kernel} {}", self.definitions().join(" "))
-    }
-
-    fn definitions(self) -> Vec<String> {
-        match self {
-            Self::Attention(variant) => variant.definitions(),
-            Self::Rowwise(rowwise) => rowwise.definitions(),
-        }
-    }
-
-    fn source(self) -> String {
-        let device = include_str!("source/device.cuh");
-        match self {
-            Self::Attention(variant) => variant.source(device),
-            Self::Rowwise(rowwise) => rowwise.source(device),
-        }
-    }
-}
-
 /// Compiled programs by compute capability.
-type Cache = HashMap<(Program, u32), Arc<CompiledKernel>>;
+type Cache = HashMap<(Variant, u32), Arc<CompiledKernel>>;
 
-/// The compiled program for a compute capability, compiled once per process.
-pub(super) fn compiled(program: Program, capability: u32) -> Result<Arc<CompiledKernel>> {
+/// The compiled program of a variant for a compute capability, compiled once per process.
+pub(super) fn compiled(variant: Variant, capability: u32) -> Result<Arc<CompiledKernel>> {
     static CACHE: Mutex<Option<Cache>> = Mutex::new(None);
     // A panic cannot leave the map half-changed: single insertions are its only mutation.
     let cache = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(kernel) = cache().as_ref().and_then(|cache| cache.get(&(program, capability))) {
+    if let Some(kernel) = cache().as_ref().and_then(|cache| cache.get(&(variant, capability))) {
         return Ok(kernel.clone());
     }
     // Compiled without the lock, so that other threads can launch meanwhile. At worst two threads compile the same
     // program.
-    let kernel = Arc::new(CompiledKernel { name: program.name(), ptx: compile(program, capability)? });
-    Ok(cache().get_or_insert_default().entry((program, capability)).or_insert(kernel).clone())
+    let name = format!("candle-attention {}", variant.definitions().join(" "));
+    let kernel = Arc::new(CompiledKernel { name, ptx: compile(variant, capability)? });
+    Ok(cache().get_or_insert_default().entry((variant, capability)).or_insert(kernel).clone())
 }
 
-fn compile(program: Program, capability: u32) -> Result<String> {
+fn compile(variant: Variant, capability: u32) -> Result<String> {
     let architecture = newest_supported(&architectures()?, capability)
         .ok_or_else(|| failed(format!("it no longer supports GPUs of compute capability {capability}")))?;
     let mut options = vec![format!("--gpu-architecture=compute_{architecture}"), "-std=c++17".into()];
-    options.extend(program.definitions().iter().map(|definition| format!("-D{definition}")));
+    options.extend(variant.definitions().iter().map(|definition| format!("-D{definition}")));
     let options = CompileOptions { options, name: Some("attention.cu".into()), ..CompileOptions::default() };
-    match compile_ptx_with_opts(program.source(), options) {
+    match compile_ptx_with_opts(variant.source(include_str!("source/device.cuh")), options) {
         Ok(ptx) => Ok(ptx.to_src()),
         Err(CompileError::CompileError { nvrtc, log, .. }) => {
             Err(failed(format!("{nvrtc}: {}", log.to_string_lossy())))
@@ -124,10 +91,6 @@ mod tests {
         for (capability, kilobytes) in gpus {
             let gpu = Gpu { capability, multiprocessors: 16, shared_memory: kilobytes << 10 };
             for dtype in [DType::F32, DType::F16, DType::BF16] {
-                let rowwise = compiled(Program::Rowwise(Rowwise(dtype)), capability).unwrap();
-                for kernel in ["rowwise_norm", "rowwise_activation", "rowwise_rotary"] {
-                    assert!(rowwise.ptx.contains(&format!(".entry {kernel}")), "{kernel}, {dtype:?}");
-                }
                 for (d, d_v) in [(32, 32), (40, 40), (64, 64), (20, 72), (96, 96), (128, 128), (256, 256)] {
                     let features = if d == 64 { vec![0, 1, 2, 4, 8, 16, 31] } else { vec![0] };
                     for features in features {
@@ -135,7 +98,7 @@ mod tests {
                             let features = Features(features);
                             let shape = ProblemShape { dtype, d, d_v, work_items: 8, query_rows, keys, features };
                             let variant = Variant::select(shape, gpu).unwrap();
-                            let kernel = compiled(Program::Attention(variant), capability).unwrap();
+                            let kernel = compiled(variant, capability).unwrap();
                             assert!(kernel.ptx.contains(".entry attention"), "{}", kernel.name);
                             assert_eq!(kernel.ptx.contains(".entry combine"), variant.split, "{}", kernel.name);
                         }

@@ -47,9 +47,6 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
         };
         add_entry("attention", "AttentionParams");
         if (definitions.find("-DSPLIT=1") != std::string::npos) add_entry("combine", "AttentionParams");
-        add_entry("rowwise_norm", "NormParams");
-        add_entry("rowwise_activation", "ActivationParams");
-        add_entry("rowwise_rotary", "RotaryParams");
         std::string path = folder + "/" + std::to_string(compiled.size());
         std::ofstream(path + ".cpp") << text;
         std::string command = "c++ -std=c++17 -O1 -w -shared -fPIC -o " + path + ".so" + definitions + " " + path + ".cpp";

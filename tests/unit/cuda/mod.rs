@@ -4,4 +4,3 @@ mod attention;
 mod emulator;
 mod non_finite;
 mod report;
-mod rowwise;

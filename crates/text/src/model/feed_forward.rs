@@ -2,7 +2,7 @@
 //! of many of them ([Shazeer 2017](https://arxiv.org/abs/1701.06538)).
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::ops::{Linear, PendingBias};
+use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Quantization, Result, map_fields, share_fields};
@@ -92,9 +92,9 @@ impl FeedForward {
         self.experts.iter_mut().try_for_each(Mlp::pack)
     }
 
-    /// xs `(b, s, hidden_size)` → the same, with the last bias pending where a GPU adds it in the next operation.
-    /// Differentiable: a router learns from the weights of the experts that it chose.
-    pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
+    /// xs `(b, s, hidden_size)` → the same. Differentiable: a router learns from the weights of the experts that it
+    /// chose.
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let Some(mixture) = &self.mixture else { return self.experts[0].forward(xs) };
         let (b, s, hidden) = xs.dims3()?;
         let tokens = b * s;
@@ -119,11 +119,11 @@ impl FeedForward {
             if mixture.normalized {
                 weights = (weights / sum_of_weights.index_select(&places, 0)?)?;
             }
-            let ys = self.experts[expert].forward(&flat.index_select(&places, 0)?.unsqueeze(0)?)?.apply()?;
+            let ys = self.experts[expert].forward(&flat.index_select(&places, 0)?.unsqueeze(0)?)?;
             let ys = ys.squeeze(0)?.broadcast_mul(&weights.to_dtype(xs.dtype())?)?;
             sum = sum.index_add(&places, &ys, 0)?;
         }
-        Ok(sum.broadcast_add(&mixture.bias)?.reshape((b, s, hidden))?.into())
+        Ok(sum.broadcast_add(&mixture.bias)?.reshape((b, s, hidden))?)
     }
 
     /// Whether [`forward_rows`](Self::forward_rows) can run.

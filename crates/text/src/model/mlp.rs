@@ -1,10 +1,9 @@
 //! A multi-layer perceptron, plain or gated: the feed-forward part of a block, or one expert of many.
 
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::ops::{Linear, PendingBias};
-use candle_attention::tensor::MapTensors;
+use candle_attention::ops::Linear;
 use candle_attention::weights::LinearWeights;
-use candle_attention::{Quantization, Result};
+use candle_attention::{Quantization, Result, map_fields, share_fields};
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{Element, ScratchPool, Team, element_count};
 use candle_core::{DType, Device, Module, Tensor, WithDType};
@@ -24,18 +23,8 @@ const MAX_BLOCK_ROWS: usize = 128;
 pub(crate) struct Mlp {
     pub activated: Linear,
     pub plain: Option<Linear>,
-    pub both: Option<Both>,
     activation: Activation,
     pub last: Linear,
-}
-
-/// The gate and what it multiplies, where they are stored as the halves of one matrix.
-#[derive(Debug, Clone)]
-pub(crate) struct Both {
-    /// The whole, of which both are views. `None` once they are packed, each for itself.
-    pub whole: Option<Linear>,
-    /// The index of the activated half.
-    activated: usize,
 }
 
 impl Mlp {
@@ -56,7 +45,7 @@ impl Mlp {
             }
             FeedForwardNames::Apart { activated, plain, last } => {
                 let (activated, plain) = (dense(activated, inner, hidden)?, dense(plain, inner, hidden)?);
-                Self { activated, plain: Some(plain), both: None, activation, last: dense(last, hidden, inner)? }
+                Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
             }
             FeedForwardNames::Halves { both, activated: half, last } => {
                 let of_both = source.base().child(both);
@@ -64,26 +53,18 @@ impl Mlp {
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
                 let [mut activated, mut plain] = halves(&whole, half)?;
                 [&mut activated, &mut plain].into_iter().try_for_each(|half| half.pack_for(&of_both, "weight"))?;
-                let last = dense(last, hidden, inner)?;
-                let with_changes = |linear: &Linear, half: usize| {
-                    of_both.with_changes(linear.clone(), "weight", half * inner..(half + 1) * inner)
+                let with_changes = |linear: Linear, half: usize| {
+                    of_both.with_changes(linear, "weight", half * inner..(half + 1) * inner)
                 };
-                let changed = [with_changes(&activated, half)?, with_changes(&plain, 1 - half)?];
-                if changed[0].id() != activated.id() {
-                    // With changes beside them they are no halves of one matrix any more.
-                    let [activated, plain] = changed;
-                    return Ok(Self { activated, plain: Some(plain), both: None, activation, last });
-                }
-                let whole = Some(whole).filter(|_| !activated.is_only_packed());
-                let both = Some(Both { whole, activated: half });
-                Self { activated, plain: Some(plain), both, activation, last }
+                let (activated, plain) = (with_changes(activated, half)?, with_changes(plain, 1 - half)?);
+                Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
             }
         })
     }
 
     /// `last(activation(first(x)))`.
     pub fn plain(first: Linear, activation: Activation, last: Linear) -> Self {
-        Self { activated: first, plain: None, both: None, activation, last }
+        Self { activated: first, plain: None, activation, last }
     }
 
     /// The format of projections in few bits.
@@ -96,31 +77,17 @@ impl Mlp {
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
     pub fn pack(&mut self) -> Result<()> {
-        for linear in [&mut self.activated, &mut self.last].into_iter().chain(&mut self.plain) {
-            linear.pack()?;
-        }
-        if let Some(both) = &mut self.both
-            && self.activated.is_only_packed()
-        {
-            both.whole = None;
-        }
-        Ok(())
+        [&mut self.activated, &mut self.last].into_iter().chain(&mut self.plain).try_for_each(Linear::pack)
     }
 
-    /// xs `(b, s, hidden)` → the same, with the last bias pending where a GPU adds it in the next operation.
-    pub fn forward(&self, xs: &Tensor) -> Result<PendingBias> {
-        if let Some(activation) = fused_activation(self.activation)
-            && let both = self.both.as_ref().and_then(|both| Some((both.whole.as_ref()?, both.activated)))
-            && let Some(inner) = self.activated.forward_activated(xs, activation, self.plain.as_ref(), both)?
-        {
-            return self.last.forward_pending_bias(&inner);
-        }
+    /// xs `(b, s, hidden)` → the same.
+    pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let inner = self.activation.forward(&self.activated.forward_in_dtype(xs, xs.dtype())?)?;
         let inner = match &self.plain {
             Some(plain) => (inner * plain.forward_in_dtype(xs, xs.dtype())?)?,
             None => inner,
         };
-        Ok(self.last.forward_in_dtype(&inner, xs.dtype())?.into())
+        self.last.forward_in_dtype(&inner, xs.dtype())
     }
 
     /// [`forward`](Self::forward) of a part that is not gated, with its inner features times `factors`.
@@ -254,36 +221,8 @@ fn halves(both: &Linear, activated: usize) -> Result<[Linear; 2]> {
     Ok([half(activated)?, half(1 - activated)?])
 }
 
-/// The inverse of [`halves`].
-fn joined([first, second]: [&Linear; 2], activated: usize) -> Result<Linear> {
-    let mut weights = [first.weights()?, second.weights()?];
-    weights.rotate_right(activated);
-    let (out, input) = (first.out_features() + second.out_features(), first.in_features());
-    Linear::new("the feed-forward", LinearWeights::concat(&weights.each_ref())?, out, input)
-}
-
-impl MapTensors for Mlp {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let (activation, last) = (self.activation, self.last.map_tensors(f)?);
-        let in_few_bits = self.activated.quantization().is_some();
-        if let (Some(both), Some(plain), false) = (&self.both, &self.plain, in_few_bits) {
-            let whole = match &both.whole {
-                Some(whole) => whole.map_tensors(f)?,
-                None => joined([&self.activated, plain], both.activated)?.map_tensors(f)?,
-            };
-            let [activated, plain] = halves(&whole, both.activated)?;
-            let both = Some(Both { whole: Some(whole), activated: both.activated });
-            return Ok(Self { activated, plain: Some(plain), both, activation, last });
-        }
-        Ok(Self {
-            activated: self.activated.map_tensors(f)?,
-            plain: self.plain.map_tensors(f)?,
-            both: self.both.clone().filter(|_| in_few_bits),
-            activation,
-            last,
-        })
-    }
-}
+map_fields!(Mlp { activated, plain, last }..);
+share_fields!(Mlp { activated, plain, last });
 
 /// Loads the weights of a projection `(out, input)`.
 pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {

@@ -3,7 +3,6 @@
 use candle_attention::tensor::ShareWeights;
 use candle_attention::{Result, share_fields};
 
-use crate::model::mlp::Mlp;
 use crate::model::table::Table;
 use crate::model::text_model::TextModel;
 
@@ -32,27 +31,6 @@ impl ShareWeights for Table {
             }
             _ => Ok(()),
         }
-    }
-}
-
-impl ShareWeights for Mlp {
-    fn share_weights(&mut self, other: &Self) -> Result<()> {
-        // Halves of one matrix are views of it: they are taken together with it, or not.
-        match (&mut self.both, &other.both) {
-            (Some(own), Some(of_other)) if own.whole.is_some() || of_other.whole.is_some() => {
-                let (Some(whole), Some(of_other)) = (&own.whole, &of_other.whole) else { return Ok(()) };
-                if whole.has_same_weights(of_other)? {
-                    self.activated = other.activated.clone();
-                    self.plain = other.plain.clone();
-                    self.both = other.both.clone();
-                }
-            }
-            _ => {
-                self.activated.share_weights(&other.activated)?;
-                self.plain.share_weights(&other.plain)?;
-            }
-        }
-        self.last.share_weights(&other.last)
     }
 }
 

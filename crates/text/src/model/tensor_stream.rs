@@ -1,9 +1,11 @@
 //! Hidden states as a tensor: padded batches on every device, ragged batches on GPUs.
 
 use candle_attention::norm::Norm;
-use candle_attention::ops::{Linear, PendingBias};
+use candle_attention::ops::Linear;
 use candle_attention::ragged::Buffers;
-use candle_attention::{AttentionInputs, AttentionMask, AttentionStats, Error, MultiHeadAttention, Result};
+use candle_attention::{
+    AttentionInputs, AttentionMask, AttentionOptions, AttentionStats, Error, MultiHeadAttention, Result,
+};
 use candle_core::{Module, Tensor};
 use candle_nn::ops::dropout;
 
@@ -62,21 +64,20 @@ impl<'a> TensorStream<'a> {
         self.input.take().unwrap_or_else(|| self.hidden.clone())
     }
 
-    fn drop_out_branch(&self, branch: PendingBias) -> Result<PendingBias> {
-        if self.dropout == 0.0 { Ok(branch) } else { Ok(dropout(&branch.apply()?, self.dropout as f32)?.into()) }
+    fn drop_out_branch(&self, branch: Tensor) -> Result<Tensor> {
+        if self.dropout == 0.0 { Ok(branch) } else { Ok(dropout(&branch, self.dropout as f32)?) }
     }
 }
 
 impl Stream for TensorStream<'_> {
-    /// The last bias is left to the next step where a GPU adds it there.
-    type Branch = PendingBias;
+    type Branch = Tensor;
 
     fn set_input(&mut self, norm: Option<&Norm>) -> Result<()> {
         self.input = norm.map(|norm| norm.forward(&self.hidden)).transpose()?;
         Ok(())
     }
 
-    fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<PendingBias> {
+    fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<Tensor> {
         let xs = self.take_input();
         let branch = match &self.batch {
             Batch::Padded { mask: of_batch, options, .. } => {
@@ -88,21 +89,21 @@ impl Stream for TensorStream<'_> {
                         let observed = attention.observe(&inputs, &of_layer, what)?;
                         let output = observed.output.clone();
                         self.observed.push((index, observed));
-                        output.into()
+                        output
                     }
-                    None => attention.attend_with(&inputs, &of_layer)?.output.into(),
+                    None => attention.attend_with(&inputs, &of_layer)?.output,
                 }
             }
             Batch::Ragged { lengths, buffers } => {
                 let xs = xs.squeeze(0)?;
                 let inputs = AttentionInputs::ragged(&xs, lengths, mask).with_buffers(buffers);
-                attention.attend_pending_bias(&inputs)?.map(|ys| ys.unsqueeze(0))?
+                attention.attend_with(&inputs, &AttentionOptions::default())?.output.unsqueeze(0)?
             }
         };
         self.drop_out_branch(branch)
     }
 
-    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<PendingBias> {
+    fn convolve(&mut self, convolution: &ShortConvolution) -> Result<Tensor> {
         let xs = self.take_input();
         let (b, s, _) = xs.dims3()?;
         let all = vec![s; b];
@@ -116,10 +117,10 @@ impl Stream for TensorStream<'_> {
                 })?
             }
         };
-        self.drop_out_branch(convolution.forward(&xs, lengths)?.into())
+        self.drop_out_branch(convolution.forward(&xs, lengths)?)
     }
 
-    fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<PendingBias> {
+    fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<Tensor> {
         let branch = feed_forward.forward(&self.take_input())?;
         self.drop_out_branch(branch)
     }
@@ -129,9 +130,9 @@ impl Stream for TensorStream<'_> {
         Ok(())
     }
 
-    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<PendingBias> {
+    fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<Tensor> {
         let embeddings = self.embeddings.as_ref().unwrap_or(&self.hidden);
-        self.drop_out_branch(gate.forward(&self.hidden, embeddings)?.into())
+        self.drop_out_branch(gate.forward(&self.hidden, embeddings)?)
     }
 
     fn scale(&mut self, factor: &Tensor) -> Result<()> {
@@ -139,31 +140,18 @@ impl Stream for TensorStream<'_> {
         Ok(())
     }
 
-    fn normalize_branch(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {
-        Ok(norm.forward(&branch.apply()?)?.into())
+    fn normalize_branch(&mut self, branch: Tensor, norm: &Norm) -> Result<Tensor> {
+        Ok(norm.forward(&branch)?)
     }
 
-    fn normalize_sum(&mut self, branch: PendingBias, norm: &Norm) -> Result<PendingBias> {
-        Ok(norm.forward_sum(&self.hidden, branch)?.into())
+    fn normalize_sum(&mut self, branch: Tensor, norm: &Norm) -> Result<Tensor> {
+        Ok(norm.forward(&(&self.hidden + branch)?)?)
     }
 
-    fn add(&mut self, branch: PendingBias, output: Option<&Norm>, input: Option<&Norm>) -> Result<()> {
-        match (output, input) {
-            // One kernel where the device has one.
-            (None, Some(input)) => {
-                let (sum, normalized) = input.sum_and_forward(&self.hidden, branch)?;
-                (self.hidden, self.input) = (sum, Some(normalized));
-                Ok(())
-            }
-            (Some(output), input) => {
-                self.hidden = output.forward_sum(&self.hidden, branch)?;
-                self.set_input(input)
-            }
-            (None, None) => {
-                self.hidden = (&self.hidden + branch.apply()?)?;
-                self.set_input(None)
-            }
-        }
+    fn add(&mut self, branch: Tensor, output: Option<&Norm>, input: Option<&Norm>) -> Result<()> {
+        let sum = (&self.hidden + branch)?;
+        self.hidden = output.map_or(Ok(sum.clone()), |output| output.forward(&sum))?;
+        self.set_input(input)
     }
 
     fn normalize(&mut self, norm: &Norm) -> Result<()> {

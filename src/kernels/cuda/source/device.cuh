@@ -11,9 +11,8 @@ typedef unsigned int u32;
 static __device__ __forceinline__ float bits_to_float(u32 bits) { return __uint_as_float(bits); }
 static __device__ __forceinline__ u32 float_to_bits(float x) { return __float_as_uint(x); }
 
-// Load and store 16 bytes. The address is a multiple of 16.
+// Load 16 bytes. The address is a multiple of 16.
 static __device__ __forceinline__ uint4 load_16_bytes(const void* p) { return *reinterpret_cast<const uint4*>(p); }
-static __device__ __forceinline__ void store_16_bytes(void* p, const uint4& x) { *reinterpret_cast<uint4*>(p) = x; }
 
 #if ELEMENT == 1
 static __device__ __forceinline__ float f16_to_float(u16 x) {
