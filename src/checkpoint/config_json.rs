@@ -11,9 +11,9 @@ use crate::checkpoint::shared_tables::shared_patch_table;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
+use crate::families::config_classes::{ignored_sizes, is_of_class};
 use crate::families::keys::RecordedSection;
-use crate::families::known::{ignored_sizes, is_of_class};
-use crate::families::layer::{CROSS_HEADS, Layer, LayerContents};
+use crate::families::layer::{Layer, LayerContents};
 use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
@@ -72,9 +72,9 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     }
     // Qwen2-VL's vision tower states its own width as `embed_dim`, and that of the text beside it as `hidden_size`.
     // MobileBERT's attention has the width of its bottlenecks.
-    let of_part = layer.keys_of_part();
+    let width_of_part = layer.width_of_part();
     let width = match section {
-        _ if of_part.is_some() => of_part.map_or("", |[_, width]| width),
+        _ if width_of_part.is_some() => width_of_part.unwrap_or_default(),
         keys if keys.get("embed_dim").is_some_and(Value::is_number) => "embed_dim",
         keys if keys.get("use_bottleneck") == Some(&Value::Bool(true)) => "intra_bottleneck_size",
         _ => "hidden_size",
@@ -95,9 +95,8 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
         _ => number(section, key),
     };
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
-    let of_cross = layer.cross && section.get(CROSS_HEADS).is_some();
-    let stated = &stated[..if pruned == 0 && !of_cross && of_part.is_none() { stated.len() } else { 4 }];
-    for &(key, found) in stated.iter().filter(|_| !layer.family.stages) {
+    let stated = &stated[..if pruned == 0 && width_of_part.is_none() { stated.len() } else { 4 }];
+    for &(key, found) in stated.iter().filter(|_| !layer.family.head_sizes.is_per_stage()) {
         if let Some(stated) = of_layer(key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }

@@ -6,7 +6,8 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::layer::{CROSS, states_heads};
+use crate::families::heads::states_heads;
+use crate::families::layer::CROSS;
 use crate::families::table::{is_listed, masks_text, resolved_model_type};
 
 /// First words of names that mean the same part of a model.

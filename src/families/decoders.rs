@@ -3,8 +3,9 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::encoders::MODERNBERT_WINDOW;
 use crate::families::family::{
-    BART, BASE, Causal, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mrope, OF_KINDS, OWN, ROTARY,
-    Required, RotaryLayers, RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mechanism, Mrope, OWN, ROTARY,
+    ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers,
+    mrope, share, theta,
 };
 use crate::families::gated::DELTA;
 use crate::position::RotaryStyle;
@@ -13,15 +14,15 @@ use crate::position::RotaryStyle;
 pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };
 /// A decoder with Llama's rotary positions.
 pub(super) const LLAMA: Family = rotary(ROTARY);
-/// The same with Qwen 3's norms of each head.
+/// Llama with Qwen 3's norms of each head.
 pub(super) const QWEN3: Family = Family { qk_norm: Some((NormKind::Rms, NormOver::Head)), ..LLAMA };
-/// The same with OLMo 2's norms over all heads.
+/// Llama with OLMo 2's norms over all heads.
 const OLMO2: Family =
     Family { qk_norm: Some((NormKind::Rms, NormOver::AllHeads)), defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA };
 /// Granite, whose configuration states the factor on the scores.
 const GRANITE: Family =
     Family { scale: Scale::AttentionMultiplier, defaults: &[("attention_multiplier", 1.0)], ..LLAMA };
-/// LFM2: the same as Qwen 3 with other names.
+/// LFM2: Qwen 3 with other names.
 const LFM2: Family = Family {
     model_types: &["lfm2", "lfm2_moe"],
     layouts: BART,
@@ -42,21 +43,6 @@ const KOLIBRI: Family = Family {
 /// A decoder with rotary positions.
 pub(super) const fn rotary(row: RotaryRow) -> Family {
     Family { positions: LayerPositions::Rotary(row), ..DECODER }
-}
-
-/// Llama's rotary positions with another base.
-pub(super) const fn theta(theta: f64) -> LayerPositions {
-    LayerPositions::Rotary(RotaryRow { theta, ..ROTARY })
-}
-
-/// Llama's rotary positions on a share of each head.
-const fn share(share: f64) -> LayerPositions {
-    LayerPositions::Rotary(RotaryRow { share: Some(share), ..ROTARY })
-}
-
-/// The same with M-RoPE.
-const fn mrope(theta: f64, order: Mrope) -> LayerPositions {
-    LayerPositions::Rotary(RotaryRow { theta, mrope: Some(order), ..ROTARY })
 }
 
 pub(super) const fn windows(layers: WindowLayers) -> Window {
@@ -111,7 +97,7 @@ const GEMMA2: Family = Family {
     model_types: &["gemma2", "vaultgemma"],
     window: ALTERNATING,
     scale: Scale::QueryPreAttnScalar,
-    softcap: Some("attn_logit_softcapping"),
+    mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
     defaults: GEMMA2_DEFAULTS,
     ..LLAMA
 };
@@ -119,18 +105,12 @@ const GEMMA2: Family = Family {
 #[rustfmt::skip]
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
-    Family { model_types: &["diffllama"], differential: true, defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
+    Family { model_types: &["diffllama"], mechanisms: &[Mechanism::Differential], defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
     Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     // The text of a model with images, which is causal whatever its section states.
-    Family {
-        model_types: &["gemma3", "shieldgemma2"],
-        causal: Causal::Always,
-        masks_text: true,
-        note: Some(IMAGES),
-        ..GEMMA3
-    },
+    Family { model_types: &["gemma3", "shieldgemma2"], causal: Causal::Always, note: Some(IMAGES), ..GEMMA3 },
     Family { model_types: &["gemma3_text"], ..GEMMA3 },
     // Its encoder is a Gemma 3 that sees both ways.
     Family {
@@ -144,7 +124,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["t5gemma2_decoder"],
         causal: Causal::Never,
         window: BASE.window,
-        ignores: &["sliding_window", "rope_local_base_freq", "use_bidirectional_attention"],
+        ignored_keys: &["sliding_window", "rope_local_base_freq", "use_bidirectional_attention"],
         positions: LayerPositions::Given(RotaryStyle::HalfSplit),
         requires: &[Required::new(CallInput::CosSin), Required::new(CallInput::Mask)],
         note: Some("keys and values are made of the tokens of the encoder, which are rotated by angles of 0, \
@@ -162,10 +142,9 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["paligemma"],
         causal: Causal::Never,
-        masks_text: true,
         requires: &[Required::new(CallInput::Mask)],
-        ignores: &["use_bidirectional_attention"],
-        needs: &[("model_type", "gemma", "another model of the text")],
+        ignored_keys: &["use_bidirectional_attention"],
+        required_values: &[RequiredValue::new("model_type", "gemma", "another model of the text")],
         ..LLAMA
     },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
@@ -195,7 +174,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // A drafter, whose keys are made of hidden states of another model and its own. The mask has the window.
     Family {
         model_types: &["muse_glimmer_assistant"],
-        ignores: &["sliding_window"],
+        ignored_keys: &["sliding_window"],
         causal: Causal::Never,
         positions: theta(500_000.0),
         requires: &[Required::new(CallInput::Mask)],
@@ -205,7 +184,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["exaone"], layouts: &["bart", "candle-attention"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
-    Family { model_types: &["olmo"], clip_qkv: true, ..LLAMA },
+    Family { model_types: &["olmo"], mechanisms: &[Mechanism::ClipQkv], ..LLAMA },
     Family { model_types: &["granite", "granitemoe", "granitemoeshared", "granite4_vision_text"], ..GRANITE },
     Family { model_types: &["hyperclovax"], defaults: &[], ..GRANITE },
     Family { model_types: &["granite_docling_text"], defaults: &[("attention_multiplier", 0.015625)], ..GRANITE },
@@ -322,27 +301,27 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["bidirectional_pplx_qwen3"],
         causal: Causal::Never,
-        ignores: &["use_bidirectional_attention"],
+        ignored_keys: &["use_bidirectional_attention"],
         window: UPPER,
         defaults: QWEN2_DEFAULTS,
         ..QWEN3
     },
     Family {
         model_types: &["minimax_m3_vl_text"],
-        max_keys: Some(MaxKeys::Blocks("index_topk_blocks", "index_block_size")),
+        mechanisms: &[Mechanism::Indexer(MaxKeys::Blocks("index_topk_blocks", "index_block_size"))],
         // transformers reads the share of a head that is rotated, not `rotary_dim` beside it.
-        ignores: &["rotary_dim"],
+        ignored_keys: &["rotary_dim"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 5_000_000.0, ..ROTARY }),
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         ..LLAMA
     },
     KOLIBRI,
-    Family { model_types: &["flint"], window: windows(WindowLayers::Listed), states: &["layer_types"], ..KOLIBRI },
+    Family { model_types: &["flint"], window: windows(WindowLayers::Listed), required_keys: &["layer_types"], ..KOLIBRI },
     Family { model_types: &["glm4_moe"], positions: share(0.5), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
     Family {
         model_types: &["sarvam_moe"],
         // The weights show it.
-        ignores: &["use_qk_norm"],
+        ignored_keys: &["use_qk_norm"],
         layouts: &["sarvam", "candle-attention"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 8_000_000.0, ..ROTARY }),
         ..QWEN3
@@ -351,7 +330,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["lara_mini"],
         window: windows(WindowLayers::Listed),
-        states: &["layer_types"],
+        required_keys: &["layer_types"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
         defaults: &[("sliding_window", 512.0)],
         unsupported_parts: DELTA,
@@ -415,10 +394,10 @@ pub(crate) const DECODERS: &[Family] = &[
         positions: share(1.0),
         ..LLAMA
     },
-    Family { model_types: &["stablelm"], reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
-    Family { model_types: &["gpt_neox"], layouts: NEOX, reads: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
-    Family { model_types: &["glm_image_text"], reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
-    Family { model_types: &["gpt_neox_japanese"], layouts: &["neox", "neox-japanese"], reads: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["stablelm"], own_keys: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
+    Family { model_types: &["gpt_neox"], layouts: NEOX, own_keys: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
+    Family { model_types: &["glm_image_text"], own_keys: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["gpt_neox_japanese"], layouts: &["neox", "neox-japanese"], own_keys: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["solar_open"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000_000.0, ..ROTARY }),
@@ -448,19 +427,19 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["cohere_compass_text"],
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfKindStated, mrope: Some(Mrope::Alternating), ..OF_KINDS }),
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfKindStated, mrope: Some(Mrope::Alternating), ..ROTARY_PER_KIND }),
         defaults: &[("sliding_window", 4096.0)],
         ..LLAMA
     },
     // Tokens that it generates see the prompt and a window.
     Family {
         model_types: &["unlimited_ocr_text"],
-        ignores: &["sliding_window"],
+        ignored_keys: &["sliding_window"],
         note: Some("the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window"),
         ..LLAMA
     },
-    Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, qk_norm_eps: Some(1e-5), ..LLAMA },
-    Family { model_types: &["dbrx"], layouts: &["mpt"], clip_qkv: true, ..LLAMA },
+    Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, steps: &[StepRow::NormEps(1e-5)], ..LLAMA },
+    Family { model_types: &["dbrx"], layouts: &["mpt"], mechanisms: &[Mechanism::ClipQkv], ..LLAMA },
     Family { model_types: &["molmo2_text"], layouts: &["molmo"], ..QWEN3 },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
@@ -484,7 +463,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["modernbert-decoder"],
         layouts: &["modernbert-decoder"],
         // Which its config class makes of `local_attention`.
-        ignores: &["sliding_window"],
+        ignored_keys: &["sliding_window"],
         window: MODERNBERT_WINDOW,
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
@@ -501,7 +480,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["imagegpt"], layouts: GPT2, causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],
-        states: &["attention_layers"],
+        required_keys: &["attention_layers"],
         layouts: BART,
         causal: Causal::Fixed,
         window: Window { layers: WindowLayers::ListedLocal, key: "window_size", sides: Sides::Each },
@@ -515,7 +494,7 @@ pub(crate) const DECODERS: &[Family] = &[
         layouts: &["mpt"],
         positions: LayerPositions::MptAlibi,
         scale: Scale::Mpt,
-        clip_qkv: true,
+        mechanisms: &[Mechanism::ClipQkv],
         ..DECODER
     },
     Family { model_types: &["opt", "biogpt", "xglm"], layouts: BART, ..DECODER },

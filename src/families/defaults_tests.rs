@@ -1,4 +1,4 @@
-//! What rows assume where a `config.json` is silent is what the config classes of transformers hold
+//! Rows assume where a `config.json` is silent the values that the config classes of transformers hold
 //! (`tests/golden/family_defaults.py`).
 
 use std::collections::BTreeMap;
@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention};
+use crate::families::config_classes::{ROPE_KEYS, default_heads, has_class, ignored_sizes, is_ignored};
 use crate::families::decoders::DECODERS;
-use crate::families::family::{Family, LayerPositions, Scale, WindowLayers};
+use crate::families::family::{Family, LayerPositions, Mechanism, Scale, WindowLayers};
 use crate::families::gated::GATED;
-use crate::families::heads::default_heads;
 use crate::families::keys::{KEYS, RecordedSection};
-use crate::families::known::{OF_ROTATION, OTHERS, ignored_sizes, is_ignored};
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
 use crate::families::table::families;
@@ -19,7 +18,7 @@ use crate::position::{Position, Rotary};
 
 const PREFIXES: [&str; 8] = ["h.0", "h.1", "h.2", "h.3", "h.4", "h.5", "h.6", "h.7"];
 
-/// What transformers holds for each model type.
+/// The values that transformers holds for each model type.
 fn held() -> BTreeMap<String, Value> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/family_defaults.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
@@ -29,12 +28,13 @@ const HEADS: &str = "num_attention_heads";
 
 /// Weights of a layer in the usual layout of a family.
 fn contents(family: &Family) -> LayerContents<'_> {
+    let has = |is_it: fn(&Mechanism) -> bool| family.mechanisms.iter().any(is_it);
     LayerContents {
         norms: family.qk_norm.is_some(),
-        gate: family.gate.map(|_| 512),
+        gate: has(|mechanism| matches!(mechanism, Mechanism::Gate { .. })).then_some(512),
         indexer: false,
         blocks: false,
-        context_norm: family.context_norm.is_some_and(|norm| norm.weighted),
+        context_norm: has(|mechanism| matches!(mechanism, Mechanism::ContextNorm { weighted: true, .. })),
         bias_rows: None,
         patch_keys: None,
         layout: family.layouts[0],
@@ -51,8 +51,8 @@ fn keys_read(family: &'static Family, model_type: &str) -> Vec<&'static str> {
         let section = RecordedSection::new(section);
         let layer = Layer { section: &section, model_type, family, prefix: "layers.0", index: 0, cross: false };
         let mut config = AttentionConfig::new(512, 4);
-        config.latent = family.latent.map(|_| LatentAttention::new(16, 16, 16, 128));
-        // What fails for want of other keys has read its own.
+        config.latent = family.latent().map(|_| LatentAttention::new(16, 16, 16, 128));
+        // A layer that fails for want of other keys has read its own.
         let _ = layer.configure(config, &contents(family));
         let _ = (layer.mask(), layer.head_size("head_dim"));
         read.extend(KEYS.iter().map(|(key, ..)| *key).filter(|key| layer.has_read(key)));
@@ -65,13 +65,13 @@ fn keys_read(family: &'static Family, model_type: &str) -> Vec<&'static str> {
 #[test]
 fn keys_that_no_config_class_knows_are_ignored() {
     let held = held();
-    let rows = families().filter(|family| family.unsupported.is_none());
-    for (family, model_type) in rows.flat_map(|family| family.model_types.iter().map(move |name| (family, *name))) {
+    for (family, model_type) in families().flat_map(|family| family.model_types.iter().map(move |name| (family, *name)))
+    {
         let class = held.get(model_type).map(|values| &values["knows"]);
-        assert_ne!(class.is_some(), OTHERS.iter().any(|(name, _)| *name == model_type), "{model_type}");
+        assert_eq!(class.is_some(), has_class(model_type), "{model_type}");
         let knows = |key: &str| {
-            let of_all = ["per_layer_config", "is_decoder"].contains(&key);
-            of_all || class.is_none_or(|keys| keys.as_array().unwrap().iter().any(|known| known == key))
+            let is_common = ["per_layer_config", "is_decoder"].contains(&key);
+            is_common || class.is_none_or(|keys| keys.as_array().unwrap().iter().any(|known| known == key))
         };
         let section = json!({"model_type": model_type, "head_dim": 1, "num_key_value_heads": 1, "d_model": 1});
         let sizes = ignored_sizes(section.as_object().unwrap(), model_type);
@@ -84,8 +84,8 @@ fn keys_that_no_config_class_knows_are_ignored() {
         let layer = Layer { section: &section, model_type, family, prefix: "", index: 0, cross: false };
         for (key, ..) in KEYS.iter().filter(|(key, ..)| !read.contains(key)) {
             // The scaling of a rotation that is read is never left out, whatever the class has.
-            let of_rotation = OF_ROTATION.contains(key) && read.contains(&"rope_parameters");
-            assert_ne!(is_ignored(key, &layer), knows(key) || of_rotation, "{model_type}: {key}");
+            let is_taken = ROPE_KEYS.contains(key) && read.contains(&"rope_parameters");
+            assert_ne!(is_ignored(key, &layer), knows(key) || is_taken, "{model_type}: {key}");
         }
         assert!(ignored_sizes(json!({"model_type": "timm", "dim": 1}).as_object().unwrap(), model_type).is_empty());
     }
@@ -98,7 +98,7 @@ fn defaults_are_those_of_the_config_classes() {
     for family in DECODERS.iter().chain(GATED).chain(SPEECH) {
         for model_type in family.model_types {
             if let Some(values) =
-                held.get(*model_type).filter(|held| family.states.is_empty() && !held[HEADS].is_null())
+                held.get(*model_type).filter(|held| family.required_keys.is_empty() && !held[HEADS].is_null())
             {
                 check(family, model_type, values);
                 checked += 1;
@@ -137,9 +137,9 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
         // Whose values are keys whatever the configuration states.
-        let source = match family.keys_as_values {
-            Some("") if !windowed => KeyValueSource::KeysAsValues,
-            _ => KeyValueSource::Projections,
+        let source = match family.mechanisms.contains(&Mechanism::KeysAsValues) && !windowed {
+            true => KeyValueSource::KeysAsValues,
+            false => KeyValueSource::Projections,
         };
         let sizes = AttentionConfig::new(512, 4).with_key_value_source(source);
         let config = layer.configure(sizes, &contents(family)).unwrap();
@@ -156,7 +156,9 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             _ => config.scale,
         };
         assert_eq!(config.scale, scale, "{what}");
-        assert_eq!(config.softcap, number(family.softcap.unwrap_or("attn_logit_softcapping")), "{what}");
+        let softcap = |mechanism: &Mechanism| if let Mechanism::Softcap(key) = mechanism { Some(*key) } else { None };
+        let softcap = family.mechanisms.iter().find_map(softcap).unwrap_or("attn_logit_softcapping");
+        assert_eq!(config.softcap, number(softcap), "{what}");
         if let Position::Rotary(rotary) = &config.position {
             check_rotary(&what, rotary, values, if windowed { "sliding_attention" } else { "full_attention" });
         }

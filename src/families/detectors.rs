@@ -1,12 +1,12 @@
 //! Families of detectors and segmenters, whose object queries and positions are added to inputs of queries and keys.
 
 use crate::config::CallInput;
-use crate::families::family::{BASE, Family, Required};
+use crate::families::family::{BASE, Family, HeadsKey, Required};
 
 /// Why attention to a few points of an image does not run.
 const DEFORMABLE: &str = "values that are sampled at learned offsets (deformable attention)";
 
-/// What layers with projections of positions take.
+/// The note of layers with projections of positions.
 const SIDE_BY_SIDE: &str = "in the decoder, inputs are side by side: queries and keys are of contents and positions; in \
     cross-attention queries are of contents, positions (in layers that project them, such as the first) and sines";
 
@@ -15,8 +15,13 @@ const VECTORS: &[Required] = &[Required::new(CallInput::PositionVectors)];
 /// The layouts of transformers, and of the authors.
 const LAYOUTS: &[&str] = &["candle-attention", "bart", "torch"];
 
-const DETR: Family =
-    Family { layouts: LAYOUTS, position_values: &["sine", "learned"], requires: VECTORS, qk_norm: None, ..BASE };
+const DETR: Family = Family {
+    layouts: LAYOUTS,
+    own_keys: &["position_embedding_type=sine", "position_embedding_type=learned"],
+    requires: VECTORS,
+    qk_norm: None,
+    ..BASE
+};
 
 #[rustfmt::skip]
 pub(crate) const DETECTORS: &[Family] = &[
@@ -59,8 +64,7 @@ pub(crate) const DETECTORS: &[Family] = &[
         model_types: &["grounding-dino", "mm-grounding-dino"],
         layouts: &["grounding-dino", "bert"],
         unsupported_parts: &[("encoder_attn", DEFORMABLE)],
-        shares_of_heads: &[("text_enhancer_layer", 2)],
-        masks_text: true,
+        heads: &[HeadsKey { divisor: 2, ..HeadsKey::new(&["text_enhancer_layer"], "encoder_attention_heads") }],
         requires: &[
             Required::below("self_attn", CallInput::PositionVectors),
             Required::below("text_enhancer_layer", CallInput::Mask),

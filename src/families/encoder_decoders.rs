@@ -2,15 +2,17 @@
 
 use crate::config::CallInput;
 use crate::families::decoders::{EVERYWHERE, LLAMA};
+use crate::families::encoders::FULL_ATTENTION;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, ROTARY, Required, RotaryRow, Scale, Sides, Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadsKey, LayerPositions, Mechanism, ROTARY, Required, RequiredValue, RotaryRow, Scale,
+    Sides, Window, WindowLayers,
 };
 
 const T5: Family = Family { layouts: &["t5"], positions: LayerPositions::T5Bias, scale: Scale::One, ..DECODER };
 /// Causal in the decoder.
 const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE };
 
-/// What attention between bytes and patches takes.
+/// The note of attention between bytes and patches.
 const PATCHES: &str = "in cross-attention, `q_norm` and `k_norm` are norms of the inputs, which a call gives as they are \
     after them; the mask shows each patch its bytes, of which a patch behind the text has none, and in the decoder each \
     byte its patch";
@@ -20,6 +22,11 @@ const SEAMLESS: Family = Family {
     model_types: &["seamless_m4t"],
     layouts: &["bart", "conformer"],
     positions: LayerPositions::Conformer("relative"),
+    heads: &[
+        HeadsKey::new(&["t2u_model", "decoder"], "t2u_decoder_attention_heads"),
+        HeadsKey::new(&["t2u_model", "encoder"], "t2u_encoder_attention_heads"),
+        HeadsKey::new(&["speech_encoder"], "speech_encoder_attention_heads"),
+    ],
     defaults: &[
         ("speech_encoder_attention_heads", 16.0),
         ("t2u_encoder_attention_heads", 16.0),
@@ -60,14 +67,13 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         layouts: &["bart", "led"],
         window: Window { layers: WindowLayers::Below("encoder"), key: "attention_window", sides: Sides::Both },
         defaults: &[("attention_window", 1024.0)],
-        global_tokens: true,
+        mechanisms: &[Mechanism::GlobalTokens],
         ..DECODER
     },
     Family {
         model_types: &["bigbird_pegasus"],
         layouts: &["bart", "bigbird-pegasus"],
-        needs: &[("attention_type", "original_full", "block-sparse attention")],
-        needs_below: Some("encoder"),
+        required_values: &[RequiredValue { below: Some("encoder"), ..FULL_ATTENTION }],
         ..DECODER
     },
     // Tokens see those of their block and the global ones, which see all.

@@ -2,27 +2,26 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, OF_KINDS, OWN, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
-    Sides, StepsRow, Window, WindowLayers,
+    BASE, Causal, Family, IMAGES, LayerPositions, Mechanism, OWN, ROTARY, ROTARY_PER_KIND, Required, RequiredValue,
+    RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, theta,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
 const BERT: Family = Family {
     model_types: &["bert"],
-    position_values: &["alibi"],
+    own_keys: &["position_embedding_type=alibi"],
     causal: Causal::IfDecoder,
     qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
     ..BASE
 };
 
-const GTE: Family = Family {
-    model_types: &["gte"],
-    layouts: &["phi3"],
-    positions: LayerPositions::Rotary(RotaryRow { theta: 160_000.0, ..ROTARY }),
-    ..BASE
-};
+const GTE: Family = Family { model_types: &["gte"], layouts: &["phi3"], positions: theta(160_000.0), ..BASE };
 
 const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
+
+/// BigBird as it attends to all tokens.
+pub(super) const FULL_ATTENTION: RequiredValue =
+    RequiredValue::new("attention_type", "original_full", "block-sparse attention");
 
 /// ModernBERT's windows, whose key counts both sides.
 pub(super) const MODERNBERT_WINDOW: Window = Window {
@@ -50,26 +49,26 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family {
         model_types: &["nomic_bert"],
         layouts: &["mpt"],
-        reads: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
+        own_keys: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
         ..BASE
     },
     Family {
         model_types: &["jina_embeddings_v3"],
         layouts: &["mpt"],
-        reads: &["rotary_emb_base"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 20_000.0, ..ROTARY }),
+        own_keys: &["rotary_emb_base"],
+        positions: theta(20_000.0),
         ..BASE
     },
     GTE,
-    // The same with the configuration of GTE's own code.
+    // With the configuration of GTE's own code.
     Family {
         model_types: &["new"],
-        reads: &["mixed_b"],
+        own_keys: &["mixed_b"],
         positions: LayerPositions::Rotary(ROTARY),
-        needs: &[
-            ("position_embedding_type", "rope", "absolute positions"),
-            ("layer_norm_type", "layer_norm", "another kind of norm"),
+        required_values: &[
+            RequiredValue::new("position_embedding_type", "rope", "absolute positions"),
+            RequiredValue::new("layer_norm_type", "layer_norm", "another kind of norm"),
         ],
         ..GTE
     },
@@ -85,7 +84,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         model_types: &["ultrabert"],
         layouts: OWN,
         window: Window { layers: WindowLayers::Listed, ..BASE.window },
-        positions: LayerPositions::Rotary(RotaryRow { theta: 2_560_000.0, ..OF_KINDS }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 2_560_000.0, ..ROTARY_PER_KIND }),
         qk_norm: None,
         ..BASE
     },
@@ -109,7 +108,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         layouts: OWN,
         positions: LayerPositions::Rotary(ROTARY),
         qk_norm: Some((NormKind::Layer, NormOver::AllHeads)),
-        qk_norm_eps: Some(1e-5),
+        steps: &[StepRow::NormEps(1e-5)],
         ..BASE
     },
     Family { positions: LayerPositions::Disentangled { v2: false, silent: false }, ..DEBERTA },
@@ -142,7 +141,7 @@ const LAYOUTLM_V2: Family = Family {
     ..BASE
 };
 
-/// What a call of XLNet may give.
+/// The note of XLNet.
 const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
     tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
 
@@ -178,7 +177,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         note: Some("no token is global unless a call says so: transformers makes the first one global in classifiers"),
         window: Window { layers: WindowLayers::All { switch: false }, key: "attention_window", sides: Sides::Both },
         defaults: &[("attention_window", 512.0)],
-        global_tokens: true,
+        mechanisms: &[Mechanism::GlobalTokens],
         ..BASE
     },
     Family { model_types: &["xlnet"], layouts: &["xlnet"], positions: LayerPositions::SegmentSinusoids,
@@ -192,21 +191,17 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
             least_of_projection: Some(32),
             ..ROTARY
         }),
-        steps: StepsRow { value_rotation: Some(""), ..BASE.steps },
+        steps: &[StepRow::ValueRotation],
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
         ..BASE
     },
     Family { model_types: &["ibert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
-    Family {
-        model_types: &["big_bird"],
-        needs: &[("attention_type", "original_full", "block-sparse attention")],
-        ..BERT_LAYER
-    },
+    Family { model_types: &["big_bird"], required_values: &[FULL_ATTENTION], ..BERT_LAYER },
     Family {
         model_types: &["roformer"],
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
-        steps: StepsRow { value_rotation: Some("rotary_value"), ..BASE.steps },
+        steps: &[StepRow::ValueRotationIf("rotary_value")],
         ..BERT_LAYER
     },
 ];

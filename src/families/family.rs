@@ -3,25 +3,36 @@
 use crate::attention::GateActivation;
 use crate::config::{CallInput, NormKind, NormOver};
 pub(crate) use crate::families::positions::{
-    GEMMA_ROTARY, LayerPositions, Mrope, OF_KINDS, PATCH_ROTARY, PatchRotaryRow, PatchWindows, ROTARY, RotaryLayers,
-    RotaryRow,
+    GEMMA_ROTARY, LayerPositions, Mrope, PATCH_ROTARY, PatchRotaryRow, PatchWindows, ROTARY, ROTARY_PER_KIND,
+    RotaryLayers, RotaryRow, mrope, share, theta,
 };
 
 /// A published model family. Every column has its usual value in [`BASE`], so that a row states only what differs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Family {
-    /// The values of `model_type` in `config.json`. Several, if the families differ in nothing that attention uses.
+    /// All `model_type`s that share this row.
     pub model_types: &'static [&'static str],
     /// The layouts of its layers, by their names: the usual one, then others that are published. A layer in another
     /// layout is not of this family.
     pub layouts: &'static [&'static str],
-    /// Keys and values that the code reads only for families that list them: they mean nothing to the others, or
-    /// something else.
-    pub reads: &'static [&'static str],
+    /// Keys that are read for families that list them alone, and values of shared keys, as `key=value`. They mean
+    /// nothing to the others, or something else.
+    pub own_keys: &'static [&'static str],
     /// Keys of [`keys`](crate::families::keys) that files of the family state and its model does not use.
-    pub ignores: &'static [&'static str],
-    /// Values of the key `position_embedding_type`, beyond those that `positions` explains.
-    pub position_values: &'static [&'static str],
+    pub ignored_keys: &'static [&'static str],
+    /// Required keys: transformers computes their defaults, we do not.
+    pub required_keys: &'static [&'static str],
+    /// Keys that must be absent, each with what it sets.
+    pub forbidden_keys: &'static [(&'static str, &'static str)],
+    /// Keys that must have one value.
+    pub required_values: &'static [RequiredValue],
+    /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
+    /// is `null` has no value.
+    pub defaults: &'static [(&'static str, f64)],
+    /// Keys for the number of heads in parts of the model, before those that all families have.
+    pub heads: &'static [HeadsKey],
+    /// How numbers and sizes of heads differ between layers.
+    pub head_sizes: HeadSizes,
     /// Which layers have causal self-attention.
     pub causal: Causal,
     /// Which layers have a sliding window, and how wide.
@@ -30,74 +41,64 @@ pub(crate) struct Family {
     pub positions: LayerPositions,
     /// The factor on the scores.
     pub scale: Scale,
-    /// The key for the cap on the scores.
-    pub softcap: Option<&'static str>,
-    /// Whether the key `clip_qkv` limits queries, keys and values.
-    pub clip_qkv: bool,
     /// Formula and extent of the norms of queries and keys, if the checkpoint holds them. `None`: it must not.
     pub qk_norm: Option<(NormKind, NormOver)>,
-    /// The gate of the context, which layers have, or do not have if its key says so.
-    pub gate: Option<GateRow>,
-    /// How many keys there may be in layers with an indexer; `None`: they must not have one.
-    pub max_keys: Option<MaxKeys>,
-    /// The norm of the context, which layers have.
-    pub context_norm: Option<ContextNormRow>,
-    /// What norms of queries and keys add to the variance, whatever `config.json` states; `None`: what it states.
-    pub qk_norm_eps: Option<f64>,
-    /// What happens between projection and scores beside those norms and the rotation.
-    pub steps: StepsRow,
-    /// Whether the last layers, as many as the key `num_kv_shared_layers` states, have the keys and values of the last
-    /// layer of their kind before them.
-    pub shares_keys: bool,
-    /// Whether all layers have the keys and values of another model, for which this one drafts (Gemma 4's assistants).
-    pub drafts: bool,
-    /// The key that, if it is set, makes the keys of layers without a window their values; an empty one is always set.
-    pub keys_as_values: Option<&'static str>,
-    /// How the sizes of heads differ between layers.
-    pub head_sizes: HeadSizes,
-    /// The key for the size of the chunks inside which layers attend that `layer_types` lists as chunked, or, without
-    /// it, those that are rotated.
-    pub chunks: Option<&'static str>,
-    /// Values of numeric keys that `config.json` may leave out, as the config class of the family has them. A key that
-    /// is `null` has no value.
-    pub defaults: &'static [(&'static str, f64)],
-    /// The component of the prefixes of layers with attention between channels.
-    pub between_channels: Option<&'static str>,
-    /// Whether the first blocks of stages pool their queries, as `blocks_per_stage`, `num_query_pool_stages` and
-    /// `query_stride` say (SAM 2).
-    pub pools_queries: bool,
-    /// Whether pairs of heads are subtracted, with a factor that depends on the number of the layer (DiffLlama).
-    pub differential: bool,
-    /// Whether tokens of layers with a window may be global (Longformer).
-    pub global_tokens: bool,
-    /// What the family does with latents, if its keys and values are made of them.
-    pub latent: Option<LatentRow>,
-    /// Whether sizes and numbers of heads in `config.json` are lists with an entry per stage (Swin).
-    pub stages: bool,
-    /// Keys that the configuration must state, because the config class computes what files leave out.
-    pub states: &'static [&'static str],
-    /// Keys that the configuration must not set, each with what it sets.
-    pub refuses: &'static [(&'static str, &'static str)],
-    /// Keys that the configuration must state with these values, each with what another value sets.
-    pub needs: &'static [(&'static str, &'static str, &'static str)],
-    /// The component of the prefixes of the layers that need them; `None`: all.
-    pub needs_below: Option<&'static str>,
+    /// Steps between projection and scores beside those norms and the rotation, in their order.
+    pub steps: &'static [StepRow],
+    /// Mechanisms: what layers do beyond projecting, scoring, softmax, summing values and projecting back.
+    pub mechanisms: &'static [Mechanism],
+    /// Inputs that each call has to give, in which layers.
+    pub requires: &'static [Required],
     /// Parts of the model that this version cannot run as they run there: components of prefixes, each with the reason.
     pub unsupported_parts: &'static [(&'static str, &'static str)],
-    /// Components of the prefixes of layers that have a share of the stated heads, each with what divides it.
-    pub shares_of_heads: &'static [(&'static str, usize)],
-    /// Whether the section of the model's text is of this row, whatever family it states, because the whole model masks
-    /// its text in its own way (Gemma 3, PaliGemma).
-    pub masks_text: bool,
-    /// What each call has to give, in which layers.
-    pub requires: &'static [Required],
-    /// What a layer cannot know and a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
+    /// A note on what a call has to say, for [`ModelAttention`](crate::checkpoint::ModelAttention).
     pub note: Option<&'static str>,
-    /// Why this version cannot run the family as its own model does.
-    pub unsupported: Option<&'static str>,
 }
 
-/// What each call of some layers has to give.
+/// A key that must have one value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RequiredValue {
+    pub key: &'static str,
+    pub value: &'static str,
+    /// The effect of another value.
+    pub otherwise: &'static str,
+    /// A component of the layers' prefixes; `None`: all layers.
+    pub below: Option<&'static str>,
+}
+
+impl RequiredValue {
+    /// In all layers.
+    pub(crate) const fn new(key: &'static str, value: &'static str, otherwise: &'static str) -> Self {
+        Self { key, value, otherwise, below: None }
+    }
+}
+
+/// The keys for the sizes of a part of a model that has no section of its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadsKey {
+    /// Components of the prefixes of the part's layers, all of which they have.
+    pub below: &'static [&'static str],
+    /// The key for the number of heads.
+    pub key: &'static str,
+    /// A divisor of the stated number: the part's layers have a share of the heads.
+    pub divisor: usize,
+    /// The key for the width of a part whose sizes are not those of the section; an empty one if none states it.
+    pub width: Option<&'static str>,
+}
+
+impl HeadsKey {
+    /// A part with heads of its own, and the other sizes of the section.
+    pub(crate) const fn new(below: &'static [&'static str], key: &'static str) -> Self {
+        Self { below, key, divisor: 1, width: None }
+    }
+
+    /// A part with sizes of its own.
+    pub(crate) const fn part(below: &'static [&'static str], key: &'static str, width: &'static str) -> Self {
+        Self { width: Some(width), ..Self::new(below, key) }
+    }
+}
+
+/// An input that each call of some layers has to give.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Required {
     pub input: CallInput,
@@ -143,51 +144,24 @@ pub(crate) const LATENTS: &str =
 pub(crate) const BASE: Family = Family {
     model_types: &[],
     layouts: BERT,
-    reads: &[],
-    ignores: &[],
-    position_values: &[],
+    own_keys: &[],
+    ignored_keys: &[],
+    required_keys: &[],
+    forbidden_keys: &[],
+    required_values: &[],
+    defaults: &[],
+    heads: &[],
+    head_sizes: HeadSizes::Same,
     causal: Causal::Never,
     window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
     positions: LayerPositions::FromWeights,
     scale: Scale::HeadDim,
-    softcap: None,
-    clip_qkv: false,
     qk_norm: Some((NormKind::Layer, NormOver::Head)),
-    gate: None,
-    max_keys: None,
-    context_norm: None,
-    qk_norm_eps: None,
-    steps: StepsRow {
-        norm_after_rotation: false,
-        weightless_norm: WeightlessNorm::None,
-        query_factor: QueryFactor::None,
-        value_norm: false,
-        value_rotation: None,
-        key_factor: None,
-        value_factor: None,
-    },
-    shares_keys: false,
-    drafts: false,
-    keys_as_values: None,
-    head_sizes: HeadSizes::Same,
-    chunks: None,
-    defaults: &[],
-    between_channels: None,
-    pools_queries: false,
-    differential: false,
-    global_tokens: false,
-    latent: None,
-    stages: false,
-    states: &[],
-    refuses: &[],
-    needs: &[],
-    needs_below: None,
-    unsupported_parts: &[],
-    shares_of_heads: &[],
-    masks_text: false,
+    steps: &[],
+    mechanisms: &[],
     requires: &[],
+    unsupported_parts: &[],
     note: None,
-    unsupported: None,
 };
 
 /// Which layers see no later token in self-attention. In all but [`Fixed`](Self::Fixed), the key `is_causal` set to
@@ -218,35 +192,6 @@ pub(crate) enum Causal {
     TextTower,
 }
 
-/// A gate between the heads and the output projection. Its weight shows what it is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GateRow {
-    /// What makes a gate of the projection.
-    pub activation: GateActivation,
-    /// The key that is false or absent if layers have none, with its default.
-    pub switch: Option<(&'static str, bool)>,
-}
-
-/// Up to how many keys an indexer chooses all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MaxKeys {
-    /// As many as these two keys have together: a number of blocks, and the size of a block.
-    Blocks(&'static str, &'static str),
-    /// As the first key has it, and the tokens after the last whole block, whose size is the second key.
-    WholeBlocks(&'static str, &'static str),
-    /// As many blocks of tokens as the key states, of the size that the weights show, and the tokens after them.
-    Compressed(&'static str),
-}
-
-/// A norm between the heads and the output projection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ContextNormRow {
-    pub kind: NormKind,
-    pub over: NormOver,
-    /// Whether it has a weight, which the checkpoint must hold.
-    pub weighted: bool,
-}
-
 /// Sliding windows: which layers have one, and how wide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Window {
@@ -258,7 +203,7 @@ pub(crate) struct Window {
     pub sides: Sides,
 }
 
-/// What the width of a bidirectional window counts.
+/// The tokens that the width of a bidirectional window counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sides {
     /// The tokens on each side.
@@ -277,6 +222,9 @@ pub(crate) enum Sides {
 pub(crate) enum WindowLayers {
     /// None; the keys for windows mean nothing to the family.
     None,
+    /// None. Those that `layer_types` lists as chunked, or without it those that are rotated, attend inside chunks, whose
+    /// size the key states (Llama 4).
+    Chunks,
     /// All, if the key for the width has a value. `switch`: the key `use_sliding_window` must be set too (Qwen 3 MoE).
     /// `layer_types` does not count.
     All { switch: bool },
@@ -305,10 +253,84 @@ pub(crate) enum WindowLayers {
     NotRotated,
 }
 
+/// A step between projection and scores, beside norms of queries and keys that have weights, and the rotation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum StepRow {
+    /// Norms of queries and keys come after the rotation.
+    NormsAfterRotation,
+    /// The number that norms add to the variance, whatever `config.json` states.
+    NormEps(f64),
+    /// RMS norms of queries and keys without weights.
+    WeightlessNorms,
+    /// RMS norms of queries and keys without weights in layers that are rotated, unless `use_qk_norm` is false (Llama
+    /// 4).
+    WeightlessNormsIfRotated,
+    /// An RMS norm of queries without weights (DeepSeek V4).
+    WeightlessQueryNorm,
+    /// A factor on queries.
+    QueryFactor(QueryFactor),
+    /// A factor on keys.
+    KeyFactor(f64),
+    /// An RMS norm of values without weights.
+    ValueNorm,
+    /// The rotation of values, too (CLVP).
+    ValueRotation,
+    /// The rotation of values, too, if this key is true (RoFormer).
+    ValueRotationIf(&'static str),
+    /// A factor on values, the value of this key.
+    ValueFactor(&'static str),
+}
+
+/// Something that a layer does beyond projecting, scoring, softmax, summing values and projecting back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Mechanism {
+    /// Keys and values made of one latent per token. It comes before mechanisms that follow from the sizes of heads.
+    Latent(LatentRow),
+    /// A cap on the scores, by this key.
+    Softcap(&'static str),
+    /// A limit on queries, keys and values, by the key `clip_qkv`.
+    ClipQkv,
+    /// A convolution of the values over as many neighbors as this key states (Fun-ASR).
+    ValueConvolution(&'static str),
+    /// Attention between channels, in layers with this component in their prefixes (DaViT).
+    BetweenChannels(&'static str),
+    /// Pooled queries in the first blocks of stages, by `blocks_per_stage`, `num_query_pool_stages` and `query_stride`
+    /// (SAM 2).
+    PooledQueries,
+    /// Differences of pairs of heads, with a factor that depends on the number of the layer (DiffLlama).
+    Differential,
+    /// Tokens of layers with a window that see, and are seen by, all others (Longformer).
+    GlobalTokens,
+    /// A gate of the context. Its weight shows whether it is per head or per element.
+    Gate {
+        activation: GateActivation,
+        /// The key that is false or absent if layers have none, with its default.
+        switch: Option<(&'static str, bool)>,
+    },
+    /// A norm of the context.
+    ContextNorm {
+        kind: NormKind,
+        over: NormOver,
+        /// Whether it has a weight, which the checkpoint must hold.
+        weighted: bool,
+    },
+    /// An indexer, which chooses all keys up to a number.
+    Indexer(MaxKeys),
+    /// Keys that are the values, too, in layers without a window (Gemma 4).
+    KeysAsValues,
+    /// Keys that are the values, too, in layers without a window, if this key is true.
+    KeysAsValuesIf(&'static str),
+    /// Keys and values of the last layer of its kind before them, in as many last layers as `num_kv_shared_layers`
+    /// states (Gemma 3n).
+    SharedKeys,
+    /// Keys and values of another model, for which this one drafts (Gemma 4's assistants).
+    KeysOfOtherModel,
+}
+
 /// Latent attention of a family; its sizes are those of the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LatentRow {
-    /// What the norms of latents add to the mean square; `None`: the key `rms_norm_eps`.
+    /// The number that norms of latents add to the mean square; `None`: the key `rms_norm_eps`.
     pub eps: Option<f64>,
     /// Whether normalized latents are multiplied by `(hidden_size / rank)^0.5` (LongCat).
     pub scaled: bool,
@@ -318,43 +340,20 @@ pub(crate) struct LatentRow {
     pub states_share: bool,
 }
 
-/// What a family does between projection and scores, beside norms of queries and keys that have weights, and rotation.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct StepsRow {
-    /// Whether norms of queries and keys come after the rotation.
-    pub norm_after_rotation: bool,
-    /// RMS norms of queries and keys without weights.
-    pub weightless_norm: WeightlessNorm,
-    /// The last factor on queries.
-    pub query_factor: QueryFactor,
-    /// Whether values have an RMS norm without weights.
-    pub value_norm: bool,
-    /// The key that, if it is true, makes values be rotated, too; an empty one always is.
-    pub value_rotation: Option<&'static str>,
-    /// A factor on keys.
-    pub key_factor: Option<f64>,
-    /// The key for a factor on values.
-    pub value_factor: Option<&'static str>,
-}
-
-/// Which layers have RMS norms of queries and keys without weights.
+/// Up to how many keys an indexer chooses all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WeightlessNorm {
-    /// None.
-    None,
-    /// All.
-    Always,
-    /// Those of queries alone (DeepSeek V4).
-    Queries,
-    /// Those that are rotated, unless `use_qk_norm` is false (Llama 4).
-    IfRotated,
+pub(crate) enum MaxKeys {
+    /// The product of these two keys: a number of blocks, and the size of a block.
+    Blocks(&'static str, &'static str),
+    /// The value of the first key, and the tokens after the last whole block, whose size is the second key.
+    WholeBlocks(&'static str, &'static str),
+    /// As many blocks of tokens as the key states, of the size that the weights show, and the tokens after them.
+    Compressed(&'static str),
 }
 
 /// A factor on queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueryFactor {
-    /// None.
-    None,
     /// The value of this key (`qk_scale_factor` in Muse Glimmer).
     Key(&'static str),
     /// A learned one for each element of a head, times `log2(e) / sqrt(head_dim)` (TimesFM 2.5).
@@ -370,11 +369,15 @@ pub(crate) enum QueryFactor {
     Beam,
 }
 
-/// How the sizes of heads differ between layers.
+/// How numbers and sizes of heads differ between layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HeadSizes {
     /// Not at all.
     Same,
+    /// Lists have an entry per stage (Swin).
+    PerStage,
+    /// Lists have an entry per stage, whose blocks are layers that `blocks_per_stage` counts (SAM 2).
+    PerBlockOfStage,
     /// Layers without a window have `global_head_dim` and `num_global_key_value_heads`, unless `per_layer_config`
     /// states the sizes of each layer. `switch`: the key that must be set for other key-value heads (Gemma 4).
     Global { switch: Option<&'static str> },
@@ -382,6 +385,13 @@ pub(crate) enum HeadSizes {
     PerLayer,
     /// Layers with a window have twice as many key-value heads (MiMo-V2-Flash).
     WindowsDoubleKeys,
+}
+
+impl HeadSizes {
+    /// Whether the sizes of a layer are those of its stage, which the section does not state alone.
+    pub(crate) fn is_per_stage(self) -> bool {
+        matches!(self, Self::PerStage | Self::PerBlockOfStage)
+    }
 }
 
 /// The factor on the scores.

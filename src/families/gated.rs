@@ -4,12 +4,13 @@ use crate::attention::GateActivation;
 use crate::config::{NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, ContextNormRow, Family, GateRow, HeadSizes, LayerPositions, MaxKeys, Mrope, OF_KINDS, OWN,
-    QueryFactor, ROTARY, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+    BART, BASE, Causal, Family, HeadSizes, LayerPositions, MaxKeys, Mechanism, Mrope, OWN, QueryFactor, ROTARY,
+    ROTARY_PER_KIND, RotaryLayers, RotaryRow, Scale, StepRow, WindowLayers, share, theta,
 };
 
-const SIGMOID: Option<GateRow> = Some(GateRow { activation: GateActivation::Sigmoid, switch: None });
-const SOFTPLUS: Option<GateRow> = Some(GateRow { activation: GateActivation::Softplus, switch: None });
+/// A gate of each head, or of each element.
+pub(super) const SIGMOID_GATE: Mechanism = Mechanism::Gate { activation: GateActivation::Sigmoid, switch: None };
+const SOFTPLUS_GATE: Mechanism = Mechanism::Gate { activation: GateActivation::Softplus, switch: None };
 
 /// Layers of another kind between those of attention, by the last component of their prefix.
 pub(super) const DELTA: &[(&str, &str)] =
@@ -18,22 +19,18 @@ pub(super) const DELTA: &[(&str, &str)] =
 /// Qwen3-Next, whose query projection holds the gate and which rotates a quarter of each head.
 const QWEN3_NEXT: Family = Family {
     layouts: &["gated-query"],
-    gate: SIGMOID,
+    mechanisms: &[SIGMOID_GATE],
     qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
-    positions: LayerPositions::Rotary(RotaryRow { share: Some(0.25), ..ROTARY }),
+    positions: share(0.25),
     unsupported_parts: DELTA,
     ..LLAMA
 };
 
 /// Muse, whose norms of queries and keys have no weight.
 const MUSE: Family = Family {
-    states: &["layer_types", "layer_rope_theta"],
-    gate: SIGMOID,
-    steps: StepsRow {
-        weightless_norm: WeightlessNorm::Always,
-        query_factor: QueryFactor::Key("qk_scale_factor"),
-        ..BASE.steps
-    },
+    required_keys: &["layer_types", "layer_rope_theta"],
+    mechanisms: &[SIGMOID_GATE],
+    steps: &[StepRow::WeightlessNorms, StepRow::QueryFactor(QueryFactor::Key("qk_scale_factor"))],
     window: windows(WindowLayers::Listed),
     positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, ..ROTARY }),
     defaults: &[("qk_scale_factor", 3.87), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
@@ -50,13 +47,16 @@ pub(crate) const GATED: &[Family] = &[
     // Its indexer chooses blocks of tokens of those before the last whole one.
     Family {
         model_types: &["qwen4_exp_text"],
-        max_keys: Some(MaxKeys::WholeBlocks("indexer_budget", "indexer_compress_ratio")),
+        mechanisms: &[
+            SIGMOID_GATE,
+            Mechanism::Indexer(MaxKeys::WholeBlocks("indexer_budget", "indexer_compress_ratio")),
+        ],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), mrope: Some(Mrope::Alternating), ..ROTARY }),
         ..QWEN3_NEXT
     },
     Family {
         model_types: &["afmoe"],
-        gate: SIGMOID,
+        mechanisms: &[SIGMOID_GATE],
         window: windows(WindowLayers::AllButLastOf { key: Some("global_attn_every_n_layers"), default: 4 }),
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY }),
         defaults: &[("sliding_window", 1024.0), ("rms_norm_eps", 1e-5)],
@@ -65,7 +65,7 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["hrm_text"],
         layouts: &["hrm"],
-        gate: SIGMOID,
+        mechanisms: &[SIGMOID_GATE],
         note: Some("causal: with `token_type_ids`, tokens of the model's prompt see one another"),
         ..LLAMA
     },
@@ -73,21 +73,24 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["laguna"],
         layouts: &["g-proj"],
-        ignores: &["gating"],
-        gate: SOFTPLUS,
+        ignored_keys: &["gating"],
+        mechanisms: &[SOFTPLUS_GATE],
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 500_000.0, ..OF_KINDS }),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 500_000.0, ..ROTARY_PER_KIND }),
         defaults: &[("sliding_window", 512.0)],
         ..QWEN3
     },
     Family {
         model_types: &["lfm3"],
         layouts: &["g-proj", "candle-attention"],
-        reads: &["proportional"],
-        states: &["layer_types"],
-        gate: Some(GateRow { activation: GateActivation::Sigmoid, switch: Some(("use_attention_gate", true)) }),
+        own_keys: &["rope_type=proportional"],
+        required_keys: &["layer_types"],
+        mechanisms: &[Mechanism::Gate {
+            activation: GateActivation::Sigmoid,
+            switch: Some(("use_attention_gate", true)),
+        }],
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..OF_KINDS }),
+        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..ROTARY_PER_KIND }),
         defaults: &[("sliding_window", 256.0), ("norm_eps", 1e-5)],
         ..QWEN3
     },
@@ -95,24 +98,24 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["step3p5"],
         layouts: &["g-proj"],
-        ignores: &["gating"],
+        ignored_keys: &["gating"],
         head_sizes: HeadSizes::PerLayer,
-        gate: SIGMOID,
+        mechanisms: &[SIGMOID_GATE],
         qk_norm: Some((NormKind::RmsOffset, NormOver::Head)),
         scale: Scale::QueryPreAttnScalar,
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), ..OF_KINDS }),
+        positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), ..ROTARY_PER_KIND }),
         defaults: &[("rms_norm_eps", 1e-5), ("query_pre_attn_scalar", 128.0)],
         ..LLAMA
     },
     Family {
         model_types: &["beam"],
         layouts: &["beam"],
-        states: &["layer_types"],
-        gate: SIGMOID,
+        required_keys: &["layer_types"],
+        mechanisms: &[SIGMOID_GATE],
         window: windows(WindowLayers::Listed),
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..OF_KINDS }),
-        steps: StepsRow { query_factor: QueryFactor::Beam, ..BASE.steps },
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::Windowed, ..ROTARY_PER_KIND }),
+        steps: &[StepRow::QueryFactor(QueryFactor::Beam)],
         defaults: &[("sliding_window", 512.0)],
         ..QWEN3
     },
@@ -120,24 +123,27 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["muse_spark_text"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
-        context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::Head, weighted: false }),
+        mechanisms: &[
+            Mechanism::ContextNorm { kind: NormKind::Rms, over: NormOver::Head, weighted: false },
+            SIGMOID_GATE,
+        ],
         defaults: &[("qk_scale_factor", 5.473_006_486_387_5), ("sliding_window", 2048.0), ("rms_norm_eps", 1e-5)],
         ..MUSE
     },
     Family {
         model_types: &["bitnet"],
         layouts: OWN,
-        context_norm: Some(ContextNormRow { kind: NormKind::Rms, over: NormOver::AllHeads, weighted: true }),
-        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, ..ROTARY }),
+        mechanisms: &[Mechanism::ContextNorm { kind: NormKind::Rms, over: NormOver::AllHeads, weighted: true }],
+        positions: theta(500_000.0),
         defaults: &[("rms_norm_eps", 1e-5)],
-        refuses: &[("quantization_config", "rounding of weights and activations")],
+        forbidden_keys: &[("quantization_config", "rounding of weights and activations")],
         ..LLAMA
     },
     Family {
         model_types: &["kosmos_2_text_model"],
         layouts: BART,
         causal: Causal::Always,
-        context_norm: Some(ContextNormRow { kind: NormKind::Layer, over: NormOver::AllHeads, weighted: true }),
+        mechanisms: &[Mechanism::ContextNorm { kind: NormKind::Layer, over: NormOver::AllHeads, weighted: true }],
         defaults: &[("layer_norm_eps", 1e-5)],
         qk_norm: None,
         ..BASE

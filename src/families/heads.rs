@@ -1,73 +1,150 @@
-//! Numbers of heads of configurations that leave them out, as `text_config` of LLaVA and Gemma 3 does.
-//!
-//! The config class of a family then has its own, often that of the first model that was published.
+//! Numbers and sizes of the heads of a layer, from its family's row and the keys of its configuration.
 
-/// Numbers of heads, each with the values of `model_type` whose config class has it.
-#[rustfmt::skip]
-const DEFAULT_HEADS: &[(usize, &[&str])] = &[
-    (1, &["decision_transformer", "sam2_video_memory", "slanet", "slanext"]),
-    (4, &["embedding_gemma2_text",
-        "electra", "fun_asr_nano_encoder", "groupvit_text_model", "mobilevit"]),
-    (6, &["nanochat",
-        "dinov3_vit", "groupvit_vision_model"]),
-    (8, &["aimv2_vision_model", "blip_text_model", "bloom", "clip_text_model", "clipseg_text_model",
-        "csm_depth_decoder_model", "diffusion_gemma_text", "edgetam_video_mask_decoder", "fun_asr_nano_adaptor",
-        "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_audio", "gemma4_text", "gemma4_unified_text",
-        "granite_speech5_encoder", "imagegpt", "metaclip_2_text_model", "mimi", "mimi_decoder", "mimi_encoder",
-        "moonshine", "moonshine_streaming_encoder", "nemotron_asr_streaming_encoder", "ovis2_vision",
-        "owlv2_text_model", "owlvit_text_model", "parakeet_encoder", "pocket_tts_audio_tokenizer_decoder",
-        "sam2_mask_decoder", "sam2_video_mask_decoder", "t5_gemma_module",
-        "vaultgemma", "xclip_text_model"]),
-    (12, &["deepseek_ocr2_sam_vision_model", "got_ocr2_vision", "pp_chart2table_vision", "pp_formulanet_vision",
-        "sam_hq_vision_model", "sam_vision_model", "sew-d", "slanext_vision", "unlimited_ocr_sam_vision_model", "vitdet",
-        "wav2vec2-conformer", "wavlm", "align_text_model", "altclip_vision_model", "audio-spectrogram-transformer", "beit", "bert",
-        "blip_2_qformer", "blip_vision_model", "camembert", "chinese_clip_text_model", "chinese_clip_vision_model",
-        "clap_text_model", "clip_vision_model", "clipseg_vision_model", "clvp_encoder", "data2vec-audio", "data2vec-vision",
-        "deberta", "deit", "dinov2", "dinov2_with_registers", "distilbert", "dpt", "esm", "eurobert", "flava_image_model",
-        "flava_multimodal_model", "flava_text_model", "git", "git_vision_model", "glm4v_moe_vision", "glm4v_vision",
-        "gpt2", "gpt_bigcode", "granite_docling_vision", "hrm_text", "hubert", "idefics2_vision", "ijepa",
-        "instructblip_qformer", "instructblipvideo_qformer", "metaclip_2_vision_model", "mgp-str", "modernbert",
-        "modernbert-decoder", "mpnet", "openai-gpt", "opt", "owlv2_vision_model", "owlvit_vision_model",
-        "pix2struct_vision_model", "roberta", "sew", "siglip2_text_model", "siglip2_vision_model",
-        "siglip_text_model", "siglip_vision_model", "timesformer", "tipsv2_text_model", "tipsv2_vision_model",
-        "unispeech", "unispeech-sat", "videomae", "vilt", "vit", "vit_mae", "vit_msn", "vitpose_backbone", "vivit",
-        "wav2vec2", "xclip_vision_model", "xlm-roberta", "yolos"]),
-    (16, &["afmoe", "altclip_text_model", "biogpt", "blip_2_vision_model", "codegen", "cohere_compass_vision", "ctrl",
-        "ernie4_5", "ernie4_5_vl_moe_vision", "gemma", "glm_image_vision", "glm_ocr_text", "glm_ocr_vision",
-        "gpt_neo", "gptj", "granite_docling_text", "hy_v4_vl_vision", "idefics3_vision", "instructblip_vision_model",
-        "instructblipvideo_vision_model", "internvl_vision", "janus_vision_model", "kimi_k25_vision",
-        "kosmos_2_5_text_model", "kosmos_2_vision_model", "lara_mini", "minimax_m3_vl_vision",
-        "moss_transcribe_diarize_audio", "mpt", "muse_glimmer_vision", "muse_spark_vision", "olmoe", "omniasr_audio",
-        "paddleocr_vl_text", "phi4_multimodal_vision", "pixio", "pixtral", "qianfan_ocr_vision", "qwen2_moe",
-        "qwen2_vl_vision", "qwen3_5_moe_text", "qwen3_5_moe_vision", "qwen3_5_text", "qwen3_5_vision", "qwen3_next",
-        "qwen3_omni_moe_talker_code_predictor", "qwen3_omni_moe_talker_text", "qwen3_omni_moe_vision_encoder",
-        "qwen3_vl_moe_text", "qwen3_vl_moe_vision", "qwen3_vl_vision", "qwen4_exp_text", "qwen4_exp_vision", "radio",
-        "seggpt", "smollm3", "smolvlm_vision", "timesfm", "timesfm2_5", "unlimited_ocr_vision_encoder",
-        "wav2vec2-bert", "xglm", "xlnet", "zamba"]),
-    (20, &["audioflamingo3_encoder", "bitnet", "dots3_note_audio_encoder", "ernie4_5_moe", "ernie4_5_vl_moe_text",
-        "glmasr_encoder", "granite_swa", "helium", "qwen2_audio_encoder", "voxtral_encoder"]),
-    (24, &["deberta-v2", "higgs_audio_v2", "kosmos_2_5_vision_model", "starcoder2"]),
-    (26, &["jais2"]),
-    (28, &["qwen2_5_omni_talker", "qwen2_5_omni_text", "qwen3_omni_moe_text"]),
-    (30, &["olmo_hybrid"]),
-    (32, &["apertus", "apertus1p5_text", "arcee", "aria_text", "bamba", "csm", "deepseek_ocr2_encoder",
-        "deepseek_ocr2_text", "dots1", "emu3_text_model", "evolla", "exaone", "exaone4", "exaone_moe", "falcon_h1",
-        "flex_olmo", "glm", "glm4", "glm4v_text", "glm_image_text", "gpt_neox_japanese", "granite",
-        "granite4_vision_text", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared",
-        "hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text", "hyperclovax", "internlm3", "jamba", "lfm2",
-        "lfm2_moe", "llama", "mellum", "minimax", "ministral", "ministral3", "mistral", "mixtral",
-        "mllama_text_model", "nemotron_h", "olmo", "olmo2", "olmo3", "phi", "phi3", "phi4_multimodal", "phimoe",
-        "qwen2", "qwen3", "qwen3_moe", "qwen3_vl_text", "stablelm", "voxtral_realtime_encoder", "zamba2"]),
-    (40, &["iquestcoder", "llama4_text"]),
-    (48, &["cwm", "laguna", "minimax_m2", "nemotron"]),
-    (64, &["albert", "cohere", "cohere2", "gpt_neox", "gpt_oss", "hy_v3", "mimo_v2_flash",
-        "persimmon", "qwen2_5_vl_text", "qwen2_vl_text", "sarvam_mla", "sarvam_moe", "solar_open"]),
-    (71, &["falcon"]),
-    (80, &["seed_oss"]),
-    (96, &["glm4_moe", "glm4v_moe_text"]),
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::ensure;
+use crate::error::{Error, Result};
+use crate::families::config_classes::default_heads;
+use crate::families::family::{Causal, HeadSizes, HeadsKey};
+use crate::families::layer::Layer;
+use crate::io::number;
+
+/// Keys for the number of heads, in order of precedence, of every family.
+const HEADS: [&str; 9] = [
+    "num_attention_heads_per_layer",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "num_heads",
+    "attention_heads",
+    "resampler_n_heads",
+    "num_self_attention_heads",
+    "conf_num_attention_heads",
 ];
+/// Keys that come before [`HEADS`] in the decoder of a model that has an encoder, too.
+const DECODER_HEADS: [&str; 3] =
+    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
+/// Keys that come before [`HEADS`] in the encoder of a model that has a decoder, too.
+const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
 
-/// The number of heads of this `model_type` if its configuration states none.
-pub(super) fn default_heads(model_type: &str) -> Option<usize> {
-    DEFAULT_HEADS.iter().find(|(_, names)| names.contains(&model_type)).map(|(heads, _)| *heads)
+/// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
+/// by layer, also if only headers are read. The largest published models have 128.
+const MAX_HEADS: usize = 4096;
+
+/// Whether a section of a `config.json` states a number of heads.
+pub(crate) fn states_heads(section: &Value) -> bool {
+    let keys = HEADS.iter().chain(&DECODER_HEADS).chain(&ENCODER_HEADS);
+    keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
+}
+
+impl Layer<'_> {
+    /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
+    pub fn heads(&self) -> Result<usize> {
+        let heads = self.stated_heads()? / self.heads_keys().next().map_or(1, |part| part.divisor);
+        ensure!(heads <= MAX_HEADS, Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}")));
+        Ok(heads)
+    }
+
+    /// The entries of the row's column `heads` for the parts that the layer is in.
+    fn heads_keys(&self) -> impl Iterator<Item = &'static HeadsKey> {
+        self.family.heads.iter().filter(|part| part.below.iter().all(|component| self.is_below(component)))
+    }
+
+    /// The key for the width of the part that the layer is in, if the section has keys for the sizes of that part.
+    pub fn width_of_part(&self) -> Option<&'static str> {
+        self.heads_keys().find(|part| self.section.get(part.key).is_some())?.width
+    }
+
+    fn stated_heads(&self) -> Result<usize> {
+        if let Some(heads) = self.own_sizes().map(|own| number(own, "num_attention_heads")).transpose()?.flatten() {
+            return Ok(heads);
+        }
+        if self.family.head_sizes == HeadSizes::PerBlockOfStage {
+            return self.heads_of_stage();
+        }
+        let states = |keys: &[&str]| keys.iter().any(|key| self.section.get(key).is_some());
+        let by_prefix: &[&str] = match self.prefix {
+            prefix if prefix.contains("decoder") => &DECODER_HEADS,
+            prefix if prefix.contains("encoder") => &ENCODER_HEADS,
+            _ => &[],
+        };
+        // An encoder or a decoder alone needs no prefix to tell which it is.
+        let alone: &[&str] = match self.family.causal {
+            _ if !states(&DECODER_HEADS) => &ENCODER_HEADS,
+            Causal::Always => &DECODER_HEADS,
+            _ => &[],
+        };
+        let by_part = self.heads_keys().map(|part| part.key);
+        for key in by_part.chain([by_prefix, &HEADS, alone].into_iter().flatten().copied()) {
+            let per_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
+            if let Some(heads) = per_stage.and_then(|heads| usize::try_from(heads).ok()) {
+                return Ok(heads);
+            }
+            if let Some(heads) = self.number(key)? {
+                return Ok(heads);
+            }
+        }
+        // As many heads of the family's default size as the width allows.
+        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
+            return Ok(width / d as usize);
+        }
+        let allowed = || match DECODER_HEADS.iter().chain(&ENCODER_HEADS).find(|key| states(&[key])) {
+            Some(key) => format!("a prefix with `encoder` or `decoder` in it, as the configuration states `{key}`"),
+            None => format!("one of {}", HEADS.join(", ")),
+        };
+        default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
+    }
+
+    /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending
+    /// order.
+    pub fn pruned_heads(&self, heads: usize) -> Result<Vec<usize>> {
+        let layers = self.stated("pruned_heads", "a list of heads for each layer", Value::as_object)?;
+        let Some(listed) = layers.and_then(|layers| layers.get(&self.index.to_string())) else {
+            return Ok(Vec::new());
+        };
+        let wrong = |expected: String| Error::value("config key `pruned_heads`", listed, expected);
+        let head =
+            |head: &Value| head.as_u64().and_then(|head| usize::try_from(head).ok()).filter(|head| *head < heads);
+        let list = listed.as_array().ok_or_else(|| wrong("a list of heads for each layer".to_string()))?;
+        let all = list.iter().map(head).collect::<Option<BTreeSet<usize>>>();
+        let all = all.ok_or_else(|| wrong(format!("heads below {heads}, the number of heads of the layer")))?;
+        ensure!(all.len() == list.len(), wrong("each head once".to_string()));
+        Ok(all.into_iter().collect())
+    }
+
+    /// The sizes that the key `per_layer_config` states for this layer, if the family reads it.
+    fn own_sizes(&self) -> Option<&Value> {
+        match self.family.head_sizes {
+            HeadSizes::Same | HeadSizes::PerStage | HeadSizes::PerBlockOfStage => None,
+            HeadSizes::Global { .. } | HeadSizes::PerLayer | HeadSizes::WindowsDoubleKeys => {
+                self.section.get("per_layer_config")?.get(self.index.to_string())
+            }
+        }
+    }
+
+    /// A size of the heads of this layer by this key: `head_dim` or `num_key_value_heads`.
+    pub(crate) fn head_size(&self, key: &str) -> Result<Option<usize>> {
+        let [global_head_dim, global_heads] = match self.family.head_sizes {
+            HeadSizes::Global { .. } => ["global_head_dim", "num_global_key_value_heads"].map(|key| self.number(key)),
+            _ => [Ok(None), Ok(None)],
+        };
+        if let Some(own) = self.own_sizes().map(|own| number(own, key)).transpose()?.flatten() {
+            return Ok(Some(own));
+        }
+        let usual = self.number(key)?;
+        Ok(match self.family.head_sizes {
+            HeadSizes::WindowsDoubleKeys if key == "num_key_value_heads" && self.has_window()? => {
+                usual.map(|heads| heads.saturating_mul(2))
+            }
+            HeadSizes::Global { .. } if self.section.get("per_layer_config").is_some() || self.has_window()? => usual,
+            HeadSizes::Global { switch } => match key {
+                "head_dim" => global_head_dim?.or(usual),
+                _ if switch.map(|switch| self.flag(switch)).transpose()?.is_some_and(|on| on != Some(true)) => usual,
+                _ => global_heads?.or(usual),
+            },
+            _ => usual,
+        })
+    }
 }

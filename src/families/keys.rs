@@ -1,5 +1,5 @@
 //! Config keys that change attention: a layer reads them, or a configuration that sets them is refused, unless
-//! transformers ignores the key ([`known`](crate::families::known)).
+//! transformers ignores the key ([`known`](crate::families::config_classes)).
 //!
 //! [`RecordedSection`] notes what the code of a layer reads while it configures the layer, so that no list has to say
 //! it again. A layer reads a key of its family also where the key does not matter: before the branch that needs it.
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::ensure;
 use crate::error::{Error, Result};
-use crate::families::family::{LayerPositions, RotaryLayers};
-use crate::families::known::is_ignored;
+use crate::families::config_classes::is_ignored;
+use crate::families::family::{Family, LayerPositions, RotaryLayers};
 use crate::families::layer::Layer;
 
 const ROTARY: &str = "rotary positions";
@@ -27,13 +27,13 @@ const GATE: &str = "a gate of the output";
 const HEAD_SIZES: &str = "other sizes of heads in some layers";
 const NOPE: &str = "layers without positions";
 
-/// What a value must be, so that it does not pass for absent, and the name of that.
+/// A check that a value does not pass for absent, and the name of the values that pass it.
 type Kind = (fn(&Value) -> bool, &'static str);
 
 const NUMBER: Kind = (Value::is_number, "a number");
 const FLAG: Kind = (Value::is_boolean, "true or false");
 const SET: Kind = (Value::is_object, "a set of parameters");
-/// Whatever the code that reads it accepts.
+/// Every value: the code that reads it checks.
 const ANY: Kind = (|_| true, "");
 
 /// Keys that change attention if they are neither null nor false, each with its kind and what it sets.
@@ -102,7 +102,7 @@ const NUMBERS: &[&str] = &[
     "mscale", "mscale_all_dim", "low_freq_factor", "high_freq_factor", "rms_norm_eps", "layer_norm_eps",
     "layer_norm_epsilon", "norm_eps",
 ];
-/// The same for flags.
+/// Other flags whose kind is checked whether a layer reads them or not.
 const FLAGS: &[&str] = &["is_causal", "use_sliding_window"];
 
 /// A section of a `config.json`, and the keys that have been read of it.
@@ -130,9 +130,9 @@ impl<'a> RecordedSection<'a> {
 
 /// Checks the kinds of keys, also in sets of rotary parameters and in the sets of each kind of layer.
 fn check_kinds(keys: &Value, is_read: &dyn Fn(&str) -> bool) -> Result<()> {
-    let of_kind = |keys: &'static [&str], kind: Kind| keys.iter().map(move |key| (*key, kind));
+    let with_kind = |keys: &'static [&str], kind: Kind| keys.iter().map(move |key| (*key, kind));
     let listed = KEYS.iter().filter(|(key, ..)| is_read(key)).map(|(key, kind, _)| (*key, *kind));
-    for (key, (fits, kind)) in listed.chain(of_kind(NUMBERS, NUMBER)).chain(of_kind(FLAGS, FLAG)) {
+    for (key, (fits, kind)) in listed.chain(with_kind(NUMBERS, NUMBER)).chain(with_kind(FLAGS, FLAG)) {
         match keys.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => {}
             Some(value) if !fits(value) => return Err(Error::value(format!("config key `{key}`"), value, kind)),
@@ -150,20 +150,21 @@ impl Layer<'_> {
         Error::UnsupportedKey { key, value, model_type, what: what.to_string() }
     }
 
-    /// Whether the layer has read a key so far, or its family ignores it.
+    /// Whether the layer has read a key so far, or its row lists it as one that it reads or ignores.
     pub(super) fn has_read(&self, key: &str) -> bool {
-        self.section.read.borrow().contains(key) || self.family.ignores.contains(&key)
+        let Family { own_keys, ignored_keys, .. } = self.family;
+        self.section.read.borrow().contains(key) || own_keys.contains(&key) || ignored_keys.contains(&key)
     }
 
     /// Checks that the layer, which is configured, has read every key of its section that changes attention.
-    /// `of_class`: whether transformers' own class runs the file, which ignores keys that it does not have.
-    pub(crate) fn check_keys_are_read(&self, of_class: bool) -> Result<()> {
+    /// `has_class`: whether transformers' own class runs the file, which ignores keys that it does not have.
+    pub(crate) fn check_keys_are_read(&self, has_class: bool) -> Result<()> {
         for (key, _, what) in KEYS {
             match self.section.json.get(key) {
                 None | Some(Value::Null | Value::Bool(false)) => {}
                 // All of a head is rotated, as if nothing were stated.
                 Some(value) if ["rotary_pct", "rotary_emb_fraction"].contains(key) && value.as_f64() == Some(1.0) => {}
-                Some(_) if self.has_read(key) || of_class && is_ignored(key, self) => {}
+                Some(_) if self.has_read(key) || has_class && is_ignored(key, self) => {}
                 Some(value) => return Err(self.unsupported(key, value, what)),
             }
         }
@@ -175,24 +176,25 @@ impl Layer<'_> {
         check_kinds(self.section.json, &|key| self.has_read(key))
     }
 
-    /// Checks the keys that the family's row requires or refuses.
+    /// Checks the keys that the family's row requires and forbids.
     pub(super) fn check_keys(&self) -> Result<()> {
         let (section, family) = (self.section.json, self.family);
-        for key in family.states {
+        for key in family.required_keys {
             if section.get(key).is_none_or(Value::is_null) {
                 let expected = format!("stated: `{}` has no default that is a number", self.model_type);
                 return Err(Error::config(key, "absent", expected));
             }
         }
-        for (key, what) in family.refuses {
+        for (key, what) in family.forbidden_keys {
             if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
                 return Err(self.unsupported(key, value, what));
             }
         }
-        let needs = if family.needs_below.is_none_or(|part| self.is_below(part)) { family.needs } else { &[] };
-        for (key, needed, what) in needs {
-            let value = section.get(key).unwrap_or(&Value::Null);
-            ensure!(value.as_str() == Some(needed), self.unsupported(key, value, what));
+        for required in family.required_values {
+            let value = section.get(required.key).unwrap_or(&Value::Null);
+            let is_here = required.below.is_none_or(|part| self.is_below(part));
+            let is_right = !is_here || value.as_str() == Some(required.value);
+            ensure!(is_right, self.unsupported(required.key, value, required.otherwise));
         }
         let key = "position_embedding_type";
         match section.get(key) {
@@ -215,7 +217,7 @@ impl Layer<'_> {
             "rope_gptj" => rotary.is_some_and(|row| row.interleaved),
             // The row decides what the value means, as `nope` in Granite's hybrids.
             _ if rotary.is_some_and(|row| matches!(row.layers, RotaryLayers::IfStated(_))) => true,
-            other => self.family.position_values.contains(&other),
+            other => self.reads_value("position_embedding_type", other),
         }
     }
 }

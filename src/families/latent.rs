@@ -2,22 +2,22 @@
 
 use serde_json::Value;
 
-use crate::attention::GateActivation;
 use crate::config::{AttentionConfig, LatentAttention};
 use crate::error::{Error, Result};
 use crate::families::family::{
-    BASE, Causal, Family, GateRow, LatentRow, LayerPositions, MaxKeys, Mrope, QueryFactor, ROTARY, RotaryRow, Scale,
-    StepsRow, WeightlessNorm, Window, WindowLayers,
+    BASE, Causal, Family, LatentRow, LayerPositions, MaxKeys, Mechanism, Mrope, QueryFactor, ROTARY, RotaryRow, Scale,
+    StepRow, Window, WindowLayers,
 };
+use crate::families::gated::SIGMOID_GATE;
 use crate::families::layer::Layer;
 use crate::families::rotary::{first_number, rope_type};
+use crate::families::rotary_scaling::yarn_mscale;
 use crate::io;
 use crate::position::{Rotary, RotaryScaling, RotaryStyle};
 
-/// A gate of each head, or of each element.
-const SIGMOID: GateRow = GateRow { activation: GateActivation::Sigmoid, switch: None };
 /// DeepSeek's norms have an `eps` of their own, whatever `rms_norm_eps` states.
 const ROW: LatentRow = LatentRow { eps: Some(1e-6), scaled: false, indexed: false, states_share: false };
+const INDEXED: Mechanism = Mechanism::Latent(LatentRow { indexed: true, ..ROW });
 const INTERLEAVED: RotaryRow = RotaryRow { interleaved: true, ..ROTARY };
 
 const DEEPSEEK_V2: Family = Family {
@@ -26,15 +26,18 @@ const DEEPSEEK_V2: Family = Family {
     positions: LayerPositions::Rotary(INTERLEAVED),
     scale: Scale::Mscale,
     qk_norm: None,
-    latent: Some(ROW),
+    mechanisms: &[Mechanism::Latent(ROW)],
     ..BASE
 };
 /// A key says which elements form a pair.
-const DEEPSEEK_V3: Family = Family { reads: &["rope_interleave"], ..DEEPSEEK_V2 };
-const DEEPSEEK_V32: Family =
-    Family { latent: Some(LatentRow { indexed: true, ..ROW }), defaults: &[("index_topk", 2048.0)], ..DEEPSEEK_V2 };
-const HY_V4: Family =
-    Family { layouts: &["hy-v4"], positions: LayerPositions::Rotary(ROTARY), gate: Some(SIGMOID), ..DEEPSEEK_V32 };
+const DEEPSEEK_V3: Family = Family { own_keys: &["rope_interleave"], ..DEEPSEEK_V2 };
+const DEEPSEEK_V32: Family = Family { mechanisms: &[INDEXED], defaults: &[("index_topk", 2048.0)], ..DEEPSEEK_V2 };
+const HY_V4: Family = Family {
+    layouts: &["hy-v4"],
+    positions: LayerPositions::Rotary(ROTARY),
+    mechanisms: &[INDEXED, SIGMOID_GATE],
+    ..DEEPSEEK_V32
+};
 
 pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
@@ -42,7 +45,7 @@ pub(crate) const LATENT: &[Family] = &[
     Family {
         model_types: &["sarvam_mla"],
         layouts: &["deepseek-lite"],
-        reads: &["rope_interleave", "deepseek_yarn"],
+        own_keys: &["rope_interleave", "rope_type=deepseek_yarn"],
         ..DEEPSEEK_V3
     },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
@@ -55,22 +58,22 @@ pub(crate) const LATENT: &[Family] = &[
     Family {
         model_types: &["mistral4"],
         positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..INTERLEAVED }),
-        latent: Some(LatentRow { states_share: true, ..ROW }),
-        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        mechanisms: &[Mechanism::Latent(LatentRow { states_share: true, ..ROW })],
+        steps: &[StepRow::QueryFactor(QueryFactor::RopeBeta)],
         ..DEEPSEEK_V3
     },
     Family { model_types: &["minicpm3"], positions: LayerPositions::Rotary(ROTARY), ..DEEPSEEK_V2 },
     Family {
         model_types: &["longcat_flash"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 10_000_000.0, ..INTERLEAVED }),
-        latent: Some(LatentRow { scaled: true, ..ROW }),
+        mechanisms: &[Mechanism::Latent(LatentRow { scaled: true, ..ROW })],
         ..DEEPSEEK_V2
     },
     // Nothing is rotated, whatever its files state. The other layers are Kimi delta attention, in another layout.
     Family {
         model_types: &["kimi_linear"],
         layouts: &["deepseek-lite", "deepseek"],
-        ignores: &["rope_theta"],
+        ignored_keys: &["rope_theta"],
         positions: LayerPositions::FromWeights,
         scale: Scale::HeadDim,
         ..DEEPSEEK_V2
@@ -79,7 +82,7 @@ pub(crate) const LATENT: &[Family] = &[
         model_types: &["glm5_next_text"],
         positions: LayerPositions::FromWeights,
         scale: Scale::HeadDim,
-        latent: Some(LatentRow { eps: None, indexed: true, ..ROW }),
+        mechanisms: &[Mechanism::Latent(LatentRow { eps: None, indexed: true, ..ROW })],
         defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
         ..DEEPSEEK_V2
     },
@@ -91,9 +94,11 @@ pub(crate) const LATENT: &[Family] = &[
         window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
         positions: LayerPositions::MainOrCompress,
         qk_norm: None,
-        max_keys: Some(MaxKeys::Compressed("index_topk")),
-        latent: Some(LatentRow { eps: None, ..ROW }),
-        steps: StepsRow { weightless_norm: WeightlessNorm::Queries, ..BASE.steps },
+        mechanisms: &[
+            Mechanism::Latent(LatentRow { eps: None, ..ROW }),
+            Mechanism::Indexer(MaxKeys::Compressed("index_topk")),
+        ],
+        steps: &[StepRow::WeightlessQueryNorm],
         defaults: &[("sliding_window", 128.0), ("index_topk", 512.0), ("rms_norm_eps", 1e-6)],
         ..BASE
     },
@@ -102,14 +107,14 @@ pub(crate) const LATENT: &[Family] = &[
         model_types: &["bailing_hybrid"],
         layouts: &["ling"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 6_000_000.0, ..INTERLEAVED }),
-        gate: Some(SIGMOID),
+        mechanisms: &[Mechanism::Latent(ROW), SIGMOID_GATE],
         ..DEEPSEEK_V2
     },
 ];
 
 impl Layer<'_> {
-    /// What the configuration states about the rotation of a layer with or without keys of blocks, and whether it does
-    /// so by the names `main` and `compress`.
+    /// The rotary parameters that the configuration states for a layer with or without keys of blocks, and whether it
+    /// does so by the names `main` and `compress`.
     fn kind_of_rotation(&self, has_blocks: bool) -> Result<(Option<&Value>, bool)> {
         const KINDS: [&str; 2] = ["main", "compress"];
         let (stated, _) = self.stated_rotation(&INTERLEAVED)?;
@@ -235,12 +240,12 @@ impl Layer<'_> {
         let Some(all) = float("mscale_all_dim")?.filter(|all| *all != 0.0 && is_scaled) else { return Ok(None) };
         let factor =
             float("factor")?.ok_or_else(|| Error::config("factor", "none", "a number, beside mscale_all_dim"))?;
-        Ok(Some(if factor <= 1.0 { 1.0 } else { 0.1 * all * factor.ln() + 1.0 }))
+        Ok(Some(yarn_mscale(all, factor)))
     }
 
     /// Whether `share` of a whole query head is the `rope` elements that are rotated, and the family states it so.
     pub(super) fn is_share_of_latent(&self, share: f64, rope: usize) -> bool {
-        let states = self.family.latent.is_some_and(|row| row.states_share);
+        let states = self.family.latent().is_some_and(|row| row.states_share);
         let size = |key: &str| self.number(key).ok().flatten();
         let both = size("qk_nope_head_dim").zip(size("qk_rope_head_dim")).map(|(nope, rope)| nope + rope);
         states && size("head_dim").or(both).is_some_and(|head| (share * head as f64) as usize == rope)

@@ -1,64 +1,14 @@
 //! Applies a family's row to one attention layer: its `config.json` section and prefix become configuration and mask.
 
-use std::collections::BTreeSet;
-
 use serde_json::Value;
 
-use crate::attention::Differential;
 use crate::config::{AttentionConfig, CallInput, HeadNorm};
-use crate::ensure;
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale};
-use crate::families::heads::default_heads;
+use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale, StepRow};
 use crate::families::keys::RecordedSection;
 use crate::families::table::layer_family;
 use crate::io::{number, stated};
 use crate::position::{Alibi, AlibiFormula, GivenRotation, Position, RelativeSinusoids, RotaryStyle, T5RelativeBias};
-
-/// Keys for the number of heads, in order of precedence. They are tried for every family, so that unlisted ones load.
-const HEADS: [&str; 9] = [
-    "num_attention_heads_per_layer",
-    "num_attention_heads",
-    "n_heads",
-    "n_head",
-    "num_heads",
-    "attention_heads",
-    "resampler_n_heads",
-    "num_self_attention_heads",
-    "conf_num_attention_heads",
-];
-/// The most heads that a configuration may state. Slopes, norms and lists of pruned heads are computed for each, layer
-/// by layer, also if only headers are read. The largest published models have 128.
-const MAX_HEADS: usize = 4096;
-/// Keys that come first in the decoder or the encoder of a model that has both.
-const DECODER_HEADS: [&str; 3] =
-    ["decoder_attention_heads", "decoder_num_attention_heads", "decoder_self_attention_heads"];
-const ENCODER_HEADS: [&str; 2] = ["encoder_attention_heads", "encoder_num_attention_heads"];
-/// The key of a model with an encoder of speech beside one of text.
-const SPEECH_HEADS: &str = "speech_encoder_attention_heads";
-
-/// The key of Perceiver for those of its cross-attention.
-const PERCEIVER_CROSS_HEADS: &str = "num_cross_attention_heads";
-
-/// Components of the prefixes of parts that have no section of their own, each with its keys for heads and width.
-const PARTS: [(&str, [&str; 2]); 7] = [
-    ("memory_attention", ["memory_attention_num_attention_heads", "memory_attention_hidden_size"]),
-    ("channel_attn", ["num_groups", "dim_embed"]),
-    ("adapter", ["num_attention_heads", "hidden_size"]),
-    ("sequence_compressor_resampler", ["resampler_heads", ""]),
-    ("predictor", ["pred_num_attention_heads", "pred_hidden_size"]),
-    ("mit", ["mit_num_attention_heads", "mit_hidden_size"]),
-    ("prompts_generator", ["prompt_num_attention_heads", "prompt_hidden_size"]),
-];
-
-/// Whether a section of a `config.json` states a number of heads.
-pub(crate) fn states_heads(section: &Value) -> bool {
-    let keys = HEADS.iter().chain(&DECODER_HEADS).chain(&ENCODER_HEADS);
-    keys.into_iter().any(|key| section.get(key).is_some_and(|heads| !heads.is_null()))
-}
-
-/// The key for those of cross-attention, whose heads also have sizes of their own (Dia).
-pub(crate) const CROSS_HEADS: &str = "cross_num_attention_heads";
 
 /// Parts of the prefixes of cross-attention.
 pub(crate) const CROSS: [&str; 8] = [
@@ -72,7 +22,7 @@ pub(crate) const CROSS: [&str; 8] = [
     "second_sub_layer",
 ];
 
-/// What a checkpoint holds for a layer and no configuration states.
+/// Facts that a checkpoint shows of a layer and no configuration states.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LayerContents<'a> {
     /// Whether there are norms of queries and keys.
@@ -150,7 +100,7 @@ impl<'a> Layer<'a> {
         self.stated(key, "a text", Value::as_str)
     }
 
-    /// What `read` gives of a key that is neither absent nor null. A value of another kind is an error: a default in
+    /// The value of a key that is neither absent nor null, by `read`. A value of another kind is an error: a default in
     /// its place would be another model.
     pub(super) fn stated<T>(&self, key: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         stated(self.section.get(key), key, kind, read)
@@ -158,7 +108,12 @@ impl<'a> Layer<'a> {
 
     /// Whether the row lists a key that only some families read.
     pub(super) fn reads(&self, key: &str) -> bool {
-        self.family.reads.contains(&key)
+        self.family.own_keys.contains(&key)
+    }
+
+    /// Whether the row lists a value of a key that only some families read.
+    pub(super) fn reads_value(&self, key: &str, value: &str) -> bool {
+        self.family.own_keys.iter().any(|own| own.split_once('=') == Some((key, value)))
     }
 
     /// The value of a key that only some families read, if the row lists it.
@@ -166,7 +121,7 @@ impl<'a> Layer<'a> {
         self.reads(key).then(|| self.section.get(key)).flatten()
     }
 
-    /// The same for a key that counts something.
+    /// The value of a key that counts something, or its default in the family's config class.
     pub(super) fn number(&self, key: &str) -> Result<Option<usize>> {
         match self.section.get(key) {
             Some(_) => number(self.section.json, key),
@@ -174,129 +129,25 @@ impl<'a> Layer<'a> {
         }
     }
 
-    /// The number of heads of the unpruned layer, at most [`MAX_HEADS`].
-    pub fn heads(&self) -> Result<usize> {
-        let prefix = format!(".{}.", self.prefix);
-        let share = self.family.shares_of_heads.iter().find(|(part, _)| prefix.contains(&format!(".{part}.")));
-        let heads = self.stated_heads()? / share.map_or(1, |(_, divisor)| *divisor);
-        ensure!(heads <= MAX_HEADS, Error::config("num_attention_heads", heads, format!("at most {MAX_HEADS}")));
-        Ok(heads)
-    }
-
-    /// The keys for heads and width of the part that the layer is in, if the section has keys for it.
-    pub fn keys_of_part(&self) -> Option<[&'static str; 2]> {
-        let is_here =
-            |(part, [heads, _]): &&(&str, [&str; 2])| self.is_below(part) && self.section.get(heads).is_some();
-        PARTS.iter().find(is_here).map(|(_, keys)| *keys)
-    }
-
     /// Whether the prefix has this component.
     pub(super) fn is_below(&self, part: &str) -> bool {
         self.prefix.split('.').any(|component| component == part)
     }
 
-    fn stated_heads(&self) -> Result<usize> {
-        if let (true, Some(heads)) = (self.cross, self.number(CROSS_HEADS)?) {
-            return Ok(heads);
-        }
-        let by_prefix: &[&str] = match self.prefix {
-            _ if self.cross && self.section.get(PERCEIVER_CROSS_HEADS).is_some() => &[PERCEIVER_CROSS_HEADS],
-            prefix if prefix.contains("t2u_model") && prefix.contains("decoder") => &["t2u_decoder_attention_heads"],
-            prefix if prefix.contains("t2u_model") => &["t2u_encoder_attention_heads"],
-            prefix if prefix.contains("decoder") => &DECODER_HEADS,
-            prefix if prefix.contains("speech_encoder") => &[SPEECH_HEADS, ENCODER_HEADS[0], ENCODER_HEADS[1]],
-            prefix if prefix.contains("encoder") => &ENCODER_HEADS,
-            _ => &[],
-        };
-        // An encoder or a decoder alone needs no prefix to tell which it is.
-        let alone: &[&str] = match self.family.causal {
-            _ if DECODER_HEADS.iter().all(|key| self.section.get(key).is_none()) => &ENCODER_HEADS,
-            Causal::Always => &DECODER_HEADS,
-            _ => &[],
-        };
-        let own = self.own_sizes().map(|own| number(own, "num_attention_heads"));
-        if let Some(heads) = own.transpose()?.flatten() {
-            return Ok(heads);
-        }
-        if self.family.pools_queries {
-            return self.heads_of_stage();
-        }
-        let of_part = self.keys_of_part().map(|[heads, _]| heads);
-        for key in of_part.iter().chain(by_prefix).chain(&HEADS).chain(alone) {
-            // Swin has a number per stage.
-            let of_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
-            if let Some(heads) = of_stage.and_then(|heads| usize::try_from(heads).ok()) {
-                return Ok(heads);
-            }
-            if let Some(heads) = self.number(key)? {
-                return Ok(heads);
-            }
-        }
-        // BridgeTower's vision tower has as many heads as its width allows.
-        if let (Some(width), Some(d)) = (self.number("hidden_size")?, self.family.default("head_dim")) {
-            return Ok(width / d as usize);
-        }
-        let parts = DECODER_HEADS.iter().chain(&ENCODER_HEADS).find(|key| self.section.get(key).is_some());
-        let allowed = || match parts {
-            Some(key) => format!("a prefix with `encoder` or `decoder` in it, as the configuration states `{key}`"),
-            None => format!("one of {}", HEADS.join(", ")),
-        };
-        default_heads(self.model_type).ok_or_else(|| Error::config("num_attention_heads", "absent", allowed()))
-    }
-
-    /// The heads that the layer no longer has, by their indices in the unpruned model of `heads` heads, in ascending
-    /// order.
-    pub fn pruned_heads(&self, heads: usize) -> Result<Vec<usize>> {
-        let layers = self.stated("pruned_heads", "a list of heads for each layer", Value::as_object)?;
-        let Some(listed) = layers.and_then(|layers| layers.get(&self.index.to_string())) else {
-            return Ok(Vec::new());
-        };
-        let wrong = |expected: String| Error::value("config key `pruned_heads`", listed, expected);
-        let head =
-            |head: &Value| head.as_u64().and_then(|head| usize::try_from(head).ok()).filter(|head| *head < heads);
-        let list = listed.as_array().ok_or_else(|| wrong("a list of heads for each layer".to_string()))?;
-        let all = list.iter().map(head).collect::<Option<BTreeSet<usize>>>();
-        let all = all.ok_or_else(|| wrong(format!("heads below {heads}, the number of heads of the layer")))?;
-        ensure!(all.len() == list.len(), wrong("each head once".to_string()));
-        Ok(all.into_iter().collect())
-    }
-
-    /// Adds to `config`, which has the sizes, what the model does in this layer: scale, cap, norms, positions.
-    pub fn configure(&self, mut config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
-        let neighbors = self.value_convolution(config.value_convolution())?;
-        config = config.with_value_convolution(neighbors);
+    /// Adds to `config`, which has the sizes, what the model does in this layer: mechanisms, scale, positions, steps.
+    pub fn configure(&self, config: AttentionConfig, contents: &LayerContents) -> Result<AttentionConfig> {
         let d = config.resolved_head_dim();
-        if let (Some(latent), Some(row)) = (config.latent, self.family.latent) {
-            config.latent = Some(self.latent(&row, latent, &config)?);
-        }
+        let config = self.with_mechanisms(config, contents)?;
+        let mut config = config.with_requires(&self.required_inputs()?);
         config.scale = self.scale(d)?;
-        config.softcap = self.family.softcap.map(|key| self.float(key)).transpose()?.flatten();
-        if self.family.clip_qkv {
-            let beside = self.float("clip_qkv");
-            config = config.with_clip_qkv(self.nested_float("clip_qkv")?.map_or(beside, Ok)?);
-        }
-        config = config.with_between_channels(self.family.between_channels.is_some_and(|part| self.is_below(part)));
-        config = config.with_query_pool(if self.family.pools_queries { self.query_pool()? } else { None });
-        if self.family.differential {
-            let lambda_init = 0.8 - 0.6 * (-0.3 * self.index as f64).exp();
-            config = config.with_differential(Differential::new(lambda_init, self.norm_eps()?));
-        }
-        config = config.with_global_tokens(self.family.global_tokens && !self.cross && self.has_window()?);
-        let gate = self.output_gate(&config, contents.gate)?;
-        let max_keys = self.max_keys(&config, contents.indexer)?;
-        config = config.with_output_gate(gate).with_max_keys(max_keys);
-        if !self.cross || contents.context_norm {
-            config = config.with_context_norm(self.context_norm(contents.context_norm)?);
-        }
-        config.requires = self.required_inputs()?;
         config.model_type = self.family.model_types.iter().find(|name| **name == self.model_type).copied();
         // Cross-attention has none, and reads their keys as the other layers do.
         let position = self.position(config.sizes().head_dim, contents);
         if !self.cross || config.requires.contains(&CallInput::CosSin) {
-            config.position = position?;
+            config = config.with_position(position?);
         }
-        config.key_value_source = self.key_value_source(config.key_value_source)?;
-        config.steps = self.steps(contents.norms, config.key_value_source, d)?;
+        let steps = self.steps(contents.norms, config.key_value_source, d)?;
+        config = config.with_steps(steps);
         config.steps = config.steps_taken();
         let pruned = contents.pruned;
         if !pruned.is_empty() {
@@ -307,15 +158,14 @@ impl<'a> Layer<'a> {
         Ok(config)
     }
 
-    /// What each call has to give.
+    /// The inputs that each call has to give.
     fn required_inputs(&self) -> Result<Vec<CallInput>> {
-        let prefix = format!(".{}.", self.prefix);
         let mut inputs = Vec::new();
         for Required { input, below, from_layer, keys } in self.family.requires {
-            let below = below.is_none_or(|part| prefix.contains(&format!(".{part}.")));
+            let is_here = below.is_none_or(|part| self.is_below(part));
             let flags = keys.iter().map(|key| self.flag(key)).collect::<Result<Vec<_>>>()?;
             let is_on = flags.is_empty() || flags.iter().any(|flag| *flag != Some(false));
-            if below && is_on && self.index >= *from_layer {
+            if is_here && is_on && self.index >= *from_layer {
                 inputs.push(*input);
             }
         }
@@ -323,7 +173,7 @@ impl<'a> Layer<'a> {
     }
 
     /// The number at a key of the nested `attn_config` (MPT, DBRX), if it is stated there, perhaps as null.
-    fn nested_float(&self, key: &str) -> Result<Option<Option<f64>>> {
+    pub(super) fn nested_float(&self, key: &str) -> Result<Option<Option<f64>>> {
         let Some(keys) = self.stated("attn_config", "a set of parameters", Value::as_object)? else { return Ok(None) };
         match keys.get(key) {
             None => Ok(None),
@@ -369,10 +219,12 @@ impl<'a> Layer<'a> {
         Ok(HeadNorm::new(kind, over, self.norm_eps()?))
     }
 
-    /// What norms of queries, keys and values add to the variance.
+    /// The number that norms of queries, keys and values add to the variance.
     pub(super) fn norm_eps(&self) -> Result<f64> {
-        if let Some(eps) = self.family.qk_norm_eps {
-            return Ok(eps);
+        for step in self.family.steps {
+            if let StepRow::NormEps(eps) = *step {
+                return Ok(eps);
+            }
         }
         let keys = ["rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"];
         for key in keys {

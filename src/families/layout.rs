@@ -112,7 +112,7 @@ pub(crate) enum GateNames {
     BeforeQuery,
 }
 
-/// What a weight of a position scheme is for.
+/// The purpose of a weight of a position scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PositionRole {
     /// A table of biases.
@@ -121,7 +121,7 @@ pub(crate) enum PositionRole {
     Disentangled,
     /// Relative positions that queries are compared with, or a gate on biases. The name is that of the tensor.
     Relative,
-    /// The same, a projection that is a kernel `[in, heads, d]`.
+    /// A projection of relative positions, stored as a kernel `[in, heads, d]`.
     RelativeKernel,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct PositionName {
     pub role: PositionRole,
     /// The name in the scheme, or its beginning.
     pub scheme: &'static str,
-    /// The same in the layout.
+    /// The name in the layout, or its beginning.
     pub stored: &'static str,
 }
 
@@ -318,9 +318,9 @@ impl Layout {
         let others = others.filter_map(|names| renamed(parameter, names));
         let is_other = |name: &str| {
             // The norm between two projections of queries, which DeepSeek V4 calls as others call a norm of queries.
-            let of_latents =
+            let is_latent_norm =
                 matches!(self.qkv, QkvNames::Latent(LatentNames { q_a: Some((_, norm)), .. }) if *norm == name);
-            of_latents || name.split('.').any(|component| self.after.contains(&component))
+            is_latent_norm || name.split('.').any(|component| self.after.contains(&component))
         };
         let mut names = self.parameter_name(parameter).into_iter().chain(others).filter(|name| !is_other(name));
         names.find(|name| holds(name) || holds(&name_of_head(name, 0)))
@@ -351,7 +351,7 @@ pub(crate) fn name_of_head(name: &str, head: usize) -> String {
 
 /// The beginning of a name that stands beside the prefix of the layer, one component above the others.
 pub(crate) const BESIDE: &str = "../";
-/// What chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
+/// The module that chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
 pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
@@ -393,7 +393,7 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
 ];
 /// The projections of groups of heads: this crate's own name, and DeepSeek V4's.
 pub(crate) const GROUPS: [&str; 2] = ["o_a_proj", "wo_a"];
-/// What keys of blocks of tokens are made with (DeepSeek V4).
+/// The module that makes keys of blocks of tokens (DeepSeek V4).
 pub(crate) const BLOCKS: &str = "compressor";
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
 pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";

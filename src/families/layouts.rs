@@ -102,11 +102,11 @@ const DEEPSEEK: LatentNames = LatentNames {
     kv_a_norm: "kv_a_layernorm.weight",
     kv_b: linear!("kv_b_proj"),
 };
-/// The same with one projection of the queries.
+/// Latent attention with one projection of the queries.
 const DEEPSEEK_LITE: LatentNames = LatentNames { q_a: None, q: linear!("q_proj"), ..DEEPSEEK };
 /// Latents that are the one key and value of all heads, by this crate's own names.
 const MULTI_QUERY: LatentNames = LatentNames { kv_b: LinearNames::ABSENT, ..DEEPSEEK };
-/// The same in DeepSeek V4.
+/// Latents that are the one key and value of all heads, in DeepSeek V4.
 const DEEPSEEK_V4: LatentNames = LatentNames {
     q_a: Some((linear!("wq_a"), "q_norm.weight")),
     q: linear!("wq_b"),
@@ -114,7 +114,7 @@ const DEEPSEEK_V4: LatentNames = LatentNames {
     kv_a_norm: "kv_norm.weight",
     kv_b: LinearNames::ABSENT,
 };
-/// The same as transformers writes them.
+/// The latents of DeepSeek V4 as transformers writes them.
 const DEEPSEEK_V4_SAVED: LatentNames = LatentNames { kv_a_norm: "norm.weight", ..DEEPSEEK_V4 };
 const DEEPSEEK_V4_PARAMETERS: &[(&str, &str)] = &[
     (SINKS, SINK_NAMES[4]),

@@ -6,6 +6,7 @@
 //! checkpoint names and stores the weights is a table of its own, [`layouts`]: many families share a layout, and
 //! checkpoints without any `config.json` can still be read.
 
+pub(crate) mod config_classes;
 mod decoders;
 #[cfg(test)]
 mod defaults_tests;
@@ -14,18 +15,18 @@ mod encoder_decoders;
 mod encoders;
 mod family;
 mod gated;
-mod heads;
+pub(crate) mod heads;
 pub(crate) mod keys;
-pub(crate) mod known;
 mod latent;
 pub(crate) mod layer;
 pub(crate) mod layout;
 pub(crate) mod layouts;
-mod output_stage;
+mod mechanisms;
 mod patches;
 mod positions;
 mod relative;
 mod rotary;
+mod rotary_scaling;
 mod speech;
 mod stepped;
 mod steps;

@@ -199,7 +199,7 @@ impl Layer<'_> {
     /// Rows and columns of patches, if the configuration states image and patch sizes.
     fn grid(&self) -> Result<Option<[usize; 2]>> {
         let pair = |keys: [&str; 2]| Ok::<_, Error>(self.pair(keys[0])?.or(self.pair(keys[1])?));
-        if self.family.stages {
+        if self.family.head_sizes.is_per_stage() {
             // The grid is that of a window, which is smaller than stated for a small image; the table has its size.
             return Ok(None);
         }

@@ -33,10 +33,11 @@ pub(crate) enum LayerPositions {
     ComputedBias { shrinks: bool },
     /// Projected sinusoids of distances (Parakeet).
     RelativeSinusoids,
-    /// The same, and segments, as XLNet has them.
+    /// Projected sinusoids of distances, and segments (XLNet).
     SegmentSinusoids,
-    /// The same as the Universal Speech Model has them; the key for tokens after a query in its window, which has none,
-    /// and the key for the size of the chunks, if distances are counted from half of what a chunk sees.
+    /// Projected sinusoids of distances as the Universal Speech Model has them: the key for tokens after a query in its
+    /// window, which has none, and the key for the size of the chunks, if distances are counted from half of what a
+    /// chunk sees.
     LocalSinusoids { right: &'static str, chunk: Option<&'static str> },
     /// In layers of Conformers but those of an adapter, as the key `position_embeddings_type` says; its default.
     Conformer(&'static str),
@@ -99,7 +100,7 @@ pub(crate) struct RotaryRow {
     pub least_of_projection: Option<usize>,
     /// The base of the wavelengths if the configuration is silent.
     pub theta: f64,
-    /// The same for layers with a sliding window, if it differs.
+    /// The base for layers with a sliding window, if it differs.
     pub window_theta: Option<f64>,
     /// Whether context-extension scaling also applies to layers with a sliding window.
     pub scales_windowed: bool,
@@ -166,14 +167,30 @@ pub(crate) const ROTARY: RotaryRow = RotaryRow {
     required_in_config: false,
 };
 
-/// The same as configurations state it for each kind of layer, with another base for windows.
-pub(crate) const OF_KINDS: RotaryRow = RotaryRow { window_theta: Some(10_000.0), required_in_config: true, ..ROTARY };
+/// Rotary positions that configurations state for each kind of layer, with another base for windows.
+pub(crate) const ROTARY_PER_KIND: RotaryRow =
+    RotaryRow { window_theta: Some(10_000.0), required_in_config: true, ..ROTARY };
 
-/// The same as Gemma 3 has it, where a configuration may be silent: context-extension scaling is not for windows.
+/// Rotary positions of Gemma 3, on which a configuration may be silent: context-extension scaling is not for windows.
 pub(crate) const GEMMA_ROTARY: RotaryRow =
     RotaryRow { theta: 1_000_000.0, window_theta: Some(10_000.0), scales_windowed: false, ..ROTARY };
 
-/// Rotation by row and column of patches: what families do differently.
+/// Llama's rotary positions with another base.
+pub(crate) const fn theta(theta: f64) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { theta, ..ROTARY })
+}
+
+/// Llama's rotary positions on a share of each head, if the configuration states no other.
+pub(crate) const fn share(share: f64) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { share: Some(share), ..ROTARY })
+}
+
+/// Llama's rotary positions with M-RoPE.
+pub(crate) const fn mrope(theta: f64, order: Mrope) -> LayerPositions {
+    LayerPositions::Rotary(RotaryRow { theta, mrope: Some(order), ..ROTARY })
+}
+
+/// Rotation by row and column of patches, as far as families differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PatchRotaryRow {
     /// How rows and columns share the wavelengths.

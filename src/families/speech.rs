@@ -3,8 +3,8 @@
 use crate::config::CallInput;
 use crate::families::decoders::LLAMA;
 use crate::families::family::{
-    BART, BASE, Causal, Family, LayerPositions, OWN, QueryFactor, ROTARY, Required, RotaryLayers, RotaryRow, Scale,
-    Sides, StepsRow, Window, WindowLayers,
+    BART, BASE, Causal, Family, HeadsKey, LayerPositions, Mechanism, OWN, QueryFactor, ROTARY, Required, RotaryLayers,
+    RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, share,
 };
 
 /// Every token sees every other; positions are added to the input.
@@ -37,7 +37,7 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["fun_asr_nano_encoder"],
         layouts: OWN,
-        reads: &["fsmn_kernel_size"],
+        mechanisms: &[Mechanism::ValueConvolution("fsmn_kernel_size")],
         defaults: &[("fsmn_kernel_size", 11.0)],
         ..PLAIN
     },
@@ -61,7 +61,7 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["nemotron_asr_streaming_encoder"],
         layouts: OWN,
-        ignores: &["sliding_window"],
+        ignored_keys: &["sliding_window"],
         positions: LayerPositions::RelativeSinusoids,
         requires: MASK,
         ..PLAIN
@@ -82,8 +82,8 @@ pub(crate) const SPEECH: &[Family] = &[
         window: Window { key: "conf_attention_context_left", ..STREAM.window },
         positions: LayerPositions::LocalSinusoids { right: "conf_attention_context_right", chunk: None },
         scale: Scale::One,
-        softcap: Some("conf_attention_logit_cap"),
-        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
+        mechanisms: &[Mechanism::Softcap("conf_attention_logit_cap")],
+        steps: &[StepRow::QueryFactor(QueryFactor::Softplus)],
         defaults: &[
             ("conf_num_attention_heads", 8.0),
             ("conf_attention_context_left", 13.0),
@@ -98,8 +98,8 @@ pub(crate) const SPEECH: &[Family] = &[
         window: Window { key: "attention_context_left", sides: Sides::OneMore, ..STREAM.window },
         positions: LayerPositions::LocalSinusoids { right: "attention_context_right", chunk: Some("attention_chunk_size") },
         scale: Scale::One,
-        softcap: Some("attention_logit_cap"),
-        steps: StepsRow { query_factor: QueryFactor::Softplus, key_factor: Some(KEY_FACTOR), ..BASE.steps },
+        mechanisms: &[Mechanism::Softcap("attention_logit_cap")],
+        steps: &[StepRow::QueryFactor(QueryFactor::Softplus), StepRow::KeyFactor(KEY_FACTOR)],
         defaults: &[
             ("attention_context_left", 13.0),
             ("attention_chunk_size", 12.0),
@@ -150,17 +150,8 @@ pub(crate) const SPEECH: &[Family] = &[
         requires: &[Required::new(CallInput::ScoreBias { scaled: false })],
         ..PLAIN
     },
-    Family {
-        model_types: &["glmasr_encoder"],
-        layouts: OWN,
-        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
-        ..PLAIN
-    },
-    Family {
-        model_types: &["dots3_note_audio_encoder"],
-        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
-        ..PLAIN
-    },
+    Family { model_types: &["glmasr_encoder"], layouts: OWN, positions: share(0.5), ..PLAIN },
+    Family { model_types: &["dots3_note_audio_encoder"], positions: share(0.5), ..PLAIN },
     Family {
         model_types: &["moonshine"],
         layouts: OWN,
@@ -171,9 +162,9 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"],
         layouts: &["candle-attention", "nemotron-speech"],
-        positions: LayerPositions::Rotary(RotaryRow { share: Some(0.5), ..ROTARY }),
+        positions: share(0.5),
         qk_norm: BASE.qk_norm,
-        qk_norm_eps: Some(1e-5),
+        steps: &[StepRow::NormEps(1e-5)],
         ..PLAIN
     },
     Family { model_types: &["lasr_encoder"], layouts: OWN, positions: LayerPositions::Rotary(ROTARY), ..PLAIN },
@@ -187,6 +178,7 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family {
         model_types: &["dia_decoder"],
+        heads: &[HeadsKey::part(&["cross_attention"], "cross_num_attention_heads", "hidden_size")],
         layouts: OWN,
         causal: Causal::Always,
         positions: LayerPositions::Rotary(ROTARY),
@@ -255,7 +247,7 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["kyutai_speech_to_text"],
         layouts: &["inner-linear"],
-        ignores: &["sliding_window"],
+        ignored_keys: &["sliding_window"],
         note: Some(
             "the layer has no window: in the model, the cache keeps the keys of the last `sliding_window` tokens",
         ),

@@ -4,20 +4,20 @@
 use crate::config::CallInput;
 use crate::families::decoders::{DECODER, EVERYWHERE, QWEN3, rotary, windows};
 use crate::families::family::{
-    BASE, Causal, Family, GEMMA_ROTARY, HeadSizes, IMAGES, LayerPositions, OF_KINDS, OWN, QueryFactor, ROTARY,
-    Required, RotaryLayers, RotaryRow, Scale, StepsRow, WeightlessNorm, WindowLayers,
+    Causal, Family, GEMMA_ROTARY, HeadSizes, IMAGES, LayerPositions, Mechanism, OWN, QueryFactor, ROTARY,
+    ROTARY_PER_KIND, Required, RotaryLayers, RotaryRow, Scale, StepRow, Window, WindowLayers,
 };
 
 /// Gemma 3n and later: norms of values without weights, no factor on the scores, layers that share keys and values.
 const GEMMA3N: Family = Family {
     layouts: &["candle-attention", "shared-keys"],
     // Which its files state and its model does not use.
-    ignores: &["query_pre_attn_scalar"],
+    ignored_keys: &["query_pre_attn_scalar"],
     window: windows(WindowLayers::AllButLastOf { key: None, default: 5 }),
     positions: LayerPositions::Rotary(GEMMA_ROTARY),
     scale: Scale::One,
-    steps: StepsRow { value_norm: true, ..BASE.steps },
-    shares_keys: true,
+    steps: &[StepRow::ValueNorm],
+    mechanisms: &[Mechanism::SharedKeys],
     defaults: &[
         ("sliding_window", 512.0),
         ("num_kv_shared_layers", 15.0),
@@ -36,12 +36,12 @@ const UNIFIED_DEFAULTS: &[(&str, f64)] = &[
 ];
 const GEMMA4: Family = Family {
     layouts: &["candle-attention", "keys-as-values", "shared-keys"],
-    reads: &["proportional"],
-    ignores: &[],
+    own_keys: &["rope_type=proportional"],
+    ignored_keys: &[],
     causal: Causal::UnlessAllBidirectional,
     window: windows(WindowLayers::AllButLastOf6AndLast),
-    positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..OF_KINDS }),
-    keys_as_values: Some("attention_k_eq_v"),
+    positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..ROTARY_PER_KIND }),
+    mechanisms: &[Mechanism::KeysAsValuesIf("attention_k_eq_v"), Mechanism::SharedKeys],
     head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
     defaults: GEMMA4_DEFAULTS,
     note: Some(IMAGES),
@@ -49,10 +49,9 @@ const GEMMA4: Family = Family {
 };
 const ASSISTANT: Family = Family {
     // The model makes its own masks.
-    ignores: &["use_bidirectional_attention"],
+    ignored_keys: &["use_bidirectional_attention"],
     causal: Causal::Never,
-    drafts: true,
-    masks_text: true,
+    mechanisms: &[Mechanism::KeysAsValuesIf("attention_k_eq_v"), Mechanism::SharedKeys, Mechanism::KeysOfOtherModel],
     requires: &[Required::new(CallInput::Positions)],
     note: Some("keys and values are those of the last layer of its kind in the model that it drafts for"),
     ..GEMMA4
@@ -60,8 +59,8 @@ const ASSISTANT: Family = Family {
 /// HunYuan: norms after the rotation, whose base its files multiply by a power of `alpha`.
 const HUNYUAN: Family = Family {
     layouts: &["hunyuan"],
-    reads: &["alpha"],
-    steps: StepsRow { norm_after_rotation: true, ..BASE.steps },
+    own_keys: &["alpha"],
+    steps: &[StepRow::NormsAfterRotation],
     defaults: &[("rms_norm_eps", 1e-5)],
     ..QWEN3
 };
@@ -77,8 +76,7 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["diffusion_gemma_text"],
         layouts: &["candle-attention", "keys-as-values"],
-        shares_keys: false,
-        keys_as_values: Some(""),
+        mechanisms: &[Mechanism::KeysAsValues],
         head_sizes: HeadSizes::Global { switch: None },
         note: Some("the mask is the encoder's: the decoder's tokens, after those in its cache, see one another, too"),
         ..GEMMA4
@@ -87,10 +85,9 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["embedding_gemma2_text"],
         layouts: OWN,
-        reads: &[],
+        own_keys: &[],
         causal: Causal::Never,
-        shares_keys: false,
-        keys_as_values: None,
+        mechanisms: &[],
         head_sizes: HeadSizes::Global { switch: None },
         positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, window_theta: Some(10_000.0), ..ROTARY }),
         defaults: &[
@@ -105,18 +102,17 @@ pub(crate) const STEPPED: &[Family] = &[
     Family { model_types: &["hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"], ..HUNYUAN },
     Family {
         model_types: &["nanochat"],
-        steps: StepsRow { norm_after_rotation: true, weightless_norm: WeightlessNorm::Always, ..BASE.steps },
+        steps: &[StepRow::NormsAfterRotation, StepRow::WeightlessNorms],
         ..rotary(RotaryRow { reversed: true, ..ROTARY })
     },
     Family {
         model_types: &["llama4_text"],
-        steps: StepsRow {
-            norm_after_rotation: true,
-            weightless_norm: WeightlessNorm::IfRotated,
-            query_factor: QueryFactor::Llama4,
-            ..BASE.steps
-        },
-        chunks: Some("attention_chunk_size"),
+        window: Window { key: "attention_chunk_size", ..windows(WindowLayers::Chunks) },
+        steps: &[
+            StepRow::NormsAfterRotation,
+            StepRow::WeightlessNormsIfRotated,
+            StepRow::QueryFactor(QueryFactor::Llama4),
+        ],
         defaults: &[
             ("rms_norm_eps", 1e-5),
             ("no_rope_layer_interval", 4.0),
@@ -129,15 +125,15 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["ministral3"],
         window: EVERYWHERE,
-        steps: StepsRow { query_factor: QueryFactor::RopeBeta, ..BASE.steps },
+        steps: &[StepRow::QueryFactor(QueryFactor::RopeBeta)],
         ..rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY })
     },
     Family {
         model_types: &["mimo_v2_flash"],
         layouts: &["candle-attention", "mimo"],
-        reads: &["sliding_window_size"],
+        own_keys: &["sliding_window_size"],
         window: windows(WindowLayers::AllButFirstAndLastOf6),
-        steps: StepsRow { value_factor: Some("attention_value_scale"), ..BASE.steps },
+        steps: &[StepRow::ValueFactor("attention_value_scale")],
         head_sizes: HeadSizes::WindowsDoubleKeys,
         defaults: &[("sliding_window", 129.0), ("attention_value_scale", 0.707)],
         ..rotary(RotaryRow { share: Some(0.334), theta: 5_000_000.0, window_theta: Some(10_000.0), ..ROTARY })
@@ -146,13 +142,13 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["timesfm"],
         scale: Scale::One,
-        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
+        steps: &[StepRow::QueryFactor(QueryFactor::Softplus)],
         ..DECODER
     },
     Family {
         model_types: &["timesfm2_5"],
         scale: Scale::One,
-        steps: StepsRow { norm_after_rotation: true, query_factor: QueryFactor::Softplus, ..BASE.steps },
+        steps: &[StepRow::NormsAfterRotation, StepRow::QueryFactor(QueryFactor::Softplus)],
         ..QWEN3
     },
 ];

@@ -17,41 +17,33 @@ use crate::families::layout::Layout;
 use crate::families::layouts::LAYOUTS;
 use crate::families::speech::SPEECH;
 use crate::families::stepped::STEPPED;
-use crate::families::unsupported::UNSUPPORTED;
+use crate::families::unsupported::{unsupported_reason, unsupported_types};
 use crate::families::vision::VISION;
 
-/// Every row, in the order of the lookup.
+/// Every row.
+#[rustfmt::skip]
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
-    [
-        ENCODERS,
-        TEXT_ENCODERS,
-        DECODERS,
-        STEPPED,
-        GATED,
-        LATENT,
-        ENCODER_DECODERS,
-        VISION,
-        DETECTORS,
-        SPEECH,
-        UNSUPPORTED,
-    ]
-    .into_iter()
-    .flatten()
+    let all = [
+        ENCODERS, TEXT_ENCODERS, DECODERS, STEPPED, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH,
+    ];
+    all.into_iter().flatten()
+}
+
+/// Every `model_type` that is listed: those of rows, and those that cannot run.
+pub(crate) fn model_types() -> impl Iterator<Item = &'static str> {
+    families().flat_map(|family| family.model_types).copied().chain(unsupported_types())
 }
 
 /// The row of an attention layer of this `model_type`.
 ///
 /// # Errors
-/// [`Error::UnknownFamily`] if no table lists it; [`Error::UnsupportedFamily`] if its row says that it cannot run.
+/// [`Error::UnknownFamily`] if no table lists it; [`Error::UnsupportedFamily`] if it is listed as one that cannot run.
 pub(crate) fn layer_family(model_type: Option<&str>) -> Result<&'static Family> {
-    let listed = |name| families().find(|family| family.model_types.contains(&name));
-    match model_type.and_then(|name| Some((name, listed(name)?))) {
-        Some((name, Family { unsupported: Some(why), .. })) => {
-            Err(Error::UnsupportedFamily { model_type: name.to_string(), why: (*why).to_string() })
-        }
-        Some((_, family)) => Ok(family),
-        None => Err(unknown_family(model_type)),
+    let Some(name) = model_type else { return Err(unknown_family(None)) };
+    if let Some(why) = unsupported_reason(name) {
+        return Err(Error::UnsupportedFamily { model_type: name.to_string(), why: why.to_string() });
     }
+    families().find(|family| family.model_types.contains(&name)).ok_or_else(|| unknown_family(model_type))
 }
 
 /// The layout in which a family of this `model_type` publishes its layers: the one to write a new layer in, with
@@ -73,7 +65,7 @@ pub fn layout_of(model_type: &str) -> Result<&'static Layout> {
     Ok(family.known_layouts().next().unwrap_or(&LAYOUTS[0]))
 }
 
-/// What layers of a layout have in all families that publish it, and no weight shows.
+/// Facts that hold for the layers of a layout in all families that publish it, and that no weight shows.
 pub(crate) struct Unseen {
     /// The `model_type` of a family, if all of them have positions of this kind.
     pub positions: Option<&'static str>,
@@ -83,7 +75,7 @@ pub(crate) struct Unseen {
 
 impl Unseen {
     pub(crate) fn in_layout(layout: &Layout) -> Self {
-        let all = || families().filter(|row| row.unsupported.is_none() && row.layouts.contains(&layout.name));
+        let all = || families().filter(|row| row.layouts.contains(&layout.name));
         let first = all().next().map(|family| family.model_types[0]);
         Self {
             positions: first.filter(|_| all().all(|family| !family.positions.are_in_weights())),
@@ -132,8 +124,8 @@ impl Family {
     /// # Errors
     /// [`Error::UnsupportedFamily`].
     pub(super) fn check_part(&self, model_type: &str, prefix: &str) -> Result<()> {
-        let prefix = format!(".{prefix}.");
-        match self.unsupported_parts.iter().find(|(part, _)| prefix.contains(&format!(".{part}."))) {
+        let is_below = |part: &str| prefix.split('.').any(|component| component == part);
+        match self.unsupported_parts.iter().find(|(part, _)| is_below(part)) {
             Some((part, why)) => {
                 let why = format!("layers below `{part}` have {why}");
                 Err(Error::UnsupportedFamily { model_type: model_type.to_string(), why })
@@ -145,12 +137,24 @@ impl Family {
 
 /// Whether a table lists this `model_type`.
 pub(crate) fn is_listed(model_type: &str) -> bool {
-    families().any(|family| family.model_types.contains(&model_type))
+    model_types().any(|listed| listed == model_type)
 }
+
+/// Models that mask their text in their own way, so that the section of the text is of the whole model's row, whatever
+/// family it states.
+const MASK_THEIR_TEXT: &[&str] = &[
+    "gemma3",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+    "grounding-dino",
+    "mm-grounding-dino",
+    "paligemma",
+    "shieldgemma2",
+];
 
 /// Whether the section of the text of this model is of the whole model's row.
 pub(crate) fn masks_text(model_type: &str) -> bool {
-    families().any(|family| family.masks_text && family.model_types.contains(&model_type))
+    MASK_THEIR_TEXT.contains(&model_type)
 }
 
 /// Models that state the `model_type` of another one: that, a key and its value that tell them apart, and the row by
@@ -175,8 +179,8 @@ pub fn resolved_model_type(config: &Map<String, Value>) -> Option<&str> {
 /// The class that runs the model of this `config.json`: the one that `auto_map` names in code beside the checkpoint,
 /// else the first of `architectures`.
 pub fn model_class(config: &Map<String, Value>) -> Option<&str> {
-    let of_code = config.get("auto_map").and_then(|map| map.get("AutoModel"));
-    let class = of_code.or_else(|| config.get("architectures").and_then(|all| all.get(0))).and_then(Value::as_str)?;
+    let own_code = config.get("auto_map").and_then(|map| map.get("AutoModel"));
+    let class = own_code.or_else(|| config.get("architectures").and_then(|all| all.get(0))).and_then(Value::as_str)?;
     class.rsplit('.').next()
 }
 
@@ -185,7 +189,7 @@ fn unknown_family(model_type: Option<&str>) -> Error {
     /// No family has so long a name, and none is like one.
     const LONGEST: usize = 64;
     let near = |name: &str| {
-        let names: BTreeSet<&str> = families().flat_map(|family| family.model_types).copied().collect();
+        let names: BTreeSet<&str> = model_types().collect();
         let mut names: Vec<(usize, &str)> = names.into_iter().map(|known| (edits(name, known), known)).collect();
         names.sort_unstable();
         // Names that share most of their letters.

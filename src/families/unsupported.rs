@@ -1,50 +1,52 @@
-//! Families that this version cannot run as their own models do, each with the reason.
+//! Families that this version cannot run as their own models do.
 
-use crate::families::family::{BASE, Family};
+/// Values of `model_type`, each with the reason.
+#[rustfmt::skip]
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("neomme", "a part of the context along each token's own value that is taken away"),
+    ("doge", "a mask that is computed from the values"),
+    ("jetmoe", "a mixture of experts in place of the projections"),
+    ("moshi", "projections for each codebook"),
+    ("moshi_depth", "projections for each codebook"),
+    ("efficientloftr", "queries and keys that are pooled by convolutions, and rotation of a grid"),
+    ("hiera", "queries that are pooled over a sequence in which windows alternate"),
+    ("esmfold2", "biases of pairs, and rotation by places in space"),
+    ("informer", "attention of a part of the queries, or halved sequences"),
+    ("autoformer", "correlation of whole sequences in place of attention"),
+    ("dinat", "attention to neighbors on a grid"),
+    ("mobilevitv2", "scores of single tokens in place of those of pairs"),
+    ("swiftformer", "additive attention of a global query"),
+    ("cvt", "convolutions in place of the projections"),
+    ("levit", "convolutions in place of the projections"),
+    ("rwkv", "a recurrent state in place of scores"),
+    ("dory", "norms of unit length, and a learned factor on each element of queries after the rotation"),
+    ("inkling_text", "convolutions of keys and values along the sequence"),
+    ("inkling2_text", "convolutions of keys and values along the sequence"),
+    ("inkling2_loop_text", "convolutions of keys and values along the sequence"),
+    ("zaya", "convolutions of keys and values along the sequence"),
+    ("timm_wrapper", "a model of timm: layers are read from timm's own files, as of the family `timm`"),
+    ("timm_backbone", "a model of timm: layers are read from timm's own files, as of the family `timm`"),
+    ("gemma3n_vision", "a model of timm: layers are read from timm's own files, as of the family `timm`"),
+    ("mra", "attention to a part of the tokens, or an approximation of attention"),
+    ("nystromformer", "attention to a part of the tokens, or an approximation of attention"),
+    ("reformer", "attention to a part of the tokens, or an approximation of attention"),
+    ("yoso", "attention to a part of the tokens, or an approximation of attention"),
+    ("funnel", "relative positions of their own, and pooled or repeated sequences"),
+    ("prophetnet", "n-gram streams"),
+    ("convbert", "convolutions beside the heads"),
+    ("lilt", "text and layout in two streams whose scores add"),
+    ("bros", "queries that are compared with the distances of boxes on the page"),
+    ("axk2", "queries and gates of normalized and other latents together"),
+    ("dots3_note_text", "a norm of the rotated key, and sizes of latents per layer"),
+    ("mistral_large4_text", "latents of another layer, and a learned factor on the queries"),
+];
 
-/// A row that only says why.
-const fn unsupported(model_types: &'static [&'static str], why: &'static str) -> Family {
-    Family { model_types, unsupported: Some(why), ..BASE }
+/// Every `model_type` of such a family.
+pub(super) fn unsupported_types() -> impl Iterator<Item = &'static str> {
+    UNSUPPORTED.iter().map(|(model_type, _)| *model_type)
 }
 
-#[rustfmt::skip]
-pub(crate) const UNSUPPORTED: &[Family] = &[
-    unsupported(&["neomme"], "a part of the context along each token's own value that is taken away"),
-    unsupported(&["doge"], "a mask that is computed from the values"),
-    unsupported(&["jetmoe"], "a mixture of experts in place of the projections"),
-    unsupported(&["moshi", "moshi_depth"], "projections for each codebook"),
-    unsupported(&["efficientloftr"], "queries and keys that are pooled by convolutions, and rotation of a grid"),
-    unsupported(&["hiera"], "queries that are pooled over a sequence in which windows alternate"),
-    unsupported(&["esmfold2"], "biases of pairs, and rotation by places in space"),
-    unsupported(&["informer"], "attention of a part of the queries, or halved sequences"),
-    unsupported(&["autoformer"], "correlation of whole sequences in place of attention"),
-    unsupported(&["dinat"], "attention to neighbors on a grid"),
-    unsupported(&["mobilevitv2"], "scores of single tokens in place of those of pairs"),
-    unsupported(&["swiftformer"], "additive attention of a global query"),
-    unsupported(&["cvt", "levit"], "convolutions in place of the projections"),
-    unsupported(&["rwkv"], "a recurrent state in place of scores"),
-    unsupported(
-        &["dory"],
-        "norms of unit length, and a learned factor on each element of queries after the rotation",
-    ),
-    unsupported(
-        &["inkling_text", "inkling2_text", "inkling2_loop_text", "zaya"],
-        "convolutions of keys and values along the sequence",
-    ),
-    unsupported(
-        &["timm_wrapper", "timm_backbone", "gemma3n_vision"],
-        "a model of timm: layers are read from timm's own files, as of the family `timm`",
-    ),
-    unsupported(
-        &["mra", "nystromformer", "reformer", "yoso"],
-        "attention to a part of the tokens, or an approximation of attention",
-    ),
-    unsupported(&["funnel"], "relative positions of their own, and pooled or repeated sequences"),
-    unsupported(&["prophetnet"], "n-gram streams"),
-    unsupported(&["convbert"], "convolutions beside the heads"),
-    unsupported(&["lilt"], "text and layout in two streams whose scores add"),
-    unsupported(&["bros"], "queries that are compared with the distances of boxes on the page"),
-    unsupported(&["axk2"], "queries and gates of normalized and other latents together"),
-    unsupported(&["dots3_note_text"], "a norm of the rotated key, and sizes of latents per layer"),
-    unsupported(&["mistral_large4_text"], "latents of another layer, and a learned factor on the queries"),
-];
+/// Why this version cannot run a family.
+pub(super) fn unsupported_reason(model_type: &str) -> Option<&'static str> {
+    UNSUPPORTED.iter().find(|(name, _)| *name == model_type).map(|(_, why)| *why)
+}

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::families::family::{Causal, LayerPositions, RotaryLayers, Sides, WindowLayers};
+use crate::families::family::{Causal, LayerPositions, RotaryLayers, Sides, Window, WindowLayers};
 use crate::families::layer::Layer;
 use crate::mask::AttentionMask;
 
@@ -15,7 +15,7 @@ const CHUNKED: &str = "chunked_attention";
 const OTHER_KINDS: [&str; 7] = ["linear_attention", "mamba", "conv", "recurrent", "moe", "mlp", "rnn"];
 
 impl<'a> Layer<'a> {
-    /// What a key that is a list with an entry per layer states for this layer.
+    /// The entry for this layer at a key that is a list with one for each layer.
     pub(super) fn listed(&self, key: &str) -> Option<&'a Value> {
         self.section.get(key).and_then(|layers| layers.get(self.index))
     }
@@ -70,9 +70,10 @@ impl<'a> Layer<'a> {
         let Some(kind) = self.listed("layer_types").and_then(Value::as_str) else { return Ok(None) };
         let counts = !matches!(
             self.family.window.layers,
-            WindowLayers::None | WindowLayers::All { .. } | WindowLayers::ListedLocal
+            WindowLayers::None | WindowLayers::Chunks | WindowLayers::All { .. } | WindowLayers::ListedLocal
         );
-        let unknown = kind == CHUNKED && self.family.chunks.is_none() || counts && !ATTENTION_KINDS.contains(&kind);
+        let has_chunks = self.family.window.layers == WindowLayers::Chunks;
+        let unknown = kind == CHUNKED && !has_chunks || counts && !ATTENTION_KINDS.contains(&kind);
         if OTHER_KINDS.contains(&kind) || unknown {
             let expected = format!("one of {}", ATTENTION_KINDS.join(", "));
             return Err(Error::value(format!("`layer_types` of layer {}", self.index), kind, expected));
@@ -105,7 +106,7 @@ impl<'a> Layer<'a> {
             first => Ok(first.unwrap_or(usize::MAX)),
         };
         Ok(match self.family.window.layers {
-            WindowLayers::None | WindowLayers::Listed => false,
+            WindowLayers::None | WindowLayers::Chunks | WindowLayers::Listed => false,
             WindowLayers::Below(part) => self.is_below(part),
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
             WindowLayers::All { switch } => (!switch || switched()?) && self.stated_width()?.is_some(),
@@ -202,7 +203,7 @@ impl<'a> Layer<'a> {
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
             Causal::IfDecoder => is_decoder? == Some(true),
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
-            Causal::Below(component) => self.prefix.split('.').any(|part| part == component),
+            Causal::Below(component) => self.is_below(component),
             Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
         };
         // transformers: `create_causal_mask` falls back to a mask for both directions.
@@ -243,7 +244,7 @@ impl<'a> Layer<'a> {
 
     /// The size of the chunks inside which the layer attends, if it does.
     fn chunk_size(&self) -> Result<Option<usize>> {
-        let Some(key) = self.family.chunks else { return Ok(None) };
+        let Window { layers: WindowLayers::Chunks, key, .. } = self.family.window else { return Ok(None) };
         let size = self.number(key)?.filter(|size| *size > 0);
         let chunked = match self.listed("layer_types").and_then(Value::as_str) {
             Some(kind) => kind == CHUNKED,

@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, LATENTS, LayerPositions, OWN, PATCH_ROTARY, PREDICTED, PatchRotaryRow, PatchWindows,
-    QueryFactor, ROTARY, Required, RotaryRow, Scale, StepsRow, WeightlessNorm,
+    BART, BASE, Causal, Family, HeadSizes, HeadsKey, LATENTS, LayerPositions, Mechanism, OWN, PATCH_ROTARY, PREDICTED,
+    PatchRotaryRow, PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepRow, theta,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -15,7 +15,7 @@ const TIMM: &[&str] = &["timm"];
 /// Towers of CLIP's kind as transformers has them; OpenCLIP's, and heads of SigLIP, are modules of torch; then timm's.
 const CLIP: &[&str] = &["bart", "torch", "timm", "timm-pool"];
 
-/// The same, and that of Cosmos.
+/// Layouts of towers, and that of Cosmos.
 const TOWERS: &[&str] = &["bart", "torch", "timm", "timm-pool", "cosmos-vision"];
 
 /// A part that adds its positions to its input, and in which every token sees every other.
@@ -40,7 +40,7 @@ const GIVEN: Family = Family {
 const QWEN_VL: Family =
     Family { layouts: TIMM, positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), ..PLAIN };
 
-/// The same in windows of patches. Frames of a video are rows of the batch.
+/// Patches that come in windows. Frames of a video are rows of the batch.
 const QWEN2_5_VL: Family = Family {
     positions: LayerPositions::PatchRotary(PatchRotaryRow {
         block: Some(("spatial_merge_size", 2)),
@@ -53,11 +53,10 @@ const QWEN2_5_VL: Family = Family {
 /// Cosines of queries and keys, and biases that are computed.
 const SWIN_V2: Family = Family {
     layouts: &["swin-v2"],
-    stages: true,
+    head_sizes: HeadSizes::PerStage,
     scale: Scale::Cosine,
     positions: LayerPositions::ComputedBias { shrinks: true },
-    qk_norm_eps: Some(1e-24),
-    steps: StepsRow { weightless_norm: WeightlessNorm::Always, query_factor: QueryFactor::Exp, ..BASE.steps },
+    steps: &[StepRow::NormEps(1e-24), StepRow::WeightlessNorms, StepRow::QueryFactor(QueryFactor::Exp)],
     ..PLAIN
 };
 
@@ -68,7 +67,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["timm"],
         layouts: &["timm", "timm-beit", "timm-eva", "timm-pool"],
-        reads: &["use_rot_pos_emb"],
+        own_keys: &["use_rot_pos_emb"],
         ..BASE
     },
     Family {
@@ -82,7 +81,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["videoprism_vision_model"],
         layouts: OWN,
-        softcap: Some("attn_logit_softcapping"),
+        mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
         defaults: &[("attn_logit_softcapping", 50.0)],
         ..PLAIN
     },
@@ -91,8 +90,8 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["videoprism_head"],
         layouts: OWN,
         scale: Scale::One,
-        ignores: &["attn_logit_softcapping"],
-        steps: StepsRow { query_factor: QueryFactor::Softplus, ..BASE.steps },
+        ignored_keys: &["attn_logit_softcapping"],
+        steps: &[StepRow::QueryFactor(QueryFactor::Softplus)],
         ..PLAIN
     },
     Family {
@@ -194,10 +193,10 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["gemma4_vision"],
         layouts: &["inner-linear"],
-        states: &["rope_parameters"],
+        required_keys: &["rope_parameters"],
         qk_norm: Some((NormKind::Rms, NormOver::Head)),
         scale: Scale::One,
-        steps: StepsRow { value_norm: true, ..BASE.steps },
+        steps: &[StepRow::ValueNorm],
         positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, halves: true, ..PATCH_ROTARY }),
         ..PLAIN
     },
@@ -215,6 +214,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["vjepa2"],
         layouts: &["pvt-v2"],
+        heads: &[HeadsKey::part(&["predictor"], "pred_num_attention_heads", "pred_hidden_size")],
         positions: LayerPositions::Video,
         // Tokens of the predictor are some patches of the video, and those that are predicted.
         requires: &[Required::below("predictor", CallInput::Positions)],
@@ -224,7 +224,16 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["mlcd_vision_model", "minimax_m3_vl_vision"], layouts: BART, ..GIVEN },
     Family { model_types: &["kimi_k25_vision"], layouts: &["kimi-vision", "kimi"], ..GIVEN },
     // The keys of memory repeat the angles of a frame. Those that are not rotated come before them, with angles of 0.
-    Family { model_types: &["sam2_video_memory"], positions: LayerPositions::Given(RotaryStyle::Interleaved), ..GIVEN },
+    Family {
+        model_types: &["sam2_video_memory"],
+        heads: &[HeadsKey::part(
+            &["memory_attention"],
+            "memory_attention_num_attention_heads",
+            "memory_attention_hidden_size",
+        )],
+        positions: LayerPositions::Given(RotaryStyle::Interleaved),
+        ..GIVEN
+    },
     // Patches see those of their own window or image.
     Family {
         model_types: &["muse_glimmer_vision", "muse_spark_vision"],
@@ -243,21 +252,34 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["deepseek_ocr2_encoder"],
         layouts: OWN,
-        ignores: &["sliding_window"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..ROTARY }),
+        ignored_keys: &["sliding_window"],
+        positions: theta(1_000_000.0),
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
     // Latents, whose keys and values are those of the context and, after them, their own.
-    Family { model_types: &["evolla_resampler"], layouts: &["evolla-resampler"], note: Some(LATENTS),
-        ignores: &["rope_parameters", "rope_scaling", "rope_theta"], ..PLAIN },
-    Family { model_types: &["evolla_adapter"], layouts: &["evolla-adapter"], scale: Scale::Heads,
-        ignores: &["rope_parameters", "rope_scaling", "rope_theta"], ..PLAIN },
+    Family {
+        model_types: &["evolla_resampler"],
+        layouts: &["evolla-resampler"],
+        ignored_keys: &["rope_parameters", "rope_scaling", "rope_theta"],
+        heads: &[HeadsKey::part(&["sequence_compressor_resampler"], "resampler_heads", "")],
+        note: Some(LATENTS),
+        ..PLAIN
+    },
+    Family {
+        model_types: &["evolla_adapter"],
+        layouts: &["evolla-adapter"],
+        ignored_keys: &["rope_parameters", "rope_scaling", "rope_theta"],
+        heads: &[HeadsKey::part(&["adapter"], "num_attention_heads", "hidden_size")],
+        scale: Scale::Heads,
+        ..PLAIN
+    },
     Family { model_types: &["idefics2_perceiver"], layouts: OWN, note: Some(LATENTS), ..PLAIN },
     Family { model_types: &["idefics_perciever"], layouts: &["idefics-perceiver"], note: Some(LATENTS), ..PLAIN },
     Family {
         model_types: &["perceiver"],
         layouts: &["perceiver"],
+        heads: &[HeadsKey::new(&["cross_attention"], "num_cross_attention_heads")],
         unsupported_parts: OWN_HEADS,
         note: Some("the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them"),
         ..PLAIN
@@ -279,7 +301,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["videoprism_text_model"],
         layouts: OWN,
-        softcap: Some("attn_logit_softcapping"),
+        mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
@@ -287,14 +309,15 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"],
         layouts: &["bert", "timm"],
-        stages: true,
+        head_sizes: HeadSizes::PerStage,
         ..BASE
     },
-    // The same with cosines as scores. A mask of windows that a shift joined is added twice in the model.
+    // Swin with cosines as scores. A mask of windows that a shift joined is added twice in the model.
     Family { model_types: &["swinv2"], ..SWIN_V2 },
     Family { model_types: &["swin2sr"], positions: LayerPositions::ComputedBias { shrinks: false }, ..SWIN_V2 },
     // Windows are rows of the batch.
-    Family { model_types: &["sam2_hiera_det_model"], layouts: TIMM, stages: true, pools_queries: true, ..PLAIN },
+    Family { model_types: &["sam2_hiera_det_model"], layouts: TIMM, head_sizes: HeadSizes::PerBlockOfStage,
+        mechanisms: &[Mechanism::PooledQueries], ..PLAIN },
     // SAM's tower, also in models of documents. Windows are rows of the batch.
     Family {
         model_types: &["sam_vision_model", "sam_hq_vision_model", "got_ocr2_vision", "pp_chart2table_vision",
@@ -306,16 +329,17 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["slanet", "slanext"], layouts: &["gru-cell"], ..PLAIN },
-    Family { model_types: &["segformer", "glpn", "pvt"], stages: true, ..PLAIN },
+    Family { model_types: &["segformer", "glpn", "pvt"], head_sizes: HeadSizes::PerStage, ..PLAIN },
     // Windows are rows of the batch.
     Family {
         model_types: &["florence_vision", "davit"],
         layouts: TIMM,
-        stages: true,
-        between_channels: Some("channel_attn"),
+        heads: &[HeadsKey::part(&["channel_attn"], "num_groups", "dim_embed")],
+        head_sizes: HeadSizes::PerStage,
+        mechanisms: &[Mechanism::BetweenChannels("channel_attn")],
         ..PLAIN
     },
-    Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], stages: true, ..PLAIN },
+    Family { model_types: &["pvt_v2"], layouts: &["pvt-v2"], head_sizes: HeadSizes::PerStage, ..PLAIN },
     // Text towers.
     Family {
         model_types: &["clip_text_model", "clipseg_text_model", "metaclip_2_text_model", "owlvit_text_model",
@@ -349,7 +373,7 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["siglip", "siglip_text_model", "siglip_vision_model", "clipseg_vision_model",
             "metaclip_2_vision_model", "owlvit_vision_model", "owlv2_vision_model", "groupvit_vision_model",
-            "xclip_vision_model", "chinese_clip_vision_model", "altclip_vision_model", "git_vision_model",
+            "chinese_clip_vision_model", "altclip_vision_model", "git_vision_model",
             "kosmos_2_vision_model", "ovis2_vision", "siglip2_text_model",
             "siglip2_vision_model", "idefics_vision", "idefics2_vision", "patchtst", "idefics3_vision",
             "smolvlm_vision", "phi4_multimodal_vision", "granite_docling_vision", "cosmos3_edge_vision"],
@@ -383,19 +407,30 @@ pub(crate) const VISION: &[Family] = &[
     Family {
         model_types: &["chameleon_vqgan", "janus_vqgan", "apertus1p5_vision_tokenizer"],
         layouts: &["pixels"],
-        stages: true,
+        head_sizes: HeadSizes::PerStage,
         defaults: &[("num_attention_heads", 1.0)],
         ..PLAIN
     },
     Family {
         model_types: &["wavtokenizer"],
         layouts: &["frames"],
-        stages: true,
+        head_sizes: HeadSizes::PerStage,
         defaults: &[("num_attention_heads", 1.0)],
         ..PLAIN
     },
+    Family {
+        model_types: &["xclip_vision_model"],
+        layouts: TOWERS,
+        heads: &[HeadsKey::part(&["mit"], "mit_num_attention_heads", "mit_hidden_size")],
+        ..PLAIN
+    },
     // Prompts of texts that see the frames of a video.
-    Family { model_types: &["xclip"], layouts: &["x-clip"], ..PLAIN },
+    Family {
+        model_types: &["xclip"],
+        layouts: &["x-clip"],
+        heads: &[HeadsKey::part(&["prompts_generator"], "prompt_num_attention_heads", "prompt_hidden_size")],
+        ..PLAIN
+    },
     Family { model_types: &["eomt"], layouts: BART, note: Some(PREDICTED), ..PLAIN },
     Family { model_types: &["janus_vision_model"], layouts: &["internvl", "timm"], ..PLAIN },
     Family { model_types: &["kosmos_2_5_vision_model"], layouts: &["pix2struct"], ..PLAIN },
@@ -409,14 +444,14 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["internvl_vision", "qianfan_ocr_vision"],
         layouts: &["internvl", "timm"],
         qk_norm: Some((NormKind::Rms, NormOver::AllHeads)),
-        qk_norm_eps: Some(1e-6),
+        steps: &[StepRow::NormEps(1e-6)],
         ..PLAIN
     },
     // Its configuration states the buckets of the text beside it.
     Family {
         model_types: &["pix2struct_vision_model"],
         layouts: &["pix2struct"],
-        ignores: &["relative_attention_num_buckets"],
+        ignored_keys: &["relative_attention_num_buckets"],
         scale: Scale::One,
         ..PLAIN
     },
