@@ -140,9 +140,10 @@ pub mod weights;
 pub use candle_core;
 pub use candle_nn;
 
+pub use attention::mechanisms::*;
 pub use attention::{
-    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, Differential, GateActivation, GateOver,
-    KeyCompression, KeyValues, KvCache, MultiHeadAttention, ObserveOptions, OutputGate, OutputGroups, TopKeys,
+    AttentionInputs, AttentionOptions, AttentionStats, CrossCache, KeyValues, KvCache, MultiHeadAttention,
+    ObserveOptions, TopKeys,
 };
 pub use config::{
     AttentionConfig, CallInput, Factor, HeadNorm, KeyValueSource, LatentAttention, NormKind, NormOver, ProjectionBias,

@@ -16,10 +16,7 @@ use crate::setters;
 pub use latent::LatentWeights;
 pub use low_rank::LowRankChange;
 pub use parameters::Parameters;
-pub(crate) use parameters::{
-    BIAS_KV, COMPRESSOR, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, GLOBAL, GLOBAL_PARTS, HeadKind, LAMBDAS, LIMITS,
-    LOGIT_SCALE, NORM_PARTS, NORMS, OUTPUT_GROUPS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
-};
+pub(crate) use parameters::{FACTORS, HeadKind, LOGIT_SCALE, NORM_PARTS, NORMS, Parameter, Presence, SCORE, SINKS};
 
 /// The weights of a linear layer `y = x Wᵀ + b`.
 #[derive(Debug, Clone)]

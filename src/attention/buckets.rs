@@ -42,8 +42,7 @@ impl OpenCall<'_> {
                 AttentionMask::lengths(&padding.lengths_of(bucket))
             });
             let padded = AttentionInputs::new(&query, &key, &value, mask);
-            let AttentionOutput { output, attention_weights: weights } =
-                layer.open_given(&padded, &options)?.run()?;
+            let AttentionOutput { output, attention_weights: weights } = layer.open_given(&padded, &options)?.run()?;
             outputs.push(output.reshape((bucket.padded_tokens(), size))?);
             attention_weights = weights;
         }

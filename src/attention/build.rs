@@ -9,6 +9,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::cache::Identity;
 use crate::attention::mechanism::{LayerParts, Mechanisms, Routes};
 use crate::attention::mechanisms;
+use crate::attention::mechanisms::BIAS_KV;
 use crate::attention::steps::Norms;
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
 use crate::error::{Error, Result};
@@ -16,8 +17,8 @@ use crate::ops::{LatentSizes, Linear, Qkv};
 use crate::position::PositionState;
 use crate::tensor::{Frozen, check_tensor_memory, same_dtype_and_device};
 use crate::weights::{
-    AttentionWeights, BIAS_KV, LOGIT_SCALE, LatentWeights, LinearWeights, NORM_PARTS, NormWeights, Parameter,
-    Parameters, Presence, QkvWeights, SCORE, SINKS,
+    AttentionWeights, LOGIT_SCALE, LatentWeights, LinearWeights, NORM_PARTS, NormWeights, Parameter, Parameters,
+    Presence, QkvWeights, SCORE, SINKS,
 };
 
 /// The name of the gate in this crate's own layout.

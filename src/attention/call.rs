@@ -18,7 +18,7 @@ use crate::position::{BiasCall, ExplicitPositions};
 use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
 use crate::sdpa::{AttentionOutput, Backend, Call, DeviceKind, Plan, SdpaOptions};
-use crate::tensor::{check_float, element_count, same_dtype_and_device, wide};
+use crate::tensor::{element_count, same_dtype_and_device, wide};
 use crate::weights::{SCORE, SINKS};
 
 /// A call that is checked and ready: to [run](Self::run), to [plan](Self::plan), to [observe](Self::observe), or to
@@ -76,7 +76,7 @@ impl MultiHeadAttention {
     ) -> Result<OpenCall<'a>> {
         let mut tokens = inputs.kind()?;
         let b = tokens.check(self, inputs, options)?;
-        self.check_options(inputs.query, b, options)?;
+        options.check(&self.config, inputs.query, b)?;
         self.check_given(inputs, options)?;
         self.mechanisms.iter().try_for_each(|mechanism| mechanism.check(inputs, options))?;
         let [query, key] = inputs.with_vectors()?;
@@ -114,25 +114,6 @@ impl MultiHeadAttention {
             exact.set_exact();
             exact
         })
-    }
-
-    /// Checks what a call over `b` sequences asks for.
-    fn check_options(&self, query: &Tensor, b: usize, options: &AttentionOptions) -> Result<()> {
-        if let Some([rows, columns]) = options.grid
-            && !self.config.position.scheme().traits().uses_grid
-        {
-            let allowed = format!("none: the layer's positions are {}", self.config.position);
-            return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
-        }
-        if let Some(mask) = options.head_mask {
-            let h = self.config.num_attention_heads;
-            if mask.dims() != [h] && mask.dims() != [b, h] {
-                return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
-            }
-            check_float("head_mask", mask)?;
-            same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
-        }
-        Ok(())
     }
 
     /// Checks the keys and values of a call against the configuration and each other.

@@ -19,7 +19,7 @@ mod call;
 mod freeze;
 mod latent;
 mod mechanism;
-mod mechanisms;
+pub mod mechanisms;
 mod observe;
 mod options;
 mod parameters;
@@ -31,7 +31,6 @@ mod tokens;
 mod transform;
 
 pub use cache::{CrossCache, KeyValues, KvCache};
-pub use mechanisms::{Differential, GateActivation, GateOver, KeyCompression, OutputGate, OutputGroups};
 pub use observe::{AttentionStats, ObserveOptions, TopKeys};
 pub use options::{AttentionInputs, AttentionOptions};
 

@@ -6,10 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::Tensor;
 
 use crate::attention::cache::{CrossCache, KeyValues, KvCache};
+use crate::config::AttentionConfig;
+use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, CallMask};
 use crate::ragged::Buffers;
 use crate::sdpa::Backend;
 use crate::setters;
+use crate::tensor::{check_float, same_dtype_and_device};
 
 /// The tokens of one call, borrowed, and its mask, borrowed or owned.
 ///
@@ -223,9 +226,8 @@ impl<'a> AttentionInputs<'a> {
             Tokens::Memory(memory) => memory.tracks_gradient(),
             Tokens::Shared(key_values) => key_values.tracks_gradient(),
         };
-        let is_cached = |cache: &Mutex<&mut KvCache>| {
-            cache.lock().unwrap_or_else(PoisonError::into_inner).tracks_gradient()
-        };
+        let is_cached =
+            |cache: &Mutex<&mut KvCache>| cache.lock().unwrap_or_else(PoisonError::into_inner).tracks_gradient();
         [self.query, self.key, self.value].into_iter().chain(vectors).any(Tensor::track_op)
             || stored
             || self.cache.as_ref().is_some_and(is_cached)
@@ -324,6 +326,29 @@ impl<'a> AttentionOptions<'a> {
             && grid.is_none()
             && cos_sin.is_none()
             && given.iter().all(Option::is_none)
+    }
+
+    /// Checks that a layer of this configuration takes the options in a call of `query` with `b` sequences.
+    pub(super) fn check(&self, config: &AttentionConfig, query: &Tensor, b: usize) -> Result<()> {
+        if let Some([rows, columns]) = self.grid
+            && !config.position.scheme().traits().uses_grid
+        {
+            let allowed = format!("none: the layer's positions are {}", config.position);
+            return Err(Error::config("grid", format!("{rows} x {columns}"), allowed));
+        }
+        if self.global_tokens.is_some() && !config.global_tokens() {
+            let allowed = "none: the layer has no projections for them (`AttentionConfig::global_tokens`)";
+            return Err(Error::config("global_tokens", "given by the call", allowed));
+        }
+        if let Some(mask) = self.head_mask {
+            let h = config.num_attention_heads;
+            if mask.dims() != [h] && mask.dims() != [b, h] {
+                return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
+            }
+            check_float("head_mask", mask)?;
+            same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
+        }
+        Ok(())
     }
 
     /// Whether a gradient is asked for of a tensor.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
+use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, LIMITS};
 use crate::checkpoint::detect::{check_prefix, detect};
 use crate::checkpoint::infer::{biases, infer};
 use crate::checkpoint::section::{Section, section};
@@ -18,7 +19,7 @@ use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
-use crate::weights::{CONTEXT_NORM_PARTS, LIMITS, NORM_PARTS};
+use crate::weights::NORM_PARTS;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]

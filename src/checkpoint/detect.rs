@@ -7,6 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
+use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, LIMITS};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
@@ -15,7 +16,6 @@ use crate::families::layout::{
     QkvNames,
 };
 use crate::families::layouts::{LAYOUTS, detected};
-use crate::weights::{CONTEXT_NORM_PARTS, LIMITS};
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
 const IGNORED: &[&str] = &[

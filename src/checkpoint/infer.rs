@@ -1,6 +1,7 @@
 //! Infers the configuration of a layer from the shapes of its weights.
 
-use crate::attention::{KeyCompression, OutputGroups};
+use crate::attention::mechanisms::{BIAS_KV, COMPRESSOR, OUTPUT_GROUPS, VALUE_CONVOLUTION};
+use crate::attention::mechanisms::{KeyCompression, OutputGroups};
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, wrong_shape};
 use crate::config::{AttentionConfig, KeyValueSource, LatentAttention, ProjectionBias, Scoring};
@@ -9,7 +10,7 @@ use crate::families::layout::{ApartNames, GateNames, LatentNames, Layout, Linear
 use crate::families::layouts::LAYOUTS;
 use crate::families::table::Unseen;
 use crate::mask::AttentionMask;
-use crate::weights::{BIAS_KV, COMPRESSOR, OUTPUT_GROUPS, SCORE, VALUE_CONVOLUTION};
+use crate::weights::SCORE;
 
 /// The configuration that fits the weights that `source` points at, given the number of heads, which shapes do not show
 /// unless the layout has a dimension for them.

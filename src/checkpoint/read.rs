@@ -2,7 +2,8 @@
 
 use candle_core::Tensor;
 
-use crate::attention::GateOver;
+use crate::attention::mechanisms::BIAS_KV;
+use crate::attention::mechanisms::GateOver;
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, CallInput, KeyValueSource};
@@ -15,7 +16,7 @@ use crate::families::layout::{
 use crate::ops::LatentSizes;
 use crate::tensor::check_tensor_memory;
 use crate::weights::{
-    AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence,
+    AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence,
     QkvWeights,
 };
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
+use crate::attention::mechanisms::BIAS_KV;
 use crate::checkpoint::read::block_diagonal;
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, ProjectionBias};
@@ -14,7 +15,7 @@ use crate::families::layout::{GateNames, LatentNames, Layout, LinearNames, Orien
 use crate::families::layouts::LAYOUTS;
 use crate::io::write_tensors;
 use crate::tensor::same_elements;
-use crate::weights::{AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
+use crate::weights::{AttentionWeights, FusedOrder, LatentWeights, LinearWeights, NormWeights, QkvWeights};
 
 impl AttentionWeights {
     /// The layer's tensors under the names and in the order of `layout`, without a prefix. Reading them again gives the

@@ -1,6 +1,6 @@
 //! `Family`: one row per published model family, for its attention layers.
 
-use crate::attention::GateActivation;
+use crate::attention::mechanisms::GateActivation;
 use crate::config::{CallInput, NormKind, NormOver};
 pub(crate) use crate::families::positions::{
     GEMMA_ROTARY, LayerPositions, Mrope, PATCH_ROTARY, PatchRotaryRow, PatchWindows, ROTARY, ROTARY_PER_KIND,

@@ -1,6 +1,6 @@
 //! Decoders with a gate or a norm between the heads and the output projection.
 
-use crate::attention::GateActivation;
+use crate::attention::mechanisms::GateActivation;
 use crate::config::{NormKind, NormOver};
 use crate::families::decoders::{LLAMA, QWEN3, windows};
 use crate::families::family::{

@@ -1,9 +1,8 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
+use crate::attention::mechanisms::{BIAS_KV, GLOBAL, LAMBDAS, LIMITS, VALUE_CONVOLUTION};
 use crate::config::ProjectionBias;
-use crate::weights::{
-    BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LIMITS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
-};
+use crate::weights::{FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 /// The orientation of a stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! An entry of the column `mechanisms` reads the keys of its mechanism, and adds it to the configuration of a layer
 //! that has it. A new mechanism is a variant and its arm: no column, and nothing for other families.
 
-use crate::attention::{Differential, GateOver, OutputGate};
+use crate::attention::mechanisms::{Differential, GateOver, OutputGate};
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource};
 use crate::ensure;
 use crate::error::{Error, Result};

@@ -13,9 +13,6 @@ use crate::error::{Error, Result};
 use crate::tensor::{MapTensors, same_dtype_and_device};
 use crate::weights::NormWeights;
 
-/// A learned key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq), `(1, 1, h_kv · d)` and
-/// `(1, 1, h_kv · d_v)`.
-pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 /// The vector of additive scoring, `(h, d)`.
 pub(crate) const SCORE: &str = "score.weight";
 /// A score per head that takes part in the softmax without a value, `(h)`.
@@ -29,40 +26,6 @@ pub(crate) const NORM_PARTS: [[&str; 2]; 3] =
 pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
 /// The learned factor of the queries of each head, as a logarithm, `(h, 1, 1)`.
 pub(crate) const LOGIT_SCALE: &str = "logit_scale";
-/// The vectors of differential attention, `(d)`.
-pub(crate) const LAMBDAS: [&str; 4] = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"];
-/// The projections of queries, keys and values of global tokens.
-pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
-/// Their weights `(out, in)` and biases `(out)`.
-pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
-    ["query_global.weight", "query_global.bias"],
-    ["key_global.weight", "key_global.bias"],
-    ["value_global.weight", "value_global.bias"],
-];
-/// The convolution of the values, `(h · d_v, 1, neighbors)`.
-pub(crate) const VALUE_CONVOLUTION: &str = "value_convolution.weight";
-/// The projections of groups of heads, one below the other, `(groups · rank, h / groups · d_v)`.
-pub(crate) const OUTPUT_GROUPS: &str = "o_a_proj.weight";
-/// What keys of blocks of tokens are made with: the projections of elements and of gates, the biases of the places in a
-/// block, and the norm.
-pub(crate) const COMPRESSOR: [&str; 4] = [
-    "compressor.kv_proj.weight",
-    "compressor.gate_proj.weight",
-    "compressor.position_bias",
-    "compressor.kv_norm.weight",
-];
-/// The limits on the inputs and on the outputs of the projections of queries, keys, values and the output, `()`.
-pub(crate) const LIMITS: [[&str; 4]; 4] = [
-    ["q_proj.input_min", "q_proj.input_max", "q_proj.output_min", "q_proj.output_max"],
-    ["k_proj.input_min", "k_proj.input_max", "k_proj.output_min", "k_proj.output_max"],
-    ["v_proj.input_min", "v_proj.input_max", "v_proj.output_min", "v_proj.output_max"],
-    ["o_proj.input_min", "o_proj.input_max", "o_proj.output_min", "o_proj.output_max"],
-];
-/// The norm of the context.
-pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
-/// Its weight and its bias.
-pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_sub_norm.bias"];
-
 /// Tensors of a layer by name: those beside its projections, or those of its position scheme.
 ///
 /// - `bias_k` `(1, 1, h_kv · d)` and `bias_v` `(1, 1, h_kv · d_v)`: one more key and value that every query sees.

@@ -16,7 +16,16 @@ use crate::mask::{AttentionMask, AttnShape};
 use crate::ops::concat_last;
 use crate::position::{Position, Rotary};
 use crate::tensor::compute_dtype;
-use crate::weights::{COMPRESSOR, HeadKind, Parameter, Presence};
+use crate::weights::{HeadKind, Parameter, Presence};
+
+/// The projections of elements and of gates, the biases of the places in a
+/// block, and the norm.
+pub(crate) const COMPRESSOR: [&str; 4] = [
+    "compressor.kv_proj.weight",
+    "compressor.gate_proj.weight",
+    "compressor.position_bias",
+    "compressor.kv_norm.weight",
+];
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

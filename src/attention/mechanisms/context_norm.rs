@@ -9,7 +9,12 @@ use crate::attention::parameters::norm_rows;
 use crate::attention::steps::{norm_parameters, normalize, unit};
 use crate::config::{AttentionConfig, HeadNorm, MechanismConfig, NormOver};
 use crate::error::{Error, Result};
-use crate::weights::{CONTEXT_NORM, CONTEXT_NORM_PARTS, NormWeights, Parameters};
+use crate::weights::{NormWeights, Parameters};
+
+/// The norm of the context.
+pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
+/// Its weight and its bias.
+pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_sub_norm.bias"];
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

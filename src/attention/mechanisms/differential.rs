@@ -14,7 +14,10 @@ use crate::ops::concat_last;
 use crate::position::Position;
 use crate::sdpa::Call;
 use crate::tensor::{compute_dtype, wide};
-use crate::weights::{LAMBDAS, Parameter, Parameters, Presence};
+use crate::weights::{Parameter, Parameters, Presence};
+
+/// The vectors of differential attention, `(d)`.
+pub(crate) const LAMBDAS: [&str; 4] = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"];
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

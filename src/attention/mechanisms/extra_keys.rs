@@ -9,7 +9,11 @@ use crate::attention::{AttentionInputs, AttentionOptions};
 use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig};
 use crate::ensure;
 use crate::error::{Error, Result};
-use crate::weights::{BIAS_KV, HeadKind, Parameter, Presence};
+use crate::weights::{HeadKind, Parameter, Presence};
+
+/// A learned key and value that every query sees (`torch.nn.MultiheadAttention`, fairseq), `(1, 1, h_kv · d)` and
+/// `(1, 1, h_kv · d_v)`.
+pub(crate) const BIAS_KV: [&str; 2] = ["bias_k", "bias_v"];
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

@@ -22,7 +22,16 @@ use crate::mask::AttentionMask;
 use crate::ops::Qkv;
 use crate::sdpa::AttentionOutput;
 use crate::tensor::select;
-use crate::weights::{GLOBAL_PARTS, HeadKind, LinearWeights, Parameter, Presence, QkvWeights};
+use crate::weights::{HeadKind, LinearWeights, Parameter, Presence, QkvWeights};
+
+/// The projections of queries, keys and values of global tokens.
+pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
+/// Their weights `(out, in)` and biases `(out)`.
+pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
+    ["query_global.weight", "query_global.bias"],
+    ["key_global.weight", "key_global.bias"],
+    ["value_global.weight", "value_global.bias"],
+];
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| (0..3).flat_map(|i| rows(config, i)).collect(),

@@ -1,4 +1,4 @@
-//! Limits on the number of keys, in models whose indexer chooses among more.
+//! The most keys of a call, in models whose indexer chooses among more.
 
 use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
 use crate::config::{AttentionConfig, MechanismConfig};
@@ -44,9 +44,9 @@ struct KeyLimit {
 impl KeyLimit {
     fn from_config(config: &AttentionConfig) -> Option<Self> {
         let index_topk = config.latent.as_ref().and_then(|latent| latent.index_topk);
-        let limits = [("max_keys", config.max_keys()), ("index_topk", index_topk)];
-        let limits = limits.into_iter().filter_map(|(name, most)| Some(Self { name, most: most? }));
-        limits.min_by_key(|limit| limit.most)
+        let all = [("max_keys", config.max_keys()), ("index_topk", index_topk)];
+        let set = all.into_iter().filter_map(|(name, most)| Some(Self { name, most: most? }));
+        set.min_by_key(|limit| limit.most)
     }
 }
 

@@ -10,7 +10,15 @@ use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::position::Position;
-use crate::weights::{HeadKind, LIMITS, Parameter, Parameters, Presence};
+use crate::weights::{HeadKind, Parameter, Parameters, Presence};
+
+/// The limits on the inputs and on the outputs of the projections of queries, keys, values and the output, `()`.
+pub(crate) const LIMITS: [[&str; 4]; 4] = [
+    ["q_proj.input_min", "q_proj.input_max", "q_proj.output_min", "q_proj.output_max"],
+    ["k_proj.input_min", "k_proj.input_max", "k_proj.output_min", "k_proj.output_max"],
+    ["v_proj.input_min", "v_proj.input_max", "v_proj.output_min", "v_proj.output_max"],
+    ["o_proj.input_min", "o_proj.input_max", "o_proj.output_min", "o_proj.output_max"],
+];
 
 /// A layer has limits if its checkpoint holds them; no configuration says so.
 pub(super) const ROW: MechanismRow = MechanismRow {

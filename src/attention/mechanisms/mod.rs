@@ -9,16 +9,24 @@ mod extra_keys;
 mod global_tokens;
 mod key_limit;
 mod limits;
-mod multi_query;
 mod output_gate;
 mod output_groups;
 mod pooled_queries;
+mod rotated_context;
 mod value_convolution;
 
+pub(crate) use block_keys::COMPRESSOR;
 pub use block_keys::KeyCompression;
+pub(crate) use context_norm::{CONTEXT_NORM, CONTEXT_NORM_PARTS};
 pub use differential::Differential;
+pub(crate) use differential::LAMBDAS;
+pub(crate) use extra_keys::BIAS_KV;
+pub(crate) use global_tokens::GLOBAL;
+pub(crate) use limits::LIMITS;
 pub use output_gate::{GateActivation, GateOver, OutputGate};
+pub(crate) use output_groups::OUTPUT_GROUPS;
 pub use output_groups::OutputGroups;
+pub(crate) use value_convolution::VALUE_CONVOLUTION;
 
 use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms};
 use crate::config::AttentionConfig;
@@ -32,7 +40,7 @@ const ALL: [MechanismRow; 14] = [
     limits::ROW,
     clipping::ROW,
     extra_keys::ROW,
-    multi_query::ROW,
+    rotated_context::ROW,
     block_keys::ROW,
     channels::ROW,
     pooled_queries::ROW,

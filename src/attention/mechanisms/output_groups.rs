@@ -8,7 +8,10 @@ use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, Routes, b
 use crate::config::{AttentionConfig, MAX_SIZE, MechanismConfig};
 use crate::error::{Error, Result};
 use crate::ops::per_head;
-use crate::weights::{OUTPUT_GROUPS, Parameter, Parameters, Presence};
+use crate::weights::{Parameter, Parameters, Presence};
+
+/// The projections of groups of heads, one below the other, `(groups · rank, h / groups · d_v)`.
+pub(crate) const OUTPUT_GROUPS: &str = "o_a_proj.weight";
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

@@ -10,7 +10,10 @@ use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::accumulate_dtype;
-use crate::weights::{HeadKind, Parameter, Presence, VALUE_CONVOLUTION};
+use crate::weights::{HeadKind, Parameter, Presence};
+
+/// The convolution of the values, `(h · d_v, 1, neighbors)`.
+pub(crate) const VALUE_CONVOLUTION: &str = "value_convolution.weight";
 
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {

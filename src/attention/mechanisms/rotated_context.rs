@@ -1,4 +1,4 @@
-//! Latents that all heads share as their one key and value (DeepSeek V4).
+//! A context whose values were rotated, because they are the keys (DeepSeek V4): it is rotated back.
 
 use candle_core::Tensor;
 
@@ -10,21 +10,23 @@ use crate::error::{Error, Result};
 use crate::ops::concat_last;
 use crate::position::{Position, PositionScheme, Rotary};
 
-pub(super) const ROW: MechanismRow =
-    MechanismRow { parameters: |_| Vec::new(), from_layer: |layer| Ok(boxed(MultiQuery::from_config(layer.config))) };
+pub(super) const ROW: MechanismRow = MechanismRow {
+    parameters: |_| Vec::new(),
+    from_layer: |layer| Ok(boxed(RotatedContext::from_config(layer.config))),
+};
 
 /// The elements at the end of each head that are rotated, in values, too.
-struct MultiQuery {
+struct RotatedContext {
     rope: usize,
 }
 
-impl MultiQuery {
+impl RotatedContext {
     fn from_config(config: &AttentionConfig) -> Option<Self> {
         config.latent.filter(|latent| latent.multi_query).map(|latent| Self { rope: latent.qk_rope_head_dim })
     }
 }
 
-impl Mechanism for MultiQuery {
+impl Mechanism for RotatedContext {
     fn check_sharing(&self, _: &AttentionOptions) -> Result<()> {
         let found = "a key that is its value, too";
         Err(Error::value("the layer whose keys are to be shared", found, "another"))
