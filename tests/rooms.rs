@@ -243,6 +243,69 @@ fn packages_keep_their_budgets() {
     }
 }
 
+/// The most files of `src` that name a mechanism, outside of families and the mechanism's own file.
+const MOST_FILES_OF_MECHANISM: usize = 3;
+
+/// A mechanism is one file: the rest of the layer asks those that it has, and knows none by name.
+#[test]
+fn mechanisms_are_named_in_few_files() {
+    let folder = root().join("src/attention/mechanisms");
+    let files: Vec<(PathBuf, String)> = sources("src")
+        .into_iter()
+        .filter(|path| !path.starts_with(root().join("src/families")))
+        .map(|path| (path.clone(), code(&path)))
+        .collect();
+    let mut counted = 0;
+    for (own, _) in files.iter().filter(|(path, _)| path.starts_with(&folder) && !path.ends_with("mod.rs")) {
+        let name = own.file_stem().unwrap().to_str().unwrap();
+        let capitalized = |word: &str| word[..1].to_uppercase() + &word[1..];
+        let type_name: String = name.split('_').map(capitalized).collect();
+        let spellings = [name, &type_name, &name.to_uppercase()].map(str::to_string);
+        let names_it = |code: &str| spellings.iter().any(|spelling| code.contains(spelling));
+        let others = files.iter().filter(|(path, code)| path != own && names_it(code));
+        let others: Vec<_> = others.map(|(path, _)| path.strip_prefix(root()).unwrap().display().to_string()).collect();
+        assert!(others.contains(&"src/attention/mechanisms/mod.rs".to_string()), "{name} is not in the table");
+        let most = MOST_FILES_OF_MECHANISM;
+        assert!(others.len() <= most, "{name}: {} files, at most {most}:\n{}", others.len(), others.join("\n"));
+        counted += 1;
+    }
+    assert!(counted >= 10, "{counted} mechanisms found");
+}
+
+/// A source file, the line before the items that are counted, and the most of them. A new one needs another that leaves.
+const MOST_ITEMS: [(&str, &str, usize); 2] = [
+    ("src/families/family.rs", "pub(crate) struct Family {", 20),
+    ("src/config.rs", "pub struct AttentionConfig {", 22),
+];
+
+#[test]
+fn columns_and_fields_only_leave() {
+    for (file, start, most) in MOST_ITEMS {
+        let code = code(&root().join(file));
+        let body = code.split_once(start).unwrap_or_else(|| panic!("{file} has no `{start}`")).1;
+        let body = body.split_once("\n}").unwrap().0;
+        let found = body.lines().filter(|line| line.starts_with("    pub") && line.contains(": ")).count();
+        assert!((1..=most).contains(&found), "{file}: {found} after `{start}`, at most {most}");
+    }
+}
+
+/// The most public names that the documentation hides, and the most commands of the program.
+const MOST_HIDDEN: usize = 32;
+const MOST_COMMANDS: usize = 14;
+
+#[test]
+fn hidden_names_and_commands_only_leave() {
+    let hidden: usize = sources("src")
+        .iter()
+        .map(|path| std::fs::read_to_string(path).unwrap().matches("#[doc(hidden)]").count())
+        .sum();
+    assert!(hidden <= MOST_HIDDEN, "{hidden} hidden names, at most {MOST_HIDDEN}");
+    let main = code(&root().join("crates/cli/src/main.rs"));
+    let commands = main.split_once("enum Commands {").unwrap().1.split_once("\n}").unwrap().0;
+    let found = commands.lines().filter(|line| line.trim_start().starts_with(char::is_uppercase)).count();
+    assert!((1..=MOST_COMMANDS).contains(&found), "{found} commands, at most {MOST_COMMANDS}");
+}
+
 #[test]
 fn no_file_is_too_long() {
     for path in sources("src").into_iter().chain(sources("crates")) {

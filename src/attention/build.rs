@@ -178,8 +178,8 @@ impl fmt::Debug for MultiHeadAttention {
     }
 }
 
-/// The routes that the configuration, the tensors and the mechanisms of a layer allow. Whether weights are packed, or track
-/// a gradient, may change, and is asked in each call.
+/// The routes that the configuration, the tensors and the mechanisms of a layer allow. Whether weights are packed, or
+/// track a gradient, may change, and is asked in each call.
 pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mechanisms: &Mechanisms) -> Routes {
     let ragged = config.position.scheme().traits().ragged;
     // One vector for all heads, or a tensor of a mechanism, which has routes of its own.

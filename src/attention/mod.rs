@@ -8,9 +8,9 @@
 //! tensors go through candle's differentiable operations.
 //!
 //! A plain call, without mask, positions, mechanisms or options, goes straight to the rows of the CPU kernel (`rows`).
-//! Every other call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it runs
-//! over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`buckets`). A plan is a
-//! prepared call that does not run.
+//! Every other call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it
+//! runs over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`buckets`). A plan is a
+//! prepared call that does not run. Whatever few layers do beyond that is a mechanism (`mechanism`), one file each.
 
 mod buckets;
 mod build;

@@ -31,8 +31,8 @@ impl MultiHeadAttention {
         self.routes.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 
-    /// Whether a call is self-attention of whole sequences by a layer and with options that ask for nothing else, so that
-    /// [`attend_plain`](Self::attend_plain) runs it.
+    /// Whether a call is self-attention of whole sequences, and neither the layer nor the options ask for anything else,
+    /// so that [`attend_plain`](Self::attend_plain) runs it.
     pub(super) fn is_plain(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> bool {
         let config = &self.config;
         self.mechanisms.is_empty()
@@ -60,8 +60,8 @@ impl MultiHeadAttention {
         self.mechanisms.iter().any(|mechanism| mechanism.has_context_stage())
     }
 
-    /// Applies the mechanisms to the context `(tokens, h · d_v)`, in place; `projected` `(tokens, width)` has the queries, keys,
-    /// values and gates of each token.
+    /// Applies the mechanisms to the context `(tokens, h · d_v)`, in place; `projected` `(tokens, width)` has the
+    /// queries, keys, values and gates of each token.
     fn context_in_place(&self, team: Team, context: &mut [f32], projected: &[f32]) -> Result<()> {
         self.mechanisms.iter().try_for_each(|each| each.context_in_place(self, team, context, projected))
     }

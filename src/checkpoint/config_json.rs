@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, LIMITS};
+use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, PROJECTION_LIMITS};
 use crate::checkpoint::detect::{check_prefix, detect};
 use crate::checkpoint::infer::{biases, infer};
 use crate::checkpoint::section::{Section, section};
@@ -212,7 +212,7 @@ fn configure(
         layout: layout.name(),
         pruned,
     };
-    layer.check_limits(LIMITS.as_flattened().iter().any(|limit| held(limit)))?;
+    layer.check_limits(PROJECTION_LIMITS.as_flattened().iter().any(|limit| held(limit)))?;
     let (config, mask) = (layer.configure(config, &contents), layer.mask());
     // What is wrong with these sizes is an error where they are used.
     for key in ["head_dim", "num_key_value_heads"] {

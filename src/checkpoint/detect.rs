@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
-use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, LIMITS};
+use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, PROJECTION_LIMITS};
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
@@ -162,7 +162,7 @@ impl Layout {
             let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names).chain(&IN_ALL_LAYOUTS);
             let is_limit = |limit: &&str| self.parameter_name(limit).is_some_and(|limit| limit == name);
             stored.any(|stored| *stored == name || below(stored, name).is_some())
-                || LIMITS.as_flattened().iter().any(is_limit)
+                || PROJECTION_LIMITS.as_flattened().iter().any(is_limit)
         };
         let ignored = |name: &str| {
             parameter(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))

@@ -1,8 +1,8 @@
 //! `MechanismConfig`: the part of a configuration that is about one mechanism, something that few layers do beyond
 //! projecting, scoring, softmax, summing values and projecting back.
 //!
-//! Each type, its setter and its checks are in the file of its mechanism (`attention/mechanisms`). A configuration has a
-//! list of those that are set, which is empty for most layers.
+//! Each type, its setter and its checks are in the file of its mechanism (`attention/mechanisms`). A configuration has
+//! a list of those that are set, which is empty for most layers.
 
 use std::any::Any;
 use std::fmt::Debug;

@@ -1,6 +1,6 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
-use crate::attention::mechanisms::{BIAS_KV, GLOBAL, LAMBDAS, LIMITS, VALUE_CONVOLUTION};
+use crate::attention::mechanisms::{BIAS_KV, GLOBAL, LAMBDAS, PROJECTION_LIMITS, VALUE_CONVOLUTION};
 use crate::config::ProjectionBias;
 use crate::weights::{FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
@@ -301,7 +301,7 @@ impl Layout {
     pub(crate) fn parameter_name(&self, parameter: &str) -> Option<String> {
         // This crate's own layout has all under their own names.
         let own = PARAMETER_NAMES.iter().map(|(name, _)| *name).filter(|_| self.name == "candle-attention");
-        let limits = LIMITS.as_flattened().iter().copied();
+        let limits = PROJECTION_LIMITS.as_flattened().iter().copied();
         let anywhere = IN_ALL_LAYOUTS.into_iter().chain(limits).chain(own).map(|name| (name, name));
         self.parameters.iter().copied().chain(anywhere).find_map(|names| renamed(parameter, names))
     }

@@ -1,7 +1,7 @@
 //! Keys of blocks of tokens beside those of the tokens (DeepSeek V4).
 //!
-//! A token keeps the parts of the keys of its blocks behind its latent, in a cache too, so that every call makes them of
-//! all tokens in the same way.
+//! A token keeps the parts of the keys of its blocks behind its latent, in a cache too, so that every call makes them
+//! of all tokens in the same way.
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::Init;

@@ -23,7 +23,7 @@ pub(super) struct Channels;
 
 impl AttentionConfig {
     /// Sets whether attention is between channels instead of tokens (Florence-2,
-    /// [DaViT](https://arxiv.org/abs/2204.03645)): the elements of a head are compared with one another by what they are
+    /// [DaViT](https://arxiv.org/abs/2204.03645)): the elements of a head are compared with one another by their values
     /// in all tokens, with the factor `s^-0.5` on the scores of `s` tokens, whatever `scale` is.
     ///
     /// Such a layer has neither positions nor masks nor a cache, and its attention weights are `(b, h, d, d)`.

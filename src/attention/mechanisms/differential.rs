@@ -1,5 +1,5 @@
-//! Pairs of heads of which one is subtracted from the other (DiffLlama). The pairs share their values, so that attention
-//! runs over the heads of a usual call.
+//! Pairs of heads of which one is subtracted from the other (DiffLlama). The pairs share their values, so that
+//! attention runs over the heads of a usual call.
 
 use candle_core::{D, Tensor};
 use candle_nn::Init;

@@ -1,5 +1,5 @@
-//! Keys that every query attends to beside those of the tokens: a learned one, one of zeros (PyTorch's `add_bias_kv` and
-//! `add_zero_attn`).
+//! Keys that every query attends to beside those of the tokens: a learned one, one of zeros (PyTorch's `add_bias_kv`
+//! and `add_zero_attn`).
 
 use candle_core::Tensor;
 use candle_nn::Init;

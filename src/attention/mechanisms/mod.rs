@@ -8,10 +8,10 @@ mod differential;
 mod extra_keys;
 mod global_tokens;
 mod key_limit;
-mod limits;
 mod output_gate;
 mod output_groups;
 mod pooled_queries;
+mod projection_limits;
 mod rotated_context;
 mod value_convolution;
 
@@ -22,10 +22,10 @@ pub use differential::Differential;
 pub(crate) use differential::LAMBDAS;
 pub(crate) use extra_keys::BIAS_KV;
 pub(crate) use global_tokens::GLOBAL;
-pub(crate) use limits::LIMITS;
 pub use output_gate::{GateActivation, GateOver, OutputGate};
 pub(crate) use output_groups::OUTPUT_GROUPS;
 pub use output_groups::OutputGroups;
+pub(crate) use projection_limits::PROJECTION_LIMITS;
 pub(crate) use value_convolution::VALUE_CONVOLUTION;
 
 use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms};
@@ -37,7 +37,7 @@ use crate::weights::Parameter;
 const ALL: [MechanismRow; 14] = [
     key_limit::ROW,
     global_tokens::ROW,
-    limits::ROW,
+    projection_limits::ROW,
     clipping::ROW,
     extra_keys::ROW,
     rotated_context::ROW,

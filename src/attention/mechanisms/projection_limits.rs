@@ -13,7 +13,7 @@ use crate::position::Position;
 use crate::weights::{HeadKind, Parameter, Parameters, Presence};
 
 /// The limits on the inputs and on the outputs of the projections of queries, keys, values and the output, `()`.
-pub(crate) const LIMITS: [[&str; 4]; 4] = [
+pub(crate) const PROJECTION_LIMITS: [[&str; 4]; 4] = [
     ["q_proj.input_min", "q_proj.input_max", "q_proj.output_min", "q_proj.output_max"],
     ["k_proj.input_min", "k_proj.input_max", "k_proj.output_min", "k_proj.output_max"],
     ["v_proj.input_min", "v_proj.input_max", "v_proj.output_min", "v_proj.output_max"],
@@ -22,8 +22,10 @@ pub(crate) const LIMITS: [[&str; 4]; 4] = [
 
 /// A layer has limits if its checkpoint holds them; no configuration says so.
 pub(super) const ROW: MechanismRow = MechanismRow {
-    parameters: |config| LIMITS.as_flattened().iter().enumerate().map(|(i, name)| row(config, i, name)).collect(),
-    from_layer: |layer| Limits::from_parameters(layer.parameters).map(boxed),
+    parameters: |config| {
+        PROJECTION_LIMITS.as_flattened().iter().enumerate().map(|(i, name)| row(config, i, name)).collect()
+    },
+    from_layer: |layer| ProjectionLimits::from_parameters(layer.parameters).map(boxed),
 };
 
 /// The row of the `i`-th limit.
@@ -33,7 +35,7 @@ fn row(config: &AttentionConfig, i: usize, name: &'static str) -> Parameter {
         || config.global_tokens()
         || matches!(config.position, Position::Disentangled(_))
         || config.key_value_source != KeyValueSource::Projections;
-    let other = LIMITS.as_flattened()[i ^ 1];
+    let other = PROJECTION_LIMITS.as_flattened()[i ^ 1];
     Parameter {
         field: "limits",
         init: None,
@@ -47,12 +49,12 @@ fn row(config: &AttentionConfig, i: usize, name: &'static str) -> Parameter {
 }
 
 /// The smallest and the largest input and output of each projection that has limits.
-struct Limits {
+struct ProjectionLimits {
     inputs: [Option<[Tensor; 2]>; 4],
     outputs: [Option<[Tensor; 2]>; 4],
 }
 
-impl Limits {
+impl ProjectionLimits {
     fn from_parameters(parameters: &Parameters) -> Result<Option<Self>> {
         let pair = |names: [&str; 2]| -> Result<Option<[Tensor; 2]>> {
             let [Some(min), Some(max)] = names.map(|name| parameters.get(name).cloned()) else { return Ok(None) };
@@ -60,7 +62,7 @@ impl Limits {
             Ok(Some([min, max]))
         };
         let [mut inputs, mut outputs] = [const { [const { None }; 4] }; 2];
-        for (projection, [input_min, input_max, output_min, output_max]) in LIMITS.into_iter().enumerate() {
+        for (projection, [input_min, input_max, output_min, output_max]) in PROJECTION_LIMITS.into_iter().enumerate() {
             inputs[projection] = pair([input_min, input_max])?;
             outputs[projection] = pair([output_min, output_max])?;
         }
@@ -68,7 +70,7 @@ impl Limits {
     }
 }
 
-impl Mechanism for Limits {
+impl Mechanism for ProjectionLimits {
     fn routes(&self) -> Routes {
         Routes::RAGGED
     }
