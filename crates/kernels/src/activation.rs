@@ -1,7 +1,7 @@
 //! Activations, and their functions on vectors: GELU ([Hendrycks 2016](https://arxiv.org/abs/1606.08415)) by the error
 //! function and by the hyperbolic tangent, SiLU, ReLU, and the hyperbolic tangent itself; the functions of gates.
 
-use super::exp::exp;
+use super::exp::{exp, polynomial};
 use super::isa::simd::Simd;
 
 /// An element-wise activation that a matrix product can end with. The discriminants are fixed, because kernels for GPUs
@@ -88,15 +88,6 @@ const TANH: Rational<7, 4> = Rational {
     ],
     q: [1.198_258_394_667_02e-6, 1.185_347_056_866_54e-4, 2.268_434_632_439_00e-3, 4.893_525_185_543_85e-3],
 };
-
-#[inline(always)]
-fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -> S::V {
-    let mut sum = s.splat(coefficients[0]);
-    for coefficient in &coefficients[1..] {
-        sum = s.mul_add(sum, x, s.splat(*coefficient));
-    }
-    sum
-}
 
 impl<const M: usize, const N: usize> Rational<M, N> {
     #[inline(always)]

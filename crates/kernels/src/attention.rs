@@ -10,21 +10,26 @@
 
 use super::distance_products::DistanceProducts;
 use super::dropout::Dropout;
-use super::elements::ElementsOut;
+use super::elements::{Element, ElementsOut};
 use super::error::{Error, Result};
-use super::few_queries;
-use super::isa::Isa;
+use super::few_queries::{self, FewQueries};
+use super::int8::dot::Int8Dot;
+use super::int8::kernel::Int8Kernel;
+use super::isa::kernel::{Kernel, PairKernel};
+use super::isa::pair_dot::PairDot;
 use super::isa::simd::{MAX_LANES, Simd};
+use super::mask::KEY_BLOCK;
 use super::memory::{ScratchPool, element_count, try_reserve};
-use super::non_finite::{FiniteValues, all_finite};
-use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, TileProducts, any_visible};
-use super::problem::{AttentionProblem, Batch, Problem};
-use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, ScoreTile, Tokens, pack, query_block};
+use super::non_finite::FiniteValues;
+use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, TileProducts, any_visible, store_row};
+use super::problem::{AttentionProblem, Batch, KeyValueView, Problem, TileNumbers};
+use super::registry::Isa;
+use super::score_tile::{Packing, QUERY_BLOCK, ScoreTile, TileKernel, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
-use super::tile_kernel::{TileKernel, TileNumbers, run_on_tiles};
+use super::tile_bf16::TileBf16;
+use super::tile_f32::TileF32;
+use super::tile_int8::TileInt8;
 
-/// f32 values in a cache line.
-const LINE: usize = 16;
 /// Part of the queries of one sequence, for the query heads of one key-value head.
 #[derive(Clone, Copy)]
 struct Task {
@@ -34,10 +39,33 @@ struct Task {
     to: usize,
 }
 
-/// Computes a problem that was checked: each task that returns `Ok` has written all of its own, and together they are
-/// all of `out`.
-pub(super) fn attend(isa: Isa, team: Team, problem: &Problem, out: ElementsOut) -> Result<()> {
-    run_tasks(isa, team, problem, None, out)
+/// Computes attention. `to` becomes `(queries, h, d_v)`, the queries of one sequence after those of the other.
+///
+/// # Errors
+/// If the sizes, views and masks of the problem contradict each other, and if there is not enough memory.
+pub fn attend<T: Element, K: KeyValueView>(
+    isa: Isa,
+    team: Team,
+    problem: &AttentionProblem<T, K>,
+    to: &mut Vec<T>,
+) -> Result<()> {
+    to.clear();
+    attend_to(isa, team, problem.erase(), Output::Vec(to))
+}
+
+/// [`attend`] into an existing slice, `to` `(queries, h, d_v)`.
+///
+/// # Errors
+/// The errors of [`attend`], and if `to` has another size.
+pub fn attend_into<T: Element>(isa: Isa, team: Team, problem: &AttentionProblem<T>, to: &mut [T]) -> Result<()> {
+    attend_to(isa, team, problem.erase(), Output::Slice(to))
+}
+
+fn attend_to<T: Element>(isa: Isa, team: Team, problem: Problem, to: Output<T>) -> Result<()> {
+    let size = problem.checked_output_size()?;
+    let run = |out| if size == 0 { Ok(()) } else { run_tasks(isa, team, &problem, None, T::output(out)) };
+    // SAFETY: `run_tasks` writes all of the output.
+    unsafe { to.write("the output of attention", size, run) }
 }
 
 /// What the backward pass needs of the softmax of one query: the attention weight of a score is
@@ -95,15 +123,65 @@ pub fn attend_for_training(
 /// Runs all tasks of a problem that was checked. They cover all queries, and all heads because `h_kv` divides `h`.
 /// `out` is memory for all of them.
 fn run_tasks(isa: Isa, team: Team, problem: &Problem, training: Option<Training>, out: ElementsOut) -> Result<()> {
-    if training.is_none() && few_queries::applies(problem) {
-        return few_queries::run_tasks(isa, team, problem, out);
-    }
     let pool = ScratchPool::default();
+    if training.is_none() && problem.has_few_queries() {
+        let tasks = few_queries::Tasks::new(problem, team.threads());
+        return team.try_for_each(tasks.count(problem), |i| {
+            run_on_tiles(
+                isa,
+                problem.tile_numbers(),
+                FewQueries { problem, task: tasks.task(problem, i), pool: &pool, out },
+            )
+        });
+    }
+    let numbers = if training.is_some() { TileNumbers::F32 } else { problem.tile_numbers() };
     let tasks = tasks(problem, team.threads())?;
     team.try_for_each(tasks.len(), |i| {
-        let numbers = if training.is_some() { TileNumbers::F32 } else { problem.tile_numbers() };
         run_on_tiles(isa, numbers, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
     })
+}
+
+/// Runs a kernel with tiles of such numbers.
+fn run_on_tiles<K: TileKernel>(isa: Isa, numbers: TileNumbers, kernel: K) -> Result<()> {
+    let mut result = Ok(());
+    let kernel = OnTiles { kernel, result: &mut result };
+    match numbers {
+        TileNumbers::Int8 => isa.run_int8(kernel),
+        TileNumbers::Bf16 if isa.has_bf16_dot() => isa.run_bf16(kernel),
+        _ => isa.run(kernel),
+    }
+    result
+}
+
+struct OnTiles<'a, K> {
+    kernel: K,
+    result: &'a mut Result<()>,
+}
+
+impl<K: TileKernel> Kernel for OnTiles<'_, K> {
+    #[inline(always)]
+    fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
+        *self.result = self.kernel.run(TileF32::<S, MR, NR>(s));
+    }
+}
+
+impl<K: TileKernel> Int8Kernel for OnTiles<'_, K> {
+    #[inline(always)]
+    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D) {
+        // AVX2 without VNNI, and NEON, have no registers left for the sums of more rows.
+        *self.result = if const { MR == 5 || D::S::LANES == 4 } {
+            self.kernel.run(TileInt8::<D, 4, NR>(dot))
+        } else {
+            self.kernel.run(TileInt8::<D, MR, NR>(dot))
+        };
+    }
+}
+
+impl<K: TileKernel> PairKernel for OnTiles<'_, K> {
+    #[inline(always)]
+    fn run<S: Simd, D: PairDot>(self, s: S, dot: D) {
+        *self.result = self.kernel.run(TileBf16(s, dot));
+    }
 }
 
 /// Size in f32 values of the memory that one thread needs beside inputs and outputs: the packed keys and values, and
@@ -141,194 +219,217 @@ struct TaskKernel<'a> {
     out: ElementsOut,
 }
 
-/// The scratch memory of a task, divided by purpose.
-struct Scratch<'a> {
-    keys: &'a mut [f32],
-    values: &'a mut [f32],
-    queries: &'a mut [f32],
-    output: &'a mut [f32],
-    row_max: &'a mut [f32],
-    row_sum: &'a mut [f32],
-    scores: &'a mut [f32],
-    tokens: &'a mut [f32],
-    products: &'a mut [f32],
-}
-
-impl<'a> Scratch<'a> {
-    /// The size of each part for `keys` keys and that many `products`, and of all together.
-    fn sizes<C: ScoreTile>(keys: usize, d: usize, d_v: usize, products: usize) -> Result<([usize; 9], usize)> {
-        let (query_width, width, width_v) = (C::query_width(d), C::key_width(d), C::value_width(d_v));
-        let what = "the scratch memory of attention";
-        // All of the sum but a small constant is at most this product: then nothing in it wraps around.
-        element_count(
-            what,
-            &[
-                keys.saturating_add(2 * QUERY_BLOCK),
-                query_width.max(width).saturating_add(width_v).saturating_add(LINE),
-                2,
-            ],
-        )?;
-        let keys = keys.next_multiple_of(C::PANEL);
-        let sizes = [
-            keys * width,
-            C::values_offset(keys, width_v),
-            query_block(C::ROWS) * query_width,
-            query_block(C::ROWS) * width_v,
-            query_block(C::ROWS),
-            query_block(C::ROWS),
-            C::SCORES,
-            (MAX_LANES + 2) * d.max(width) + 3 * width_v,
-            products,
-        ]
-        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
-        Ok((sizes, sizes.iter().sum()))
-    }
-
-    fn divide(mut rest: &'a mut [f32], sizes: [usize; 9]) -> Self {
-        let [keys, values, queries, output, row_max, row_sum, scores, tokens, products] = sizes.map(|size| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
-            rest = after;
-            part
-        });
-        Self { keys, values, queries, output, row_max, row_sum, scores, tokens, products }
-    }
-}
-
 impl TileKernel for TaskKernel<'_> {
     #[inline(always)]
     fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
-        let Self { problem, task: Task { b, h_kv, from, to }, training, out, .. } = self;
-        let (s, d, d_v) = (tile.simd(), problem.d, problem.d_v);
-        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL)) };
-        let query_block = const { query_block(C::ROWS) };
-        let (query_width, width, width_v) = (C::query_width(d), C::key_width(d), C::value_width(d_v));
-        let (s_q, s_kv, start) = (problem.batch.s_q(b), problem.batch.s_kv(b), problem.batch.start(b));
-
+        let Self { problem, task: Task { b, h_kv, from, to }, .. } = self;
         // Keys after the last one that any query of the task sees are not even packed.
-        let ranges = (from..to).map(|i| problem.mask.range(b, i, s_q, s_kv));
-        let visible = ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0);
-        let keys = if problem.appended > 0 { s_kv + problem.appended } else { visible };
-        let products = DistanceProducts::size::<C>(problem, query_block, keys)?;
-        let (sizes, total) = Scratch::sizes::<C>(keys, d, d_v, products)?;
-        let mut memory = self.pool.take(total)?;
-        let mut scratch = Scratch::divide(&mut memory, sizes);
-        let packed_keys = Tokens { heads: problem.k, start, h: h_kv, from: 0, count: keys, d };
-        pack(tile, Packing::Keys, packed_keys, scratch.tokens, scratch.keys);
-        let values = Tokens { heads: problem.v, start, h: h_kv, from: 0, count: keys, d: d_v };
-        pack(tile, Packing::Values { width_v }, values, scratch.tokens, scratch.values);
-        // The values without what is not finite, once an output is not.
-        let (mut finite, mut values_were_checked) = (None::<FiniteValues>, false);
-
-        let mut products = DistanceProducts::new::<C>(
-            problem,
-            b,
-            from..to,
-            [query_block, keys],
-            std::mem::take(&mut scratch.products),
-        );
-        let (query_factor, score_factor) = C::split_scale(problem.scale, problem.q.data.is_f32());
+        let keys = problem.visible_keys(b, from..to);
+        let sizes = self.sizes::<C>(keys)?;
+        let mut memory = self.pool.take_parts(sizes)?;
+        let [packed_keys, packed_values, queries, output, row_max, row_sum, scores, tokens, products] =
+            memory.parts(sizes);
+        let (embeddings, rows) = (problem.mask.embeddings, query_block(C::ROWS));
+        let mut running = Running {
+            call: &self,
+            tile,
+            keys: Tokens::keys(problem, b, h_kv, keys),
+            values: Tokens::values(problem, b, h_kv, keys),
+            factors: C::split_scale(problem.scale, problem.q.data.is_f32()),
+            finite: None,
+            values_were_checked: false,
+            products: embeddings.map(|of| DistanceProducts::new::<C>(problem, of, b, from..to, [rows, keys], products)),
+            packed_keys,
+            packed_values,
+            queries,
+            state: SoftmaxState { row_max, row_sum, output, width_v: C::value_width(problem.d_v) },
+            scores,
+            tokens,
+        };
+        running.pack_keys_and_values();
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
-            if let Some(products) = &mut products {
-                let memory = [&mut *scratch.tokens, &mut *scratch.queries, &mut *scratch.scores];
-                products.start_head(tile, problem, [h, h_kv], memory);
-            }
-            let sink = problem.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h]);
-            let mut first = from;
-            while first < to {
-                let rows = query_block.min(to - first);
-                let used = rows.next_multiple_of(C::ROWS);
-                let queries = Tokens { heads: problem.q, start, h, from: first, count: rows, d };
-                let packing = Packing::Queries { factor: query_factor };
-                pack(tile, packing, queries, scratch.tokens, &mut scratch.queries[..used * query_width]);
-                if let Some(products) = &mut products {
-                    let queries = &scratch.queries[..used * query_width];
-                    products.start_block(tile, d, first..first + rows, queries, scratch.scores);
+            running.start_head(h);
+            for first in (from..to).step_by(rows) {
+                let block = Block { h, first, rows: rows.min(to - first) };
+                running.load_queries(block);
+                running.add_keys(block);
+                if running.replaces_values(block)? {
+                    running.add_keys(block);
                 }
-                // A sink is a score that was seen before the first key, with a value of 0.
-                scratch.output[..used * width_v].fill(0.0);
-                scratch.row_max[..used].fill(sink);
-                scratch.row_sum[..used].fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
-                for block in (0..keys).step_by(KEY_BLOCK) {
-                    let count = KEY_BLOCK.min(keys - block);
-                    for row in (0..rows).step_by(C::ROWS) {
-                        let rows = C::ROWS.min(rows - row);
-                        let pos = TilePos { b, h, s_q, s_kv, query: first + row, rows, start: block, count };
-                        if !any_visible(problem.mask, pos) {
-                            continue;
-                        }
-                        let range = |size: usize| row * size..(row + C::ROWS) * size;
-                        let queries = &scratch.queries[range(query_width)];
-                        tile.scores(rows, queries, d, &scratch.keys[block * width..], count, scratch.scores);
-                        let state = SoftmaxState {
-                            row_max: &mut scratch.row_max[range(1)],
-                            row_sum: &mut scratch.row_sum[range(1)],
-                            output: &mut scratch.output[range(width_v)],
-                            width_v,
-                        };
-                        let products = products.as_ref().map(|products| TileProducts { products, row });
-                        let scores = &mut *scratch.scores;
-                        OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state }.run();
-                        if let Some(dropout) = training.and_then(|training| training.dropout) {
-                            drop_weights(s, dropout, problem, pos, scratch.scores);
-                        }
-                        let values = &scratch.values[C::values_offset(block, width_v)..];
-                        let output = &mut scratch.output[range(width_v)];
-                        tile.accumulate_values(rows, scratch.scores, values, count, output, width_v);
-                    }
-                }
-                if !values_were_checked && !all_finite(&scratch.output[..rows * width_v]) {
-                    values_were_checked = true;
-                    finite = FiniteValues::new::<C>(values, scratch.tokens)?;
-                    if let Some(finite) = &finite {
-                        let values = Tokens { heads: finite.view(d_v), start: (0, 0), h: 0, ..values };
-                        pack(tile, Packing::Values { width_v }, values, scratch.tokens, scratch.values);
-                        continue; // with the same queries again
-                    }
-                }
-                for (i, row) in scratch.output.chunks_exact_mut(width_v).take(rows).enumerate() {
-                    let row_sum = scratch.row_sum[i];
-                    // A query that sees no key has sums of 0, and its output is 0.
-                    let factor = if row_sum == 0.0 { 0.0 } else { 1.0 / row_sum };
-                    let mut left = factor;
-                    if let Some(finite) = &finite {
-                        row.iter_mut().for_each(|x| *x = *x * factor + 0.0);
-                        left = 1.0;
-                        let sees = |key: usize| problem.mask.sees((b, h, first + i), key, [s_q, s_kv]);
-                        finite.add_visible::<C>(values, sees, scratch.tokens, row);
-                    }
-                    let at = (problem.batch.queries_before(b) + first + i) * problem.h + h;
-                    // SAFETY: the callers have reserved the output; only this task writes this query and head.
-                    unsafe { store_row(s, &mut row[..d_v], left, out, at * d_v) };
-                    if let Some(training) = training {
-                        let max = if factor == 0.0 { 0.0 } else { scratch.row_max[i] };
-                        // SAFETY: for the same reason.
-                        let kept = unsafe { training.rows.part(at, 1) };
-                        kept[0].write(SoftmaxRow { max, factor });
-                    }
-                }
-                first += rows;
+                running.store(block);
             }
         }
         Ok(())
     }
 }
 
-/// Stores a row times `factor` at `at` of the output. 0 is added because the sign of a product that underflows to 0 may
-/// come from a hidden key.
-///
-/// # Safety
-/// The elements are allocated, and nobody else uses them now.
-#[inline(always)]
-pub(super) unsafe fn store_row<S: Simd>(s: S, row: &mut [f32], factor: f32, out: ElementsOut, at: usize) {
-    let whole = row.len() / S::LANES * S::LANES;
-    let (vectors, rest) = row.split_at_mut(whole);
-    for values in vectors.chunks_exact_mut(S::LANES) {
-        s.store_slice(values, s.add(s.mul(s.load_slice(values), s.splat(factor)), s.splat(0.0)));
+impl TaskKernel<'_> {
+    /// The sizes of the scratch memory, part by part, for `keys` keys.
+    fn sizes<C: ScoreTile>(&self, keys: usize) -> Result<[usize; 9]> {
+        const { assert!(KEY_BLOCK.is_multiple_of(C::PANEL)) };
+        let (Problem { d, d_v, .. }, rows) = (*self.problem, query_block(C::ROWS));
+        let (query_width, width, width_v) = (C::query_width(d), C::key_width(d), C::value_width(d_v));
+        let widths = query_width.max(width).saturating_add(width_v).saturating_add(MAX_LANES);
+        // All of the sum but a small constant is at most this product: then nothing in it wraps around.
+        element_count("the scratch memory of attention", &[keys.saturating_add(2 * QUERY_BLOCK), widths, 2])?;
+        let products = match &self.problem.mask.embeddings {
+            Some(embeddings) => DistanceProducts::size::<C>(embeddings, d, rows, keys)?,
+            None => 0,
+        };
+        let keys = keys.next_multiple_of(C::PANEL);
+        Ok([
+            keys * width,
+            C::values_offset(keys, width_v),
+            rows * query_width,
+            rows * width_v,
+            rows,
+            rows,
+            C::SCORES,
+            (MAX_LANES + 2) * d.max(width) + 3 * width_v,
+            products,
+        ])
     }
-    rest.iter_mut().for_each(|x| *x = *x * factor + 0.0);
-    // SAFETY: the caller promises it.
-    unsafe { out.store(s, at, row) };
+}
+
+/// Some queries of a head, which are multiplied with all keys together.
+#[derive(Clone, Copy)]
+struct Block {
+    h: usize,
+    first: usize,
+    rows: usize,
+}
+
+/// A task while it runs, with its memory.
+struct Running<'a, 'm, C> {
+    call: &'a TaskKernel<'a>,
+    tile: C,
+    keys: Tokens<'a>,
+    values: Tokens<'a>,
+    /// Those on queries and on scores.
+    factors: (f32, f32),
+    /// The values without what is not finite, once an output is not.
+    finite: Option<FiniteValues>,
+    values_were_checked: bool,
+    /// Products with embeddings of distances, if there are such embeddings.
+    products: Option<DistanceProducts<'m>>,
+    packed_keys: &'m mut [f32],
+    packed_values: &'m mut [f32],
+    /// The queries of a block, and what they have accumulated.
+    queries: &'m mut [f32],
+    state: SoftmaxState<'m>,
+    /// Of one tile.
+    scores: &'m mut [f32],
+    tokens: &'m mut [f32],
+}
+
+impl<C: ScoreTile> Running<'_, '_, C> {
+    #[inline(always)]
+    fn pack_keys_and_values(&mut self) {
+        pack(self.tile, Packing::Keys, self.keys, self.tokens, self.packed_keys);
+        let packing = Packing::Values { width_v: self.state.width_v };
+        pack(self.tile, packing, self.values, self.tokens, self.packed_values);
+    }
+
+    /// Multiplies the keys with the embeddings of distances of a head.
+    #[inline(always)]
+    fn start_head(&mut self, h: usize) {
+        if let Some(products) = &mut self.products {
+            let memory = [&mut *self.tokens, &mut *self.queries, &mut *self.scores];
+            products.start_head(self.tile, self.call.problem, [h, self.call.task.h_kv], memory);
+        }
+    }
+
+    /// Packs the queries of a block.
+    #[inline(always)]
+    fn load_queries(&mut self, Block { h, first, rows }: Block) {
+        let problem = self.call.problem;
+        let tokens = Tokens { heads: problem.q, h, from: first, count: rows, ..self.keys };
+        let queries = &mut self.queries[..rows.next_multiple_of(C::ROWS) * C::query_width(problem.d)];
+        pack(self.tile, Packing::Queries { factor: self.factors.0 }, tokens, self.tokens, queries);
+        if let Some(products) = &mut self.products {
+            products.start_block(self.tile, problem.d, first..first + rows, queries, self.scores);
+        }
+    }
+
+    /// Accumulates all keys for a block of queries.
+    #[inline(always)]
+    fn add_keys(&mut self, Block { h, first, rows }: Block) {
+        let Task { b, .. } = self.call.task;
+        let (problem, keys) = (self.call.problem, self.keys.count);
+        let (s_q, s_kv) = (problem.batch.s_q(b), problem.batch.s_kv(b));
+        self.state.rows(0..rows.next_multiple_of(C::ROWS)).start(problem.sink(h));
+        for start in (0..keys).step_by(KEY_BLOCK) {
+            let count = KEY_BLOCK.min(keys - start);
+            for row in (0..rows).step_by(C::ROWS) {
+                let rows = C::ROWS.min(rows - row);
+                let pos = TilePos { b, h, s_q, s_kv, query: first + row, rows, start, count };
+                if any_visible(problem.mask, pos) {
+                    self.add_tile(row, pos);
+                }
+            }
+        }
+    }
+
+    /// Accumulates a block of keys for the queries from `row` of a block on.
+    #[inline(always)]
+    fn add_tile(&mut self, row: usize, pos: TilePos) {
+        let (tile, problem, score_factor) = (self.tile, self.call.problem, self.factors.1);
+        let (query_width, width_v) = (C::query_width(problem.d), self.state.width_v);
+        let queries = &self.queries[row * query_width..][..C::ROWS * query_width];
+        let keys = &self.packed_keys[pos.start * C::key_width(problem.d)..];
+        tile.scores(pos.rows, queries, problem.d, keys, pos.count, self.scores);
+        let products = self.products.as_ref().map(|products| TileProducts { products, row });
+        let (scores, state) = (&mut *self.scores, self.state.rows(row..row + C::ROWS));
+        OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state }.run();
+        if let Some(dropout) = self.call.training.and_then(|training| training.dropout) {
+            drop_weights(tile.simd(), dropout, problem, pos, self.scores);
+        }
+        let values = &self.packed_values[C::values_offset(pos.start, width_v)..];
+        let output = self.state.rows(row..row + C::ROWS).output;
+        tile.accumulate_values(pos.rows, self.scores, values, pos.count, output, width_v);
+    }
+
+    /// Whether the outputs of a block are not finite, and the values have been packed again without those that are not.
+    #[inline(always)]
+    fn replaces_values(&mut self, Block { rows, .. }: Block) -> Result<bool> {
+        if self.values_were_checked || self.state.rows(0..rows).is_finite() {
+            return Ok(false);
+        }
+        self.values_were_checked = true;
+        self.finite = FiniteValues::new::<C>(self.values, self.tokens)?;
+        if let Some(finite) = &self.finite {
+            let packing = Packing::Values { width_v: self.state.width_v };
+            pack(self.tile, packing, finite.tokens(self.values), self.tokens, self.packed_values);
+        }
+        Ok(self.finite.is_some())
+    }
+
+    /// Stores the outputs of a block.
+    #[inline(always)]
+    fn store(&mut self, Block { h, first, rows }: Block) {
+        let TaskKernel { problem, task: Task { b, .. }, training, out, .. } = *self.call;
+        let (d_v, width_v) = (problem.d_v, self.state.width_v);
+        for row in 0..rows {
+            let (query, factor) = (first + row, self.state.factor(row));
+            let (max, output) = (self.state.row_max[row], &mut self.state.output[row * width_v..][..width_v]);
+            let mut left = factor;
+            if let Some(finite) = &self.finite {
+                let sees = |key: usize| problem.sees((b, h, query), key);
+                finite.add_visible::<C>(self.values, sees, self.tokens, (&mut *output, factor));
+                left = 1.0;
+            }
+            let at = (problem.batch.queries_before(b) + query) * problem.h + h;
+            // SAFETY: the callers have reserved the output; only this task writes this query and head.
+            unsafe { store_row(self.tile.simd(), &mut output[..d_v], left, out, at * d_v) };
+            if let Some(training) = training {
+                let max = if factor == 0.0 { 0.0 } else { max };
+                // SAFETY: for the same reason.
+                let kept = unsafe { training.rows.part(at, 1) };
+                kept[0].write(SoftmaxRow { max, factor });
+            }
+        }
+    }
 }
 
 /// Drops attention weights of a tile.

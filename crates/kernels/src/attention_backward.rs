@@ -13,23 +13,20 @@
 //! a sum of the gradients of queries over tasks, or all scores twice.
 
 use super::attention::SoftmaxRow;
-use super::backward_products::{add_column_products, add_row_products, dot, panel_products};
+use super::backward_products::{add_column_products, dot, panel_products};
 use super::dropout::Dropout;
 use super::error::{Error, Result};
 use super::exp::exp;
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
-use super::mask::DistanceTable;
-use super::memory::{ScratchPool, element_count, zeros};
+use super::mask::{DistanceTable, KEY_BLOCK};
+use super::memory::{self, ScratchPool, element_count, zeros};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap, score_derivatives};
 use super::problem::{AttentionProblem, Batch, KeyValueView};
-use super::score_tile::{KEY_BLOCK, Packing, QUERY_BLOCK, Tokens, pack, query_block};
+use super::registry::Isa;
+use super::score_tile::{Packing, QUERY_BLOCK, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
-use super::tile_f32::TileF32;
-
-/// f32 values in a cache line.
-const LINE: usize = 16;
+use super::tile_f32::{TileF32, add_value_tile};
 
 /// The backward pass of one call of attention in f32.
 #[derive(Debug)]
@@ -211,20 +208,16 @@ struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// The size of each part for `keys` keys, and of all together.
-    fn sizes<S: Simd, const MR: usize, const NR: usize>(
-        keys: usize,
-        d: usize,
-        d_v: usize,
-    ) -> Result<([usize; 12], usize)> {
+    /// The size of each part for `keys` keys.
+    fn sizes<S: Simd, const MR: usize, const NR: usize>(keys: usize, d: usize, d_v: usize) -> Result<[usize; 12]> {
         let what = "the scratch memory of the backward pass of attention";
-        let widths = d.saturating_add(d_v).saturating_add(2 * LINE);
+        let widths = d.saturating_add(d_v).saturating_add(2 * MAX_LANES);
         // All of the sum but a small constant is at most this product: then nothing in it wraps around.
         element_count(what, &[keys.saturating_add(4 * QUERY_BLOCK), widths, 4])?;
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
         // The tiles of a block start with it, so the last one may end a tile after the last key.
         let (panels, tiles) = (keys.next_multiple_of(NR * S::LANES), keys.saturating_add(MR));
-        let sizes = [
+        Ok([
             panels * d,
             panels * d_v,
             keys * width,
@@ -237,30 +230,25 @@ impl<'a> Scratch<'a> {
             query_block(MR) * KEY_BLOCK,
             query_block(MR) * KEY_BLOCK,
             MAX_LANES * d.max(d_v),
-        ]
-        .map(|size| size.next_multiple_of(LINE)); // each part starts at a cache line
-        Ok((sizes, sizes.iter().sum()))
+        ])
     }
 
-    fn divide(mut rest: &'a mut [f32], sizes: [usize; 12]) -> Self {
-        let mut part = |i: usize| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(sizes[i]);
-            rest = after;
-            part
-        };
+    fn divide(memory: &'a mut memory::Scratch, sizes: [usize; 12]) -> Self {
+        let [key_panels, value_panels, keys, key_gradients, value_gradients, queries, rest @ ..] = memory.parts(sizes);
+        let [output_gradients, query_gradients, deltas, weights, score_gradients, tokens] = rest;
         Self {
-            key_panels: part(0),
-            value_panels: part(1),
-            keys: part(2),
-            key_gradients: part(3),
-            value_gradients: part(4),
-            queries: part(5),
-            output_gradients: part(6),
-            query_gradients: part(7),
-            deltas: part(8),
-            weights: part(9),
-            score_gradients: part(10),
-            tokens: part(11),
+            key_panels,
+            value_panels,
+            keys,
+            key_gradients,
+            value_gradients,
+            queries,
+            output_gradients,
+            query_gradients,
+            deltas,
+            weights,
+            score_gradients,
+            tokens,
         }
     }
 }
@@ -284,8 +272,8 @@ impl TaskKernel<'_> {
         let AttentionProblem { d, d_v, batch, appended, .. } = *problem;
         let (s_q, s_kv, start) = (batch.s_q(b), batch.s_kv(b), batch.start(b));
         let keys = s_kv + appended;
-        let (sizes, total) = Scratch::sizes::<S, MR, NR>(keys, d, d_v)?;
-        let mut memory = self.pool.take(total)?;
+        let sizes = Scratch::sizes::<S, MR, NR>(keys, d, d_v)?;
+        let mut memory = self.pool.take_parts(sizes)?;
         let mut scratch = Scratch::divide(&mut memory, sizes);
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
 
@@ -417,11 +405,11 @@ impl TaskKernel<'_> {
         for (weights, rows, width, to) in sums {
             add_column_products::<S, MR, NR>(s, weights, (rows, width), pos, seen, &mut to[pos.start * width..]);
         }
-        for (tile, (from, to)) in seen.iter().enumerate() {
+        for (tile, (from, to)) in seen.iter().enumerate().filter(|(_, (from, to))| from < to) {
             let gradients = &scratch.score_gradients[tile * MR * KEY_BLOCK..][..MR * KEY_BLOCK];
             let keys = &scratch.keys[(pos.start + from) * width..];
             let sums = &mut scratch.query_gradients[tile * MR * width..][..MR * width];
-            add_row_products::<S, MR, NR>(s, &gradients[*from..], (keys, to - from), sums, width);
+            add_value_tile::<S, f32, MR, NR>(s, &gradients[*from..], (keys, width), to - from, sums, width);
         }
     }
 

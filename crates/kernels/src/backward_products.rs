@@ -1,10 +1,9 @@
 //! The products of the backward pass of attention, a block of queries by a block of keys at a time.
 
+use super::isa::microkernel::{Lhs, Prefetch, Rhs, add_product, microkernel, store_rows};
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{Lhs, Prefetch, Rhs, add_to_rows, microkernel, store_rows};
+use super::mask::KEY_BLOCK;
 use super::online_softmax::TilePos;
-use super::score_tile::KEY_BLOCK;
-use super::tile_f32::vectors_per_step;
 
 /// Σ a · b, always added in the same order.
 #[inline(always)]
@@ -65,74 +64,9 @@ pub(super) fn add_column_products<S: Simd, const MR: usize, const NR: usize>(
         let rows = &rows[first * width..last * width];
         let to = &mut to[key * width..][..MR * width];
         assert!(key + MR <= KEY_BLOCK && width.is_multiple_of(S::LANES));
-        let mut column = 0;
-        while column < width {
-            let step = vectors_per_step((width - column) / S::LANES, NR);
-            // SAFETY: `weights` has `last - first` rows of `KEY_BLOCK` values, of which those from `key` on are at
-            // least `MR`; `rows` has as many of `width`, and `to` `MR`. `column + step · LANES` is at most `width`.
-            unsafe {
-                let a = weights.as_ptr().add(key);
-                let b = rows.as_ptr().add(column);
-                let to = to.as_mut_ptr().add(column);
-                match step {
-                    1 => add_columns::<S, MR, 1>(s, last - first, a, b, to, width),
-                    3 if NR >= 3 => add_columns::<S, MR, 3>(s, last - first, a, b, to, width),
-                    _ => add_columns::<S, MR, 2>(s, last - first, a, b, to, width),
-                }
-            }
-            column += step * S::LANES;
-        }
-    }
-}
-
-/// # Safety
-/// `a` can be read for `terms` rows of `MR` values, `KEY_BLOCK` values apart, `b` for as many of `NV` vectors, `width`
-/// values apart, and `to` can be written for `MR` rows like these.
-#[inline(always)]
-unsafe fn add_columns<S: Simd, const MR: usize, const NV: usize>(
-    s: S,
-    terms: usize,
-    a: *const f32,
-    b: *const f32,
-    to: *mut f32,
-    width: usize,
-) {
-    // SAFETY: the caller promises it.
-    unsafe {
-        let sums =
-            microkernel::<S, _, MR, NV>(s, terms, Lhs::columns(a, KEY_BLOCK), Rhs::new(b, width), Prefetch::NONE);
-        add_to_rows(s, &sums, to, width);
-    }
-}
-
-/// Adds the products of `MR` rows of a tile `(MR, KEY_BLOCK)` with `count` rows of `width` values to `to`
-/// `(MR, width)`.
-#[inline(always)]
-pub(super) fn add_row_products<S: Simd, const MR: usize, const NR: usize>(
-    s: S,
-    tile: &[f32],
-    (rows, count): (&[f32], usize),
-    to: &mut [f32],
-    width: usize,
-) {
-    if count == 0 {
-        return;
-    }
-    assert!(width.is_multiple_of(S::LANES) && rows.len() >= count * width && to.len() >= MR * width);
-    assert!(tile.len() >= (MR - 1) * KEY_BLOCK + count);
-    let a = Lhs::rows(tile.as_ptr(), KEY_BLOCK);
-    let mut column = 0;
-    while column < width {
-        let step = vectors_per_step((width - column) / S::LANES, NR);
-        // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width`.
-        unsafe {
-            let (b, to) = (Rhs::new(rows.as_ptr().add(column), width), to.as_mut_ptr().add(column));
-            match step {
-                1 => add_to_rows(s, &microkernel::<S, _, MR, 1>(s, count, a, b, Prefetch::NONE), to, width),
-                3 if NR >= 3 => add_to_rows(s, &microkernel::<S, _, MR, 3>(s, count, a, b, Prefetch::NONE), to, width),
-                _ => add_to_rows(s, &microkernel::<S, _, MR, 2>(s, count, a, b, Prefetch::NONE), to, width),
-            }
-        }
-        column += step * S::LANES;
+        let a = Lhs::columns(weights[key..].as_ptr(), KEY_BLOCK);
+        // SAFETY: `weights` has `last - first` rows of `KEY_BLOCK` values, of which those from `key` on are at least
+        // `MR`; `rows` has as many of `width`, and `to` `MR`.
+        unsafe { add_product::<S, f32, MR, NR>(s, last - first, a, (rows.as_ptr(), width), to.as_mut_ptr(), width) };
     }
 }

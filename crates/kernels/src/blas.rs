@@ -17,15 +17,14 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::convert::PairFormat;
 use super::elements::Elements;
-use super::epilogue::Epilogue;
 use super::error::Result;
-use super::gemm::GemmTask;
+use super::gemm::{Epilogue, GemmTask};
 use super::gemm_f32::F32Panels;
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
-use super::isa::pair_dot::PairFormat;
 use super::isa::simd::{MAX_LANES, Simd};
+use super::registry::Isa;
 
 /// A library that multiplies matrices in f32.
 #[derive(Debug, Clone, Copy)]
@@ -75,7 +74,7 @@ pub(super) fn share(all: usize, (index, parts): (usize, usize), step: usize) -> 
 
 /// Runs a task on weights that are rows of outputs.
 pub(super) fn run_blas(isa: Isa, blas: Blas, task: GemmTask, weights: F32Panels) -> Result<()> {
-    let (terms, rows) = (task.weights.in_features, task.to - task.from);
+    let (terms, rows) = (task.in_features, task.to - task.from);
     let weights = match weights {
         F32Panels::F32(rows) => Elements::F32(rows),
         F32Panels::Halves(PairFormat::Bf16, rows) => Elements::Bf16(bytemuck::cast_slice::<u16, bf16>(rows)),
@@ -114,7 +113,7 @@ impl Kernel for GemmBlas<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
         let Self { blas, task, weights, block, upcast, wide, results } = self;
-        let (terms, out_features) = (task.weights.in_features, task.weights.out_features);
+        let (terms, out_features) = (task.in_features, task.out_features);
         let rows = task.to - task.from;
         let (m, a) = (rows.max(MIN_ROWS), task.a.part(task.from * terms..task.to * terms));
         let a = if rows < MIN_ROWS {
@@ -130,7 +129,7 @@ impl Kernel for GemmBlas<'_> {
             let last = if task.last - first < block + OUTPUT_STEP { task.last } else { first + block };
             let (columns, stride) = (last - first, (last - first).next_multiple_of(MAX_LANES));
             let (bias, rest) = results.split_at_mut(stride);
-            bias[..columns].copy_from_slice(&task.weights.bias[first..last]);
+            bias[..columns].copy_from_slice(&task.bias[first..last]);
             let sums = &mut rest[..m * stride];
             if terms == 0 {
                 sums.fill(0.0);

@@ -5,9 +5,45 @@ use std::mem::MaybeUninit;
 use half::{bf16, f16};
 
 #[cfg(target_arch = "aarch64")]
-use super::isa::neon;
-use super::isa::pair_dot::{Pair, PairDot, PairFormat};
-use super::isa::simd::Simd;
+use super::isa::neon_f16;
+
+/// Two neighboring terms of a sum, the first in the low half.
+pub(crate) type Pair = u32;
+
+/// The numbers of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PairFormat {
+    Bf16,
+    F16,
+}
+
+impl PairFormat {
+    /// Rounds a value.
+    pub(crate) fn bits(self, value: f32) -> u16 {
+        match self {
+            Self::Bf16 => bf16::from_f32(value).to_bits(),
+            Self::F16 => f16::from_f32(value).to_bits(),
+        }
+    }
+
+    /// The value of 16 bits.
+    pub(crate) fn value(self, bits: u16) -> f32 {
+        match self {
+            Self::Bf16 => bf16_to_f32(bf16::from_bits(bits)),
+            Self::F16 => f16_to_f32(f16::from_bits(bits)),
+        }
+    }
+
+    /// Rounds two values to a pair.
+    pub(crate) fn pair(self, first: f32, second: f32) -> Pair {
+        u32::from(self.bits(first)) | u32::from(self.bits(second)) << 16
+    }
+
+    /// The values of a pair.
+    pub(crate) fn values(self, pair: Pair) -> [f32; 2] {
+        [pair as u16, (pair >> 16) as u16].map(|bits| self.value(bits))
+    }
+}
 
 /// A dtype of stored values, with conversions that are inlined into the kernels.
 pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
@@ -15,28 +51,12 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     const HALVES: Option<PairFormat>;
     /// Whether this is f32.
     const IS_F32: bool = Self::HALVES.is_none();
-    /// Whether [`store`](Self::store) is faster than a slice in f32 between.
+    /// Whether vectors of them are stored faster than by way of a slice in f32.
     const STORES_VECTORS: bool = false;
     /// Converts to f32, which is exact. Both slices have the same length.
     fn upcast(from: &[Self], to: &mut [f32]);
     /// Rounds from f32 to nearest, ties to even. Both slices have the same length.
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]);
-
-    /// Rounds the values of a vector as [`downcast`](Self::downcast) does. Only for types that
-    /// [store vectors](Self::STORES_VECTORS).
-    ///
-    /// # Safety
-    /// `LANES` elements can be written at `to`.
-    #[inline(always)]
-    unsafe fn store<S: Simd>(_: S, _: *mut Self, _: S::V) {
-        unreachable!("is rounded in slices")
-    }
-
-    /// A vector of values in f32.
-    ///
-    /// # Safety
-    /// `LANES` values can be read at `from`.
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
 
     /// The values in f32: `from` itself, or upcast into `buffer`, which is at least as long.
     #[inline(always)]
@@ -47,6 +67,7 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     }
 
     /// The bits of the values, if they have 16 bits and are of a format.
+    #[inline(always)]
     fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
         (Self::HALVES == Some(format)).then(|| bytemuck::cast_slice(values))
     }
@@ -55,13 +76,6 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     #[inline(always)]
     fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
         if Self::HALVES == Some(format) { bytemuck::try_cast_slice(values).ok() } else { None }
-    }
-
-    /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as `from`.
-    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
-    #[inline(always)]
-    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
-        dot.round_to_pairs(Self::as_f32(from, buffer), to);
     }
 }
 
@@ -77,16 +91,6 @@ impl Convert for f32 {
     #[inline(always)]
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
         to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from));
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.load(from) }
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.store(to, values) }
     }
     #[inline(always)]
     fn as_f32<'a>(from: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
@@ -107,11 +111,6 @@ impl Convert for i8 {
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
         to.iter_mut().zip(from).for_each(|(to, from)| _ = to.write(*from as i8));
     }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.load_i8(from) }
-    }
 }
 
 /// Converted by `half`, which uses the processor's instructions. On Arm it asks for an extension that the conversion
@@ -122,28 +121,16 @@ impl Convert for f16 {
     #[inline(always)]
     fn upcast(from: &[Self], to: &mut [f32]) {
         #[cfg(target_arch = "aarch64")]
-        neon::f16_to_f32(from, to);
+        neon_f16::f16_to_f32(from, to);
         #[cfg(not(target_arch = "aarch64"))]
         half::slice::HalfFloatSliceExt::convert_to_f32_slice(from, to);
     }
     #[inline(always)]
     fn downcast(from: &[f32], to: &mut [MaybeUninit<Self>]) {
         #[cfg(target_arch = "aarch64")]
-        neon::f32_to_f16(from, to);
+        neon_f16::f32_to_f16(from, to);
         #[cfg(not(target_arch = "aarch64"))]
         downcast_by_half(from, to);
-    }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.load_f16(from) }
-    }
-    #[inline(always)]
-    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
-        match D::FORMAT {
-            PairFormat::F16 => copy_pairs(from, to, f16::to_bits),
-            PairFormat::Bf16 => dot.round_to_pairs(Self::as_f32(from, buffer), to),
-        }
     }
 }
 
@@ -185,32 +172,15 @@ impl Convert for bf16 {
         }
         to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| _ = to.write(f32_to_bf16(*from)));
     }
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.load_bf16(from) }
-    }
-    #[inline(always)]
-    unsafe fn store<S: Simd>(s: S, to: *mut Self, values: S::V) {
-        // SAFETY: the caller promises the memory.
-        unsafe { s.store_bf16(to, values) }
-    }
-    #[inline(always)]
-    fn to_pairs<D: PairDot>(dot: D, from: &[Self], buffer: &mut [f32], to: &mut [Pair]) {
-        match D::FORMAT {
-            PairFormat::Bf16 => copy_pairs(from, to, bf16::to_bits),
-            PairFormat::F16 => dot.round_to_pairs(Self::as_f32(from, buffer), to),
-        }
-    }
 }
 
-/// Makes pairs of values as they are, and fills the rest of `to` with zeros.
+/// Makes pairs of neighboring values, and fills the rest of `to` with zeros.
 #[inline(always)]
-pub(crate) fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: impl Fn(T) -> u16) {
+pub(crate) fn copy_pairs(from: &[u16], to: &mut [Pair]) {
     let (pairs, rest) = from.as_chunks::<2>();
     let (whole, to_rest) = to.split_at_mut(pairs.len());
     let (to_last, zeros) = to_rest.split_at_mut(rest.len());
-    let pair = |[first, second]: [T; 2]| u32::from(bits(first)) | u32::from(bits(second)) << 16;
+    let pair = |[first, second]: [u16; 2]| u32::from(first) | u32::from(second) << 16;
     let ((blocks, pairs), (to_blocks, to_pairs)) = (pairs.as_chunks::<CHUNK>(), whole.as_chunks_mut::<CHUNK>());
     for (to, block) in to_blocks.iter_mut().zip(blocks) {
         // One move of a vector: the compiler does not merge halves to vectors of pairs.
@@ -219,7 +189,7 @@ pub(crate) fn copy_pairs<T: bytemuck::Pod>(from: &[T], to: &mut [Pair], bits: im
     for (to, halves) in to_pairs.iter_mut().zip(pairs) {
         *to = pair(*halves);
     }
-    to_last.iter_mut().zip(rest).for_each(|(to, last)| *to = u32::from(bits(*last)));
+    to_last.iter_mut().zip(rest).for_each(|(to, last)| *to = u32::from(*last));
     zeros.fill(0);
 }
 

@@ -18,10 +18,10 @@ use std::ops::Range;
 use super::elements::Elements;
 use super::error::Result;
 use super::isa::simd::{Simd, VectorKernel};
-use super::mask::DistanceEmbeddings;
-use super::memory::element_count;
+use super::mask::{DistanceEmbeddings, KEY_BLOCK};
+use super::memory::{divide, element_count};
 use super::problem::{Heads, Problem};
-use super::score_tile::{KEY_BLOCK, Packing, ScoreTile, Tokens, pack};
+use super::score_tile::{Packing, ScoreTile, Tokens, pack};
 
 /// Values between the products of one token and those of the next, beside the products: without them the products of
 /// many keys with one embedding, if their number is a power of two, would share a few sets of the L1 cache.
@@ -72,35 +72,30 @@ impl<'a> DistanceProducts<'a> {
         [packed, c2p * block * stride, p2c * keys * stride, p2c * 2 * keys]
     }
 
-    /// Size of the memory for `block` queries and `keys` keys.
-    pub fn size<C: ScoreTile>(problem: &Problem, block: usize, keys: usize) -> Result<usize> {
-        let Some(embeddings) = &problem.mask.embeddings else { return Ok(0) };
+    /// Size of the memory for `block` queries and `keys` keys of `d` values.
+    pub fn size<C: ScoreTile>(embeddings: &DistanceEmbeddings, d: usize, block: usize, keys: usize) -> Result<usize> {
         let (count, tokens) = (embeddings.count.saturating_add(PADDING + 2), keys.saturating_add(block));
         // The sum is at most this product: then nothing in it wraps around.
-        let widths = tokens.saturating_add(2 * C::key_width(problem.d)).saturating_add(2 * C::PANEL);
+        let widths = tokens.saturating_add(2 * C::key_width(d)).saturating_add(2 * C::PANEL);
         element_count("the products with embeddings of distances", &[count, widths, 2])?;
-        Ok(Self::sizes::<C>(embeddings, block, keys, problem.d).iter().sum())
+        Ok(Self::sizes::<C>(embeddings, block, keys, d).iter().sum())
     }
 
     /// The products of the queries `queries` of sequence `b` with `keys` keys, in memory of [`size`](Self::size).
-    /// `None` if there are no embeddings.
     pub fn new<C: ScoreTile>(
-        problem: &Problem<'a>,
+        problem: &Problem,
+        embeddings: DistanceEmbeddings<'a>,
         b: usize,
         queries: Range<usize>,
         [block, keys]: [usize; 2],
-        mut memory: &'a mut [f32],
-    ) -> Option<Self> {
-        let embeddings = problem.mask.embeddings?;
-        let [packed, of_queries, of_keys, ends] = Self::sizes::<C>(&embeddings, block, keys, problem.d).map(|size| {
-            let (part, after) = std::mem::take(&mut memory).split_at_mut(size);
-            memory = after;
-            part
-        });
+        memory: &'a mut [f32],
+    ) -> Self {
+        let sizes = Self::sizes::<C>(&embeddings, block, keys, problem.d);
+        let [packed, of_queries, of_keys, ends] = divide(memory, sizes);
         let last = embeddings.count.saturating_sub(1);
         let place = |before: &dyn Fn(usize) -> bool| embeddings.indices.partition_point(|e| before(*e as usize));
         let (s_q, s_kv) = (problem.batch.s_q(b), problem.batch.s_kv(b));
-        Some(Self {
+        Self {
             embeddings,
             stride: embeddings.count + PADDING,
             start: problem.batch.start(b),
@@ -112,7 +107,7 @@ impl<'a> DistanceProducts<'a> {
             of_queries,
             of_keys,
             ends,
-        })
+        }
     }
 
     /// The positions of queries.

@@ -51,7 +51,7 @@ fn mix(x: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod dropout_tests {
+mod tests {
     use super::*;
 
     /// Of the published generator, whose state starts at `mix(seed)` here: the first numbers for the state 0, by

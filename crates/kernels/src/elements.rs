@@ -1,18 +1,63 @@
-//! Slices of any dtype: what kernels read and write.
+//! The dtypes of callers, and slices of any of them: what kernels read and write.
 //!
-//! A kernel is compiled once for each instruction set, and not again for each dtype: values become f32 where a kernel
-//! reads them, row by row, and f32 becomes the dtype of the output where it writes a row.
+//! A generic function is compiled in the crate that calls it, for each type that it is called with; a kernel even for
+//! each instruction set. So a caller's dtype ends here: a kernel takes [`Elements`]. Values become f32 where it reads
+//! them, row by row, and f32 becomes the dtype of the output where it writes a row.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::convert::Convert;
+use super::convert::{Convert, Pair, PairFormat};
 use super::int8::heads;
-use super::isa::pair_dot::{Pair, PairDot, PairFormat};
+use super::isa::pair_dot::PairDot;
 use super::isa::simd::Simd;
 use super::team::SharedOut;
+
+/// A dtype that kernels read and write: f32, f16 or bf16. They compute in f32.
+pub trait Element: bytemuck::Pod + Send + Sync + Erased {
+    /// The values in f32, which is exact: `from` itself, or converted into `buffer`, which is at least as long.
+    fn as_f32<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
+
+    /// Rounds to nearest, ties to even, into a slice of the same length.
+    fn round(from: &[f32], to: &mut [MaybeUninit<Self>]);
+}
+
+/// The way from one dtype to any. The trait is public for [`Element`] alone, which no other crate can implement.
+pub trait Erased: Sized {
+    fn elements(values: &[Self]) -> Elements<'_>;
+    fn output(to: SharedOut<Self>) -> ElementsOut;
+}
+
+macro_rules! elements {
+    ($($element:ident: $elements:ident,)+) => {$(
+        impl Element for $element {
+            fn as_f32<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+                <Self as Convert>::as_f32(from, buffer)
+            }
+            fn round(from: &[f32], to: &mut [MaybeUninit<Self>]) {
+                assert_eq!(from.len(), to.len());
+                Self::downcast(from, to);
+            }
+        }
+
+        impl Erased for $element {
+            fn elements(values: &[Self]) -> Elements<'_> {
+                Elements::$elements(values)
+            }
+            fn output(to: SharedOut<Self>) -> ElementsOut {
+                ElementsOut::$elements(to)
+            }
+        }
+    )+};
+}
+
+elements! {
+    f32: F32,
+    f16: F16,
+    bf16: Bf16,
+}
 
 /// Values of one dtype that are read.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +69,8 @@ pub enum Elements<'a> {
     Int8(&'a [i8]),
 }
 
-/// Runs an expression with the slice of any [`Elements`], or the memory of any [`ElementsOut`].
+/// Runs an expression with the slice of any [`Elements`], with the memory of any [`ElementsOut`], or with what else there
+/// is for each dtype.
 macro_rules! with_elements {
     ($kind:ident($elements:expr), $values:ident => $body:expr $(, Int8($head:ident) => $of_head:expr)?) => {
         match $elements {
@@ -35,6 +81,8 @@ macro_rules! with_elements {
         }
     };
 }
+
+pub(crate) use with_elements;
 
 impl<'a> Elements<'a> {
     pub(crate) fn is_f32(self) -> bool {
@@ -96,6 +144,11 @@ impl<'a> Elements<'a> {
         with_elements!(Self(self), values => Convert::upcast(values, to), Int8(head) => _ = heads::widen(head, to));
     }
 
+    /// The bits of the values, if they are of a format of 16 bits.
+    pub(crate) fn as_halves(self, format: PairFormat) -> Option<&'a [u16]> {
+        with_elements!(Self(self), values => Convert::as_halves(format, values), Int8(_head) => None)
+    }
+
     /// The values as pairs of a format, where they are such pairs in memory.
     #[inline(always)]
     pub(crate) fn as_pairs(self, format: PairFormat) -> Option<&'a [Pair]> {
@@ -103,12 +156,11 @@ impl<'a> Elements<'a> {
     }
 
     /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as the values.
-    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     #[inline(always)]
     pub(crate) fn to_pairs<D: PairDot>(self, dot: D, buffer: &mut [f32], to: &mut [Pair]) {
         with_elements!(
             Self(self),
-            values => Convert::to_pairs(dot, values, buffer, to),
+            values => dot.to_pairs(values, buffer, to),
             Int8(head) => dot.round_to_pairs(heads::widen(head, buffer), to)
         );
     }
@@ -138,6 +190,15 @@ impl ElementsOut {
             with_elements!(Self(self), to => store(s, row, to.part(at, row.len())));
         }
     }
+
+    /// [`store`](Self::store) outside of a kernel.
+    ///
+    /// # Safety
+    /// That of `store`.
+    pub(crate) unsafe fn round(self, at: usize, row: &[f32]) {
+        // SAFETY: the caller promises it.
+        unsafe { with_elements!(Self(self), to => Convert::downcast(row, to.part(at, row.len()))) };
+    }
 }
 
 #[inline(always)]
@@ -145,7 +206,7 @@ fn store<S: Simd, T: Convert>(s: S, row: &[f32], to: &mut [MaybeUninit<T>]) {
     let whole = if T::STORES_VECTORS { row.len().min(to.len()) / S::LANES * S::LANES } else { 0 };
     for at in (0..whole).step_by(S::LANES) {
         // SAFETY: both have `LANES` elements from `at` on.
-        unsafe { T::store(s, to.as_mut_ptr().add(at).cast(), s.load(row.as_ptr().add(at))) };
+        unsafe { s.store_as(to.as_mut_ptr().add(at).cast::<T>(), s.load(row.as_ptr().add(at))) };
     }
     T::downcast(&row[whole..], &mut to[whole..]);
 }

@@ -31,30 +31,36 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     // From `x` itself, not from its clamped copy: `max` would lose a NaN.
     let r = s.mul_add(n, c(-LN2_HIGH), x);
     let r = s.mul_add(n, c(LN2_HIGH_ERROR), r);
-    let mut p = c(POLYNOMIAL[0]);
-    for coefficient in &POLYNOMIAL[1..] {
-        p = s.mul_add(p, r, c(*coefficient));
-    }
-    s.zero_below(x, c(UNDERFLOW), s.ldexp(p, n))
+    s.zero_below(x, c(UNDERFLOW), s.ldexp(polynomial(s, &POLYNOMIAL, r), n))
 }
 
-/// Coefficients of the polynomial with the value 1 at 0 and the least relative error to `2^r` for `|r| <= 1/2`,
-/// 1.0e-4; highest power first.
-const POLYNOMIAL_BF16: [f32; 4] = [0.055_008_93, 0.242_210_95, 0.693_282_9, 1.0];
+/// Coefficients of the polynomials with the value 1 at 0 and the least relative error to `2^r`: 1.0e-4 for
+/// `|r| <= 1/2`, and 8.6e-5 for `0 <= r <= 1`; highest power first.
+const EXP2_OF_REST: [f32; 4] = [0.055_008_93, 0.242_210_95, 0.693_282_9, 1.0];
+const EXP2_OF_FRACTION: [f32; 4] = [0.077_067_24, 0.227_644_98, 0.695_116_64, 1.0];
 
 /// `2^x` for `x <= 0`, to be rounded to bf16: relatively within 1.1e-4 of the true value, a small part of what rounding
 /// changes. NaN stays NaN. The result is exactly 1 at 0, and exactly 0 at -inf and below `2^-126`
 /// (which may also be subnormal).
 #[inline(always)]
 pub(crate) fn exp2_bf16<S: Simd>(s: S, x: S::V) -> S::V {
+    if S::HAS_FRACTION {
+        return s.ldexp(polynomial(s, &EXP2_OF_FRACTION, s.fraction(x)), x);
+    }
     let c = |x: f32| s.splat(x);
     // If one is NaN, `max` returns its second argument.
     let clamped = s.max(c(-126.0), x);
     let n = s.round(clamped);
-    let r = s.sub(clamped, n);
-    let mut p = c(POLYNOMIAL_BF16[0]);
-    for coefficient in &POLYNOMIAL_BF16[1..] {
-        p = s.mul_add(p, r, c(*coefficient));
-    }
+    let p = polynomial(s, &EXP2_OF_REST, s.sub(clamped, n));
     s.zero_below(x, c(-126.0), s.ldexp(p, n))
+}
+
+/// A polynomial by its coefficients, highest power first.
+#[inline(always)]
+pub(crate) fn polynomial<S: Simd, const N: usize>(s: S, coefficients: &[f32; N], x: S::V) -> S::V {
+    let mut sum = s.splat(coefficients[0]);
+    for coefficient in &coefficients[1..] {
+        sum = s.mul_add(sum, x, s.splat(*coefficient));
+    }
+    sum
 }

@@ -2,9 +2,9 @@
 
 use super::activation::{sigmoid, softplus};
 use super::error::{Error, Result};
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
+use super::registry::Isa;
 use super::team::Team;
 
 /// Rows that one thread takes at a time.

@@ -1,136 +1,27 @@
-//! Products of activations with packed weights.
+//! A task of a product of activations with packed weights: what it reads, and how sums become results.
 //!
 //! An element of the result is a sum over the input features in order, whatever the other rows are. So the result of a
 //! row is bitwise the same alone and in any batch, on any number of threads.
 
 use std::ops::Range;
 
-use super::activation::Activation;
-use super::blas::{OUTPUT_STEP, ROW_BLOCK, run_blas, share};
+use super::activation::{Activation, activate_bf16};
 use super::elements::{Elements, ElementsOut};
-use super::epilogue::Epilogue;
-use super::error::{Error, Result};
-use super::gemm_f32::{F32Panels, run_f32};
-use super::gemm_pairs::run_pairs;
-use super::int8::encode::WeightFormat;
-use super::int8::gemm::run_quantized;
-use super::int8::inputs::RoundedInputs;
-use super::isa::pair_dot::PairOrder;
-use super::isa::simd::Simd;
-use super::memory::{ScratchPool, element_count};
-use super::microkernel::store_rows;
-use super::packing::{PackedWeights, Panels};
-use super::team::{SharedOut, Team};
+use super::isa::microkernel::store_rows;
+use super::isa::simd::{Simd, VectorKernel};
+use super::memory::ScratchPool;
+use super::team::SharedOut;
 use super::unroll::unroll;
-
-/// The input values of a task: 1 MB in f32, half of the L2 cache.
-const BLOCK_VALUES: usize = 1 << 18;
-/// The L1 cache of a core that has AMX.
-const L1_BYTES: usize = 48 << 10;
-/// The fewest multiply-adds of a task: some microseconds, many times what taking a task costs.
-const MIN_TASK_WORK: usize = 1 << 18;
-/// Tasks for each thread: more than one, so that a thread that loses its core to another program does not hold up all.
-const TASKS_PER_THREAD: usize = 3;
-
-impl PackedWeights {
-    /// Multiply-adds of a product with `rows` rows.
-    pub fn multiply_adds(&self, rows: usize) -> usize {
-        rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
-    }
-
-    /// Rows that one task multiplies with a panel before the next panel is fetched, a multiple of all tiles.
-    fn row_block(&self) -> usize {
-        match &self.panels {
-            _ if self.blas.is_some() => ROW_BLOCK,
-            // Tiles of AMX are so fast that rows and panel have to come from the L1 cache, if they fit.
-            Panels::Pairs(format, _) if self.isa.pair_tiles(*format).order == PairOrder::Blocks => {
-                let bytes = (32 + self.panel_width) * self.in_features * size_of::<half::bf16>();
-                if bytes <= L1_BYTES { 32 } else { 128 }
-            }
-            // As large, because the tiles are configured for each panel.
-            Panels::Quantized(panels) if panels.layout.format == WeightFormat::Int8 && self.isa.has_int8_tiles() => {
-                if (64 + self.panel_width) * self.in_features <= L1_BYTES {
-                    64
-                } else {
-                    128
-                }
-            }
-            _ => (BLOCK_VALUES / self.in_features.max(1)).next_multiple_of(32).clamp(64, 128),
-        }
-    }
-
-    /// Checks the size of the input of a product, and gives that of its output.
-    pub(super) fn output_size(&self, a: Elements, rows: usize) -> Result<usize> {
-        if a.len() != element_count("the input of a product", &[rows, self.in_features])? {
-            return Err(Error::shape("the input of a product", &[a.len()], format!("{rows} × {}", self.in_features)));
-        }
-        element_count("the output of a product", &[rows, self.out_features])
-    }
-
-    /// Computes a product whose sizes were checked: `a` has `rows` rows, and `out` is memory for as many. The tasks
-    /// cover all rows and panels, and each that returns `Ok` has written all of its own.
-    pub(super) fn run_tasks(
-        &self,
-        team: Team,
-        a: Elements,
-        rows: usize,
-        activation: Activation,
-        out: ElementsOut,
-    ) -> Result<()> {
-        // Rows of nothing, of which there may be any number.
-        if self.out_features == 0 {
-            return Ok(());
-        }
-        let panels = match self.blas {
-            Some(_) => (self.out_features / OUTPUT_STEP).max(1),
-            None => self.bias.len() / self.panel_width,
-        };
-        let row_block = self.row_block();
-        let row_blocks = rows.div_ceil(row_block);
-        // If there are few row blocks, the threads divide the panels, too.
-        let wanted = match team.threads() {
-            1 => 1,
-            threads => (TASKS_PER_THREAD * threads).min(self.multiply_adds(rows) / MIN_TASK_WORK),
-        };
-        let groups = wanted.div_ceil(row_blocks.max(1)).min(panels).max(1);
-        let group = panels.div_ceil(groups);
-        let pool = ScratchPool::default();
-        let run_each = |run: &(dyn Fn(GemmTask) -> Result<()> + Sync)| {
-            team.try_for_each(row_blocks * groups, |index| {
-                let (block, part) = (index / groups, index % groups);
-                let (rows, panels) = match self.blas {
-                    Some(_) => {
-                        (share(rows, (block, row_blocks), 1), share(self.out_features, (part, groups), OUTPUT_STEP))
-                    }
-                    None => (
-                        block * row_block..rows.min((block + 1) * row_block),
-                        (part * group).min(panels)..((part + 1) * group).min(panels),
-                    ),
-                };
-                let (from, to, first, last) = (rows.start, rows.end, panels.start, panels.end);
-                run(GemmTask { weights: self, a, out, pool: &pool, from, to, first, last, activation })
-            })
-        };
-        let run_f32_panels = |panels: F32Panels| match self.blas {
-            Some(blas) => run_each(&|task| run_blas(self.isa, blas, task, panels)),
-            None => run_each(&|task| run_f32(self.isa, task, panels)),
-        };
-        match &self.panels {
-            Panels::F32(panels) => run_f32_panels(F32Panels::F32(panels)),
-            Panels::Halves(format, panels) => run_f32_panels(F32Panels::Halves(*format, panels)),
-            Panels::Pairs(format, panels) => run_each(&|task| run_pairs(self.isa, *format, task, panels)),
-            Panels::Quantized(panels) => {
-                let inputs = RoundedInputs::new(self.isa, team, &pool, panels.layout, a, rows)?;
-                run_each(&|task| run_quantized(self.isa, task, panels, &inputs))
-            }
-        }
-    }
-}
 
 /// The part of a product that one thread computes: rows `from .. to`, panels `first .. last`.
 #[derive(Clone, Copy)]
 pub(super) struct GemmTask<'a> {
-    pub weights: &'a PackedWeights,
+    pub in_features: usize,
+    pub out_features: usize,
+    /// Output features per panel.
+    pub panel_width: usize,
+    /// One value per output feature, padded to whole panels.
+    pub bias: &'a [f32],
     pub a: Elements<'a>,
     pub out: ElementsOut,
     pub pool: &'a ScratchPool,
@@ -169,9 +60,7 @@ impl GemmTask<'_> {
     #[inline(always)]
     fn direct_output(&self, end: usize) -> Option<SharedOut<f32>> {
         match self.out {
-            ElementsOut::F32(out) if self.activation == Activation::Identity && end <= self.weights.out_features => {
-                Some(out)
-            }
+            ElementsOut::F32(out) if self.activation == Activation::Identity && end <= self.out_features => Some(out),
             _ => None,
         }
     }
@@ -183,7 +72,7 @@ impl GemmTask<'_> {
     /// The rows are rows of this task, and no other thread writes its panels.
     #[inline(always)]
     pub(super) unsafe fn store<S: Simd>(&self, s: S, sums: &mut [f32], panels: Range<usize>, row: usize) {
-        let PackedWeights { out_features, panel_width, ref bias, .. } = *self.weights;
+        let Self { out_features, panel_width, bias, .. } = *self;
         let columns = panels.start * panel_width..panels.end * panel_width;
         if let Some(out) = self.direct_output(columns.end) {
             let (bias, width) = (&bias[columns.clone()], columns.len());
@@ -223,7 +112,7 @@ impl GemmTask<'_> {
         panels: Range<usize>,
         row: usize,
     ) {
-        let PackedWeights { out_features, panel_width, ref bias, .. } = *self.weights;
+        let Self { out_features, panel_width, bias, .. } = *self;
         let (column, width) = (panels.start * panel_width, VECTORS * S::LANES);
         assert!(panels.len() * panel_width == width && ROWS * width <= memory.0.len());
         let bias = &bias[column..][..width];
@@ -260,5 +149,71 @@ pub(super) fn next_tile(row: usize, rows: usize, mr: usize) -> (usize, usize) {
         small if left >= small => (row, small),
         small if rows >= small => (rows - small, small),
         _ => (row, 1),
+    }
+}
+
+/// What follows the sums of a product: bias, activation, and the dtype of the output.
+///
+/// The sums of some rows by one panel of outputs, which become results.
+pub(super) struct Epilogue<'a> {
+    /// Rows as long as `bias`.
+    pub sums: &'a mut [f32],
+    /// One value for each output of the panel, whole vectors.
+    pub bias: &'a [f32],
+    pub activation: Activation,
+    /// The outputs that there are; the others of the panel fill it.
+    pub columns: usize,
+    pub out: ElementsOut,
+    /// The first result of the first row in the output, and the number of elements from one row to the next.
+    pub start: usize,
+    pub stride: usize,
+}
+
+impl VectorKernel for Epilogue<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // A loop for each, which keeps its constants in registers.
+        match self.activation {
+            Activation::Identity => self.finish(s, Activation::Identity),
+            Activation::Gelu => self.finish(s, Activation::Gelu),
+            Activation::GeluTanh => self.finish(s, Activation::GeluTanh),
+            Activation::Silu => self.finish(s, Activation::Silu),
+            Activation::Relu => self.finish(s, Activation::Relu),
+        }
+    }
+}
+
+impl Epilogue<'_> {
+    #[inline(always)]
+    fn finish<S: Simd>(self, s: S, activation: Activation) {
+        let Self { sums, bias, columns, out, start, stride, .. } = self;
+        let (width, rounds_to_bf16) = (bias.len(), out.is_bf16());
+        assert!(width.is_multiple_of(S::LANES) && sums.len().is_multiple_of(width) && columns <= width);
+        let rows = sums.len() / width;
+        // Whole rows of f32 go to the output at once, others first back to where the sums were.
+        let sums = sums.as_mut_ptr();
+        let (to, to_stride, direct) = match out {
+            ElementsOut::F32(out) if columns == width => (out.start().wrapping_add(start), stride, true),
+            _ => (sums, width, false),
+        };
+        // SAFETY: there are `rows` rows of `width` sums, and the bias has as many values, whole vectors. The callers of
+        // `GemmTask::store` promise that `columns` elements of each row of the output are theirs.
+        unsafe {
+            for at in (0..width).step_by(S::LANES) {
+                let bias = s.load(bias.as_ptr().add(at));
+                for row in 0..rows {
+                    let sum = s.add(s.load(sums.add(row * width + at)), bias);
+                    let result =
+                        if rounds_to_bf16 { activate_bf16(s, activation, sum) } else { activation.apply(s, sum) };
+                    s.store(to.add(row * to_stride + at), result);
+                }
+            }
+            if !direct {
+                for row in 0..rows {
+                    let results = std::slice::from_raw_parts(sums.add(row * width), columns);
+                    out.store(s, start + row * stride, results);
+                }
+            }
+        }
     }
 }

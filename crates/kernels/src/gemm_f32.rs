@@ -7,15 +7,13 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::convert::Convert;
+use super::convert::{Convert, PairFormat};
 use super::error::Result;
 use super::gemm::{GemmTask, SMALL_TILE, Sums, next_tile};
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
-use super::isa::pair_dot::PairFormat;
+use super::isa::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::isa::simd::Simd;
-use super::microkernel::{Lhs, Prefetch, Rhs, microkernel};
-use super::packing::bytes;
+use super::registry::Isa;
 
 /// Panels of weights that are multiplied in f32.
 #[derive(Clone, Copy)]
@@ -27,9 +25,9 @@ pub(super) enum F32Panels<'a> {
 /// Runs a task on the packed panels of its weights.
 pub(super) fn run_f32(isa: Isa, task: GemmTask, panels: F32Panels) -> Result<()> {
     // Inputs in f32, and a panel; not more than there are inputs and weights, so the products do not wrap around.
-    let k = task.weights.in_features;
+    let k = task.in_features;
     let upcast = if task.a.is_f32() { 0 } else { ((task.to - task.from) * k).next_multiple_of(CACHE_LINE) };
-    let wide = if matches!(panels, F32Panels::F32(_)) { 0 } else { task.weights.panel_width * k };
+    let wide = if matches!(panels, F32Panels::F32(_)) { 0 } else { task.panel_width * k };
     let mut memory = task.pool.take(upcast + wide)?;
     let (upcast, wide) = memory.split_at_mut(upcast);
     isa.run(GemmF32 { task, panels, upcast, wide });
@@ -51,8 +49,8 @@ impl Kernel for GemmF32<'_> {
     #[inline(always)]
     fn run<S: Simd, const MR: usize, const NR: usize>(self, s: S) {
         let Self { ref task, panels, upcast, wide } = self;
-        let k = task.weights.in_features;
-        assert_eq!(task.weights.panel_width, NR * S::LANES, "the weights are packed for another instruction set");
+        let k = task.in_features;
+        assert_eq!(task.panel_width, NR * S::LANES, "the weights are packed for another instruction set");
         let a = task.a.part(task.from * k..task.to * k).as_f32(upcast);
         match panels {
             F32Panels::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels, wide),
@@ -75,8 +73,8 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     panels: &[T],
     wide: &mut [f32],
 ) {
-    let (rows, width) = (task.to - task.from, task.weights.panel_width);
-    let (size, mut sums) = (width * task.weights.in_features, Sums::ZERO);
+    let (rows, width) = (task.to - task.from, task.panel_width);
+    let (size, mut sums) = (width * task.in_features, Sums::ZERO);
     let mut panel = task.first;
     while panel < task.last {
         let terms = &panels[panel * size..];
@@ -96,7 +94,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         }
         let terms = &terms[..size];
         let fetch = PanelFetch {
-            panel: bytes(terms),
+            panel: bytemuck::cast_slice(terms),
             next: panels[task.panel_after(panel) * size..].as_ptr().cast(),
             step: width * size_of::<T>(),
             tiles: rows.div_ceil(MR),
@@ -107,7 +105,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         } else if !S::MULTIPLIES_HALVES {
             for at in (0..size).step_by(S::LANES) {
                 // SAFETY: a panel is whole vectors.
-                s.store_slice(&mut wide[at..], unsafe { T::load(s, terms.as_ptr().add(at)) });
+                s.store_slice(&mut wide[at..], unsafe { s.load_as(terms.as_ptr().add(at)) });
             }
             multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (0, fetch), &mut sums);
         } else if rows <= SMALL_TILE {
@@ -188,7 +186,7 @@ impl<T: Convert> Tile<'_, T> {
         prefetch: Prefetch,
         memory: &mut Sums,
     ) {
-        let (k, width) = (self.task.weights.in_features, VECTORS * S::LANES);
+        let (k, width) = (self.task.in_features, VECTORS * S::LANES);
         let a = &self.a[self.row * k..];
         assert!(a.len() >= ROWS * k && self.terms.len() == width * k);
         let b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
@@ -208,7 +206,7 @@ impl<T: Convert> Tile<'_, T> {
         memory: &mut Sums,
         wide: &mut [f32],
     ) {
-        let (k, width) = (self.task.weights.in_features, NR * S::LANES);
+        let (k, width) = (self.task.in_features, NR * S::LANES);
         let a = &self.a[self.row * k..];
         assert!(a.len() >= MR * k && self.terms.len() == width * k && wide.len() == width * k);
         let b = Rhs::new(self.terms.as_ptr(), width).copied_to(wide.as_mut_ptr());

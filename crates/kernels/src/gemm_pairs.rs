@@ -1,25 +1,30 @@
 //! Products by instructions that multiply pairs of 16-bit numbers.
 
+use bytemuck::cast_slice_mut;
+
+use super::convert::{Pair, PairFormat};
 use super::error::Result;
 use super::gemm::{GemmTask, MAX_COLUMNS, MAX_ROWS, Sums};
-use super::isa::Isa;
 use super::isa::kernel::PairKernel;
-use super::isa::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs_mut};
+use super::isa::microkernel::Prefetch;
+use super::isa::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS};
 use super::isa::simd::Simd;
 use super::memory::element_count;
-use super::microkernel::Prefetch;
-use super::packing::bytes;
+use super::registry::Isa;
 
 /// Runs a task on the packed panels of its weights.
 pub(super) fn run_pairs(isa: Isa, format: PairFormat, task: GemmTask, panels: &[Pair]) -> Result<()> {
     // Inputs in pairs, with room for a whole tile more; one row of them, and one in f32.
-    let k = task.weights.in_features;
+    let k = task.in_features;
     let pairs = k.div_ceil(2).next_multiple_of(isa.pair_tiles(format).pair_step);
     let rounded = element_count("the scratch memory of a product", &[task.to - task.from + MAX_ROWS, pairs])?;
     let mut memory = task.pool.take(rounded + pairs + k)?;
     let (rounded, rest) = memory.split_at_mut(rounded);
     let (row, upcast) = rest.split_at_mut(pairs);
-    isa.run_pairs(format, GemmPairs { task, panels, rounded: as_pairs_mut(rounded), row: as_pairs_mut(row), upcast });
+    isa.run_pairs(
+        format,
+        GemmPairs { task, panels, rounded: cast_slice_mut(rounded), row: cast_slice_mut(row), upcast },
+    );
     Ok(())
 }
 
@@ -39,8 +44,8 @@ impl PairKernel for GemmPairs<'_> {
             let block = D::ORDER.block();
             assert!(D::PAIR_STEP.is_multiple_of(block) && D::MAX_ROWS.is_multiple_of(block));
         }
-        let (k, width) = (self.task.weights.in_features, D::MAX_VECTORS * VECTOR_COLUMNS);
-        assert_eq!(width, self.task.weights.panel_width, "the weights are packed for another instruction set");
+        let (k, width) = (self.task.in_features, D::MAX_VECTORS * VECTOR_COLUMNS);
+        assert_eq!(width, self.task.panel_width, "the weights are packed for another instruction set");
         let pairs = k.div_ceil(2).next_multiple_of(D::PAIR_STEP);
         let rows = self.task.to - self.task.from;
         // Inputs that are pairs already, whole tiles of them, are read where they are.
@@ -70,7 +75,7 @@ impl PairKernel for GemmPairs<'_> {
                 let prefetch = if rows < D::MAX_ROWS {
                     Prefetch::NONE
                 } else {
-                    Prefetch::for_tile(bytes(terms), next, step, (index, tiles), task.comes_first(panel))
+                    Prefetch::for_tile(bytemuck::cast_slice(terms), next, step, (index, tiles), task.comes_first(panel))
                 };
                 let tile = PairTile {
                     rows: D::MAX_ROWS.min(rows - first),
@@ -108,7 +113,7 @@ impl GemmPairs<'_> {
     #[inline(always)]
     fn round_inputs<D: PairDot>(&mut self, dot: D, rows: usize, pairs: usize) {
         let Self { task, rounded, row, upcast, .. } = self;
-        let k = task.weights.in_features;
+        let k = task.in_features;
         for i in 0..rows {
             let from = task.a.part((task.from + i) * k..(task.from + i + 1) * k);
             if D::ORDER == PairOrder::Rows {

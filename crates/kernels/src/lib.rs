@@ -50,6 +50,15 @@
 //! beside them.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
+#![cfg_attr(
+    not(any(target_arch = "x86_64", target_arch = "aarch64")),
+    allow(
+        dead_code,
+        unused_macros,
+        unused_imports,
+        reason = "only x86-64 and Arm have products of pairs and of int8 tiles"
+    )
+)]
 
 mod activation;
 mod attention;
@@ -59,23 +68,13 @@ mod blas;
 mod convert;
 mod distance_products;
 mod dropout;
-mod element;
 mod elements;
-mod epilogue;
 mod error;
 mod exp;
 mod few_queries;
 mod gate;
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
-)]
 mod gemm;
 mod gemm_f32;
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "only x86-64 and Arm have such instructions")
-)]
 mod gemm_pairs;
 mod int8;
 mod isa;
@@ -83,23 +82,19 @@ mod mask;
 mod matmul;
 mod max_sim;
 mod memory;
-mod microkernel;
 mod non_finite;
 mod norm;
 mod online_softmax;
+mod packed_weights;
 mod packing;
 mod problem;
+mod registry;
 mod row_products;
 mod score_tile;
 mod team;
-#[cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(dead_code, reason = "only x86-64 and Arm have bf16 products")
-)]
 mod tile_bf16;
 mod tile_f32;
 mod tile_int8;
-mod tile_kernel;
 mod unroll;
 
 #[cfg(test)]
@@ -109,25 +104,25 @@ extern crate self as candle_attention_kernels;
 mod tests;
 
 pub use activation::Activation;
-pub use attention::{SoftmaxRow, attend_for_training, scratch_floats};
+pub use attention::{SoftmaxRow, attend, attend_for_training, attend_into, scratch_floats};
 pub use attention_backward::{AttentionGradient, Gradients, attention_backward, backward_floats};
 pub use blas::{Blas, Sgemm};
 pub use distance_products::distance_floats;
 pub use dropout::Dropout;
-pub use element::{Element, attend, attend_into};
+pub use elements::Element;
 pub use error::{Error, Result};
 pub use gate::{GateFunction, RowGate};
 pub use int8::encode::WeightFormat;
 pub use int8::heads::{SCALE_BYTES, quantize_heads, widen_heads};
 pub use int8::rows::QuantizedRows;
-pub use isa::Isa;
-pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, Lengths, Mask, MaskStructure};
-pub use mask::{PairRule, ScoreRule, Seen};
+pub use mask::{Broadcast, DistanceEmbeddings, DistanceTable, Distances, GridBias, KEY_BLOCK, Lengths, Mask};
+pub use mask::{MaskStructure, PairRule, ScoreRule, Seen};
 pub use matmul::{Matrix, column_sums, matmul};
 pub use max_sim::max_sim;
 pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_count, try_reserve, zeros};
 pub use norm::RowNorm;
-pub use packing::{PackedWeights, Packer};
+pub use packed_weights::PackedWeights;
+pub use packing::Packer;
 pub use problem::{AttentionProblem, Batch, HeadsView, Int8Heads};
-pub use score_tile::KEY_BLOCK;
+pub use registry::Isa;
 pub use team::Team;

@@ -13,7 +13,10 @@
 use std::ops::Range;
 
 use super::error::{Error, Result};
-use super::score_tile::KEY_BLOCK;
+
+/// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
+/// stay in the L1 and L2 cache.
+pub const KEY_BLOCK: usize = 192;
 
 /// A tensor that broadcasts to `(b, h, s_q, s_kv)`: a dimension of size 1 has stride 0.
 #[derive(Debug, Clone, Copy)]

@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use super::error::{Error, Result};
 use super::gemm::Sums;
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
+use super::isa::microkernel::{Lhs, Prefetch, Rhs, microkernel, store_rows};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{AlignedVec, ScratchPool, element_count};
-use super::microkernel::{Lhs, Prefetch, Rhs, microkernel, store_rows};
+use super::registry::Isa;
 use super::team::{Output, SharedOut, Team};
 
 /// The most terms that are multiplied before the next ones are packed: a panel of them stays in the L2 cache.

@@ -7,7 +7,7 @@
 use super::activation::Activation;
 use super::error::{Error, Result};
 use super::memory::ScratchPool;
-use super::packing::PackedWeights;
+use super::packed_weights::PackedWeights;
 use super::team::Team;
 
 /// Tokens of a document that are multiplied at a time.

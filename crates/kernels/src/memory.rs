@@ -10,8 +10,8 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -124,6 +124,11 @@ impl<T: Pod> AlignedVec<T> {
         Ok(zeros)
     }
 
+    /// Zeros for all elements of some dimensions.
+    pub(super) fn zeros_with_dims(what: &str, dims: &[usize]) -> Result<Self> {
+        Self::zeros(what, element_count(what, dims)?)
+    }
+
     /// A copy of `elements`.
     ///
     /// # Errors
@@ -149,6 +154,11 @@ impl<T: Pod> AlignedVec<T> {
         Ok(())
     }
 
+    /// The bytes of the elements.
+    pub(super) fn into_bytes(self) -> AlignedVec<u8> {
+        AlignedVec { len: self.len * size_of::<T>(), lines: self.lines, element: PhantomData }
+    }
+
     /// The elements that it has memory for.
     pub fn capacity(&self) -> usize {
         self.lines.len() * (size_of::<CacheLine>() / size_of::<T>())
@@ -166,6 +176,37 @@ impl<T: Pod> Deref for AlignedVec<T> {
 impl<T: Pod> DerefMut for AlignedVec<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+/// Whole panels of a matrix, in memory that clones and ranges of its outputs share.
+#[derive(Clone)]
+pub(super) struct SharedPanels {
+    memory: Arc<AlignedVec<u8>>,
+    range: Range<usize>,
+}
+
+impl SharedPanels {
+    pub(super) fn new(memory: AlignedVec<u8>) -> Self {
+        Self { range: 0..memory.len(), memory: Arc::new(memory) }
+    }
+
+    /// Panels `first .. last` of all `panels`, in the same memory.
+    pub(super) fn panels(&self, first: usize, last: usize, panels: usize) -> Self {
+        let size = self.range.len() / panels.max(1);
+        let at = |panel: usize| self.range.start + panel * size;
+        Self { memory: self.memory.clone(), range: at(first)..at(last) }
+    }
+
+    /// The numbers of all panels.
+    pub(super) fn all<T: Pod>(&self) -> &[T] {
+        bytemuck::cast_slice(&self.memory[self.range.clone()])
+    }
+
+    /// Panel `index` of all `panels`.
+    pub(super) fn panel<T: Pod>(&self, index: usize, panels: usize) -> &[T] {
+        let size = self.range.len() / panels / size_of::<T>();
+        &self.all()[index * size..][..size]
     }
 }
 
@@ -226,6 +267,11 @@ impl ScratchPool {
         Ok(Scratch { memory, pool: self })
     }
 
+    /// Memory for parts of these sizes: see [`Scratch::parts`].
+    pub(super) fn take_parts<const N: usize>(&self, sizes: [usize; N]) -> Result<Scratch<'_>> {
+        self.take(in_lines(sizes).iter().sum())
+    }
+
     fn large(&self) -> std::sync::MutexGuard<'_, Vec<AlignedVec<f32>>> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -236,6 +282,27 @@ impl ScratchPool {
 pub struct Scratch<'a> {
     memory: AlignedVec<f32>,
     pool: &'a ScratchPool,
+}
+
+impl Scratch<'_> {
+    /// Divides what [`ScratchPool::take_parts`] has taken. Each part starts at a cache line.
+    pub(super) fn parts<const N: usize>(&mut self, sizes: [usize; N]) -> [&mut [f32]; N] {
+        divide(self, in_lines(sizes))
+    }
+}
+
+/// Divides memory into parts of these sizes.
+pub(super) fn divide<const N: usize>(mut memory: &mut [f32], sizes: [usize; N]) -> [&mut [f32]; N] {
+    sizes.map(|size| {
+        let (part, rest) = std::mem::take(&mut memory).split_at_mut(size);
+        memory = rest;
+        part
+    })
+}
+
+/// Sizes in f32 values, filled up to whole cache lines.
+fn in_lines<const N: usize>(sizes: [usize; N]) -> [usize; N] {
+    sizes.map(|size| size.next_multiple_of(size_of::<CacheLine>() / size_of::<f32>()))
 }
 
 impl Deref for Scratch<'_> {

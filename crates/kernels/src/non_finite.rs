@@ -8,8 +8,8 @@
 
 use super::elements::Elements;
 use super::error::Result;
-use super::isa::simd::MAX_LANES;
 use super::memory::try_reserve;
+use super::online_softmax::all_below;
 use super::problem::Heads;
 use super::score_tile::{ScoreTile, Tokens};
 
@@ -46,20 +46,22 @@ impl FiniteValues {
         Ok(Some(Self { data, tokens }))
     }
 
-    /// The values to pack.
-    pub fn view(&self, d: usize) -> Heads<'_> {
-        Heads { data: Elements::F32(&self.data), strides: [0, d, 0] }
+    /// The values to pack, in place of `values`.
+    pub fn tokens(&self, values: Tokens) -> Tokens<'_> {
+        let heads = Heads { data: Elements::F32(&self.data), strides: [0, values.d, 0] };
+        Tokens { heads, start: (0, 0), h: 0, ..values }
     }
 
-    /// Adds what was left out to the output of the query that `sees` a token or not.
+    /// Multiplies the output of the query that `sees` a token or not with `factor`, and adds what was left out.
     #[cold]
     pub fn add_visible<C: ScoreTile>(
         &self,
         values: Tokens,
         sees: impl Fn(usize) -> bool,
         buffer: &mut [f32],
-        output: &mut [f32],
+        (output, factor): (&mut [f32], f32),
     ) {
+        output.iter_mut().for_each(|x| *x = *x * factor + 0.0);
         for &token in self.tokens.iter().filter(|token| sees(**token)) {
             let value = values.as_f32(token, buffer);
             for (to, x) in output.iter_mut().zip(value) {
@@ -69,27 +71,4 @@ impl FiniteValues {
             }
         }
     }
-}
-
-/// Whether all values are finite.
-#[inline(always)]
-pub(super) fn all_finite(xs: &[f32]) -> bool {
-    all_below(f32::INFINITY, xs)
-}
-
-/// Whether the magnitudes of all values are below `limit`, and none is NaN. Compared as integers, many side by side, so
-/// that the loop is vectorized.
-#[inline(always)]
-fn all_below(limit: f32, xs: &[f32]) -> bool {
-    const SIGN: u32 = 1 << 31;
-    let magnitude = |x: &f32| x.to_bits() & !SIGN;
-    let (blocks, rest) = xs.as_chunks::<MAX_LANES>();
-    let mut largest = [0; MAX_LANES];
-    for block in blocks {
-        for i in 0..MAX_LANES {
-            largest[i] = magnitude(&block[i]).max(largest[i]);
-        }
-    }
-    let magnitudes = largest.into_iter().chain(rest.iter().map(magnitude));
-    magnitudes.fold(0, u32::max) < limit.to_bits()
 }

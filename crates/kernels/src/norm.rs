@@ -3,9 +3,9 @@
 use bytemuck::Zeroable;
 
 use super::error::{Error, Result};
-use super::isa::Isa;
 use super::isa::kernel::Kernel;
 use super::isa::simd::Simd;
+use super::registry::Isa;
 use super::team::Team;
 use super::unroll::unroll;
 

@@ -1,12 +1,15 @@
 //! Online softmax: the update for one tile of scores ([Milakov 2018](https://arxiv.org/abs/1805.02867)).
 
+use std::ops::Range;
+
 use super::activation::tanh;
 use super::distance_products::DistanceProducts;
+use super::elements::ElementsOut;
 use super::exp::exp;
-use super::isa::simd::{Simd, VectorKernel};
-use super::mask::{Lengths, Mask, PairRule, Seen};
+use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
+use super::mask::{KEY_BLOCK, Lengths, Mask, PairRule, Seen};
 use super::problem::Problem;
-use super::score_tile::{KEY_BLOCK, ScoreTile};
+use super::score_tile::ScoreTile;
 use super::unroll::unroll;
 
 /// Position of a tile of scores: `rows` queries from `query`, of head `h` in sequence `b`, by `count` keys from
@@ -37,7 +40,7 @@ impl TilePos {
     }
 }
 
-/// What the queries of a tile have accumulated over the key blocks so far.
+/// What rows of queries have accumulated over the key blocks so far.
 pub(super) struct SoftmaxState<'a> {
     /// Largest score per query.
     pub row_max: &'a mut [f32],
@@ -46,6 +49,41 @@ pub(super) struct SoftmaxState<'a> {
     /// Sum of `e^(score - row_max) · value`, `(rows, width_v)`.
     pub output: &'a mut [f32],
     pub width_v: usize,
+}
+
+impl SoftmaxState<'_> {
+    /// The state of some of the rows.
+    #[inline(always)]
+    pub fn rows(&mut self, rows: Range<usize>) -> SoftmaxState<'_> {
+        let width_v = self.width_v;
+        SoftmaxState {
+            row_max: &mut self.row_max[rows.clone()],
+            row_sum: &mut self.row_sum[rows.clone()],
+            output: &mut self.output[rows.start * width_v..rows.end * width_v],
+            width_v,
+        }
+    }
+
+    /// Before the first key. A sink is a score that was seen before, with a value of 0; -inf if there is none.
+    #[inline(always)]
+    pub fn start(&mut self, sink: f32) {
+        self.output.fill(0.0);
+        self.row_max.fill(sink);
+        self.row_sum.fill(if sink == f32::NEG_INFINITY { 0.0 } else { 1.0 });
+    }
+
+    /// The factor that makes the output of a row of its sums. A query that sees no key has sums of 0, and its output is
+    /// 0.
+    #[inline(always)]
+    pub fn factor(&self, row: usize) -> f32 {
+        if self.row_sum[row] == 0.0 { 0.0 } else { 1.0 / self.row_sum[row] }
+    }
+
+    /// Whether all outputs are finite.
+    #[inline(always)]
+    pub fn is_finite(&self) -> bool {
+        all_below(f32::INFINITY, self.output)
+    }
 }
 
 /// Whether any query of a tile sees any of its keys, by lengths, causal masks, windows and each rule over pairs.
@@ -168,6 +206,40 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
             }
         }
     }
+}
+
+/// Whether the magnitudes of all values are below `limit`, and none is NaN. Compared as integers, many side by side, so
+/// that the loop is vectorized.
+#[inline(always)]
+pub(super) fn all_below(limit: f32, xs: &[f32]) -> bool {
+    const SIGN: u32 = 1 << 31;
+    let magnitude = |x: &f32| x.to_bits() & !SIGN;
+    let (blocks, rest) = xs.as_chunks::<MAX_LANES>();
+    let mut largest = [0; MAX_LANES];
+    for block in blocks {
+        for i in 0..MAX_LANES {
+            largest[i] = magnitude(&block[i]).max(largest[i]);
+        }
+    }
+    let magnitudes = largest.into_iter().chain(rest.iter().map(magnitude));
+    magnitudes.fold(0, u32::max) < limit.to_bits()
+}
+
+/// Stores a row times `factor` at `at` of the output. 0 is added because the sign of a product that underflows to 0 may
+/// come from a hidden key.
+///
+/// # Safety
+/// The elements are allocated, and nobody else uses them now.
+#[inline(always)]
+pub(super) unsafe fn store_row<S: Simd>(s: S, row: &mut [f32], factor: f32, out: ElementsOut, at: usize) {
+    let whole = row.len() / S::LANES * S::LANES;
+    let (vectors, rest) = row.split_at_mut(whole);
+    for values in vectors.chunks_exact_mut(S::LANES) {
+        s.store_slice(values, s.add(s.mul(s.load_slice(values), s.splat(factor)), s.splat(0.0)));
+    }
+    rest.iter_mut().for_each(|x| *x = *x * factor + 0.0);
+    // SAFETY: the caller promises it.
+    unsafe { out.store(s, at, row) };
 }
 
 /// Multiplies scores with `factor`, and returns the largest; NaN is left out. The length of `row` is a multiple of

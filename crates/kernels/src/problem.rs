@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use super::element::Element;
-use super::elements::Elements;
+use super::elements::{Element, Elements};
 use super::error::{Error, Result};
 use super::mask::{Mask, check_view};
 use super::memory::element_count;
-use super::tile_kernel::TileNumbers;
 
 /// One call of the attention kernel.
 ///
@@ -92,7 +90,55 @@ pub(super) struct Problem<'a> {
     pub bf16: bool,
 }
 
+/// The numbers that score tiles multiply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TileNumbers {
+    F32,
+    /// Where there are instructions for it, and else f32.
+    Bf16,
+    /// Keys and values are in int8.
+    Int8,
+}
+
+/// The most rows of queries of a key-value head that are few: their sums stay in the L2 cache beside a block of keys.
+const FEW_ROWS: usize = 128;
+/// Keys for each of few queries: with fewer, packing is a small part of the work.
+const KEYS_PER_FEW: usize = 4;
+/// The most keys of few queries. Far more than any cache holds, they would be those of a view without memory, and the
+/// kernel for many queries refuses what it cannot pack.
+const KEYS_OF_FEW: usize = 1 << 24;
+
 impl Problem<'_> {
+    /// Whether all sequences have so few queries that each key is read once: see [`few_queries`](crate::few_queries).
+    pub(super) fn has_few_queries(&self) -> bool {
+        let few = |b: usize| {
+            let (s_q, keys) = (self.batch.s_q(b), self.batch.s_kv(b).saturating_add(self.appended));
+            s_q.saturating_mul(self.h / self.h_kv) <= FEW_ROWS && keys >= KEYS_PER_FEW * s_q && keys <= KEYS_OF_FEW
+        };
+        self.mask.embeddings.is_none() && self.batch.sequences().all(few)
+    }
+
+    /// The keys of sequence `b` up to the last one that any of these queries sees.
+    pub(super) fn visible_keys(&self, b: usize, queries: Range<usize>) -> usize {
+        let (s_q, s_kv) = (self.batch.s_q(b), self.batch.s_kv(b));
+        if self.appended > 0 {
+            return s_kv + self.appended;
+        }
+        let ranges = queries.map(|i| self.mask.range(b, i, s_q, s_kv));
+        ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0)
+    }
+
+    /// Whether query `i` of head `h` in sequence `b` sees a key.
+    pub(super) fn sees(&self, (b, h, i): (usize, usize, usize), key: usize) -> bool {
+        self.mask.sees((b, h, i), key, [self.batch.s_q(b), self.batch.s_kv(b)])
+    }
+
+    /// The score of a head that is seen before the first key; -inf if there is none.
+    #[inline(always)]
+    pub(super) fn sink(&self, h: usize) -> f32 {
+        self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h])
+    }
+
     /// The numbers that score tiles multiply, without training.
     pub(super) fn tile_numbers(&self) -> TileNumbers {
         match self.k.data {

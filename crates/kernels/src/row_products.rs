@@ -8,12 +8,12 @@ use std::marker::PhantomData;
 
 use bytemuck::Zeroable;
 
-use super::convert::Convert;
-use super::isa::pair_dot::{Pair, VECTOR_COLUMNS};
+use super::convert::{Convert, Pair};
+use super::isa::microkernel::{CONVERSION, StridedRows, add_products, add_to_rows, hide_addresses, store_rows};
+use super::isa::pair_dot::VECTOR_COLUMNS;
 use super::isa::simd::{MAX_LANES, Simd};
-use super::microkernel::{StridedRows, add_products, add_to_rows, hide_addresses, store_rows};
-use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile};
-use super::tile_f32::CONVERSION;
+use super::mask::KEY_BLOCK;
+use super::score_tile::{PrefetchRows, ScoreTile};
 use super::unroll::unroll;
 
 /// Writes the products of `rows` queries `(rows, width)` with `LANES` keys to `scores`, rows of `KEY_BLOCK`. Their
@@ -198,7 +198,7 @@ unsafe fn add_columns<S: Simd, T: Convert, const R: usize, const NV: usize>(
 unsafe fn load_row<S: Simd, T: Convert, const NV: usize>(s: S, from: *const T) -> [S::V; NV] {
     let mut row: [S::V; NV] = Zeroable::zeroed();
     // SAFETY: the caller promises it.
-    unroll!(v in 0..NV => row[v] = unsafe { T::load(s, from.add(v * S::LANES)) });
+    unroll!(v in 0..NV => row[v] = unsafe { s.load_as(from.add(v * S::LANES)) });
     row
 }
 

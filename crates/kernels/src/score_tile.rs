@@ -5,15 +5,13 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use super::convert::Pair;
 use super::elements::Elements;
-use super::isa::pair_dot::{Pair, PairDot};
+use super::error::Result;
+use super::isa::microkernel::StridedRows;
+use super::isa::pair_dot::PairDot;
 use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
-use super::microkernel::StridedRows;
-use super::problem::Heads;
-
-/// Keys per key block, a multiple of every tile's panel. The scores of a tile and the packed keys and values of a block
-/// stay in the L1 and L2 cache.
-pub const KEY_BLOCK: usize = 192;
+use super::problem::{Heads, Problem};
 
 /// Queries that are multiplied with a key block before the next key block is fetched; with some more in whole tiles.
 pub(super) const QUERY_BLOCK: usize = 64;
@@ -41,6 +39,16 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
+    /// The first keys of a key-value head of a sequence.
+    pub fn keys(problem: &Problem<'a>, b: usize, h: usize, count: usize) -> Self {
+        Self { heads: problem.k, start: problem.batch.start(b), h, from: 0, count, d: problem.d }
+    }
+
+    /// The first values of a key-value head of a sequence.
+    pub fn values(problem: &Problem<'a>, b: usize, h: usize, count: usize) -> Self {
+        Self { heads: problem.v, d: problem.d_v, ..Self::keys(problem, b, h, count) }
+    }
+
     /// Token `i`.
     #[inline(always)]
     pub fn token(&self, i: usize) -> Elements<'a> {
@@ -135,10 +143,6 @@ impl<'a> Tokens<'a> {
     }
 
     /// Token `i` as pairs: where it is, if it is that in memory, and else rounded to `to`. Zeros after the last token.
-    #[cfg_attr(
-        not(any(target_arch = "x86_64", target_arch = "aarch64")),
-        allow(dead_code, reason = "no bf16 products")
-    )]
     #[inline(always)]
     pub fn as_pairs<'b, D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &'b mut [Pair]) -> &'b [Pair]
     where
@@ -155,10 +159,6 @@ impl<'a> Tokens<'a> {
     }
 
     /// Writes token `i` as bf16 pairs. Zeros after the last token.
-    #[cfg_attr(
-        not(any(target_arch = "x86_64", target_arch = "aarch64")),
-        allow(dead_code, reason = "no bf16 products")
-    )]
     #[inline(always)]
     pub fn write_pairs<D: PairDot>(&self, dot: D, i: usize, buffer: &mut [f32], to: &mut [Pair]) {
         if i < self.count {
@@ -235,9 +235,22 @@ pub(super) trait ScoreTile: Copy {
     /// Splits `scale` into a factor on the queries and a factor on the scores.
     fn split_scale(scale: f32, queries_are_f32: bool) -> (f32, f32);
 
-    /// Packs keys into panels of `PANEL`; the last panel is zero-padded. `buffer` has room for as many tokens as a
-    /// vector has lanes, and two more.
-    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]);
+    /// The rows of the first keys, as many as a vector has lanes, each as large as a packed key, zeros after the last
+    /// one. `buffer` has room for as many tokens, and two more.
+    fn key_rows(self, keys: Tokens, buffer: &mut [f32]) -> StridedRows;
+    /// Packs keys into panels of `PANEL`: the first value, or pair, of each key, then the second, and so on. The last
+    /// panel is zero-padded. `buffer` is that of `key_rows`.
+    #[inline(always)]
+    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]) {
+        let (lanes, width) = (const { <Self::S as Simd>::LANES }, Self::key_width(keys.d));
+        for (panel, to) in to.chunks_exact_mut(Self::PANEL * width).enumerate() {
+            for first in (0..Self::PANEL).step_by(lanes) {
+                let rows = self.key_rows(keys.after(panel * Self::PANEL + first), buffer);
+                // SAFETY: the rows have `width` values, which are moved as they are.
+                unsafe { pack_rows(self.simd(), rows, width, &mut to[first..], Self::PANEL) };
+            }
+        }
+    }
     /// Packs values, each zero-padded to `width_v`. `buffer` has room for two tokens.
     fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]);
     /// Packs queries times `factor`; the last tile is zero-padded. `buffer` has room for two tokens.
@@ -272,6 +285,12 @@ pub(super) trait ScoreTile: Copy {
         memory: StepMemory,
         output: &mut [f32],
     );
+}
+
+/// A kernel on score tiles: written once, it runs in f32, bf16 or int8. `run` must be `#[inline(always)]`, for the reason
+/// given at [`Kernel`](super::isa::kernel::Kernel).
+pub(super) trait TileKernel {
+    fn run<C: ScoreTile>(self, tile: C) -> Result<()>;
 }
 
 /// What tokens are packed as.

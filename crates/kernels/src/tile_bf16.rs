@@ -2,12 +2,16 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::isa::pair_dot::{Pair, PairDot, PairTile, TileLayout, VECTOR_COLUMNS, as_pairs, as_pairs_mut};
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use super::convert::Pair;
+use super::exp::exp2_bf16;
+use super::isa::microkernel::{Prefetch, StridedRows, vectors_per_step};
+use super::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS};
 use super::isa::simd::Simd;
-use super::microkernel::Prefetch;
+use super::mask::KEY_BLOCK;
 use super::row_products::{Values, add_pair_products, row_scores};
-use super::score_tile::{KEY_BLOCK, ScoreTile, Step, StepMemory, Tokens, pack_rows};
-use super::tile_f32::vectors_per_step;
+use super::score_tile::{ScoreTile, Step, StepMemory, Tokens};
 
 /// Score tiles by [`PairDot`]. The softmax between the products is f32, by [`Simd`].
 #[derive(Clone, Copy)]
@@ -28,7 +32,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     }
     #[inline(always)]
     fn exp(self, x: S::V) -> S::V {
-        self.0.exp2_bf16(self.0.mul(x, self.0.splat(LOG2_E)))
+        exp2_bf16(self.0, self.0.mul(x, self.0.splat(LOG2_E)))
     }
     /// Rounded at once where pairs are read by vectors.
     #[inline(always)]
@@ -61,29 +65,20 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         if queries_are_f32 || is_power_of_two { (scale, 1.0) } else { (1.0, scale) }
     }
 
-    /// A panel holds the first pair of each key, then the second, and so on.
     #[inline(always)]
-    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]) {
-        let (s, width) = (self.0, Self::key_width(keys.d));
+    fn key_rows(self, keys: Tokens, buffer: &mut [f32]) -> StridedRows {
+        let width = Self::key_width(keys.d);
         let (upcast, rest) = buffer.split_at_mut(keys.d);
-        let rounded = as_pairs_mut(&mut rest[..S::LANES * width]);
-        for (panel, to) in to.chunks_exact_mut(Self::PANEL * width).enumerate() {
-            for first in (0..Self::PANEL).step_by(S::LANES) {
-                let keys = keys.after(panel * Self::PANEL + first);
-                let rows = keys.pair_rows((s, self.1), width, upcast, rounded);
-                // SAFETY: the rows have `width` pairs, which are moved as they are.
-                unsafe { pack_rows(s, rows, width, &mut to[first..], Self::PANEL) };
-            }
-        }
+        keys.pair_rows((self.0, self.1), width, upcast, cast_slice_mut(&mut rest[..S::LANES * width]))
     }
 
     /// A pair holds one column of the values of two neighboring keys.
     #[inline(always)]
     fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(width_v);
-        let (low, rest) = as_pairs_mut(rest).split_at_mut(width_v / 2);
+        let (low, rest) = cast_slice_mut(rest).split_at_mut(width_v / 2);
         let high = &mut rest[..width_v / 2];
-        for (i, to) in as_pairs_mut(to).chunks_exact_mut(width_v).enumerate() {
+        for (i, to) in cast_slice_mut(to).chunks_exact_mut(width_v).enumerate() {
             let low = values.as_pairs(self.1, 2 * i, upcast, low);
             let high = values.as_pairs(self.1, 2 * i + 1, upcast, high);
             for ((to, low), high) in to.chunks_exact_mut(2).zip(low).zip(high) {
@@ -97,7 +92,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn pack_queries(self, queries: Tokens, factor: f32, buffer: &mut [f32], to: &mut [f32]) {
         let (upcast, rest) = buffer.split_at_mut(queries.d);
         let scaled = &mut rest[..queries.d];
-        for (i, to) in as_pairs_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
+        for (i, to) in cast_slice_mut(to).chunks_exact_mut(Self::key_width(queries.d)).enumerate() {
             if factor == 1.0 {
                 queries.write_pairs(self.1, i, upcast, to);
                 continue;
@@ -129,11 +124,11 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
                 accumulate: false,
                 prefetch: Prefetch::NONE,
             };
-            let keys = as_pairs(&keys[start * pairs..]).as_ptr();
+            let keys = cast_slice(&keys[start * pairs..]).as_ptr();
             // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and
             // `ROWS` rows of `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of
             // this type.
-            unsafe { self.1.multiply_tile(tile, as_pairs(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
+            unsafe { self.1.multiply_tile(tile, cast_slice(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
     }
 
@@ -156,7 +151,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
     fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
         let (width, StepMemory { buffer, packed, mut ahead, .. }) = (Self::key_width(keys.d), memory);
         if D::BY_VECTORS {
-            let (upcast, packed) = (&mut buffer[..keys.d], as_pairs_mut(packed));
+            let (upcast, packed) = (&mut buffer[..keys.d], cast_slice_mut(packed));
             let keys = keys.pair_rows((self.0, self.1), width.next_multiple_of(S::LANES), upcast, packed);
             // SAFETY: the rows have whole vectors.
             return unsafe { row_scores::<Self, _, true>(self.0, rows, (queries, width), keys, ahead, scores) };
@@ -182,7 +177,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
         let (weights, stride) = self.weights_in_pairs(rows, attention_weights, to_round);
         let weights = &weights[before / 2..];
         if D::BY_VECTORS {
-            let (width, packed) = (width_v.next_multiple_of(2 * VECTOR_COLUMNS) / 2, as_pairs_mut(packed));
+            let (width, packed) = (width_v.next_multiple_of(2 * VECTOR_COLUMNS) / 2, cast_slice_mut(packed));
             let of_values = values.pair_rows((self.0, self.1), width, &mut buffer[..values.d], packed);
             let values = Values { rows: of_values, count: pairs, ahead };
             // SAFETY: the rows have whole vectors of pairs.
@@ -203,10 +198,10 @@ impl<S: Simd, D: PairDot> TileBf16<S, D> {
     #[inline(always)]
     fn weights_in_pairs(self, rows: usize, attention_weights: &mut [f32], to_round: Option<usize>) -> (&[Pair], usize) {
         if D::BY_VECTORS {
-            return (as_pairs(attention_weights), KEY_BLOCK);
+            return (cast_slice(attention_weights), KEY_BLOCK);
         }
         let (attention_weights, rounded) = attention_weights.split_at_mut(Self::ROWS * KEY_BLOCK);
-        let rounded = as_pairs_mut(rounded);
+        let rounded = cast_slice_mut(rounded);
         if let Some(count) = to_round {
             let pairs = count.div_ceil(2).next_multiple_of(D::PAIR_STEP);
             let weights_of_rows = attention_weights.chunks_exact(KEY_BLOCK).take(rows);
@@ -241,7 +236,7 @@ impl<S: Simd, D: PairDot> TileBf16<S, D> {
             // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
             // `width_v`. Only `run_bf16` makes a value of this type.
             unsafe {
-                let values = as_pairs(values).as_ptr().add(column);
+                let values = cast_slice::<_, Pair>(values).as_ptr().add(column);
                 self.1.multiply_tile(tile, rounded.as_ptr(), values, output.as_mut_ptr().add(column));
             }
             column += vectors * VECTOR_COLUMNS;

@@ -1,11 +1,14 @@
 //! Score tiles in f32.
 
 use super::convert::Convert;
+use super::elements::with_elements;
 use super::exp::exp;
+use super::isa::microkernel::{Lhs, Prefetch, Rhs, StridedRows, add_product, microkernel, store_rows};
 use super::isa::simd::Simd;
-use super::microkernel::{Lhs, Prefetch, Rhs, add_to_rows, microkernel, store_rows};
+use super::mask::KEY_BLOCK;
 use super::row_products::{Values, add_value_products, row_scores};
-use super::score_tile::{KEY_BLOCK, Rows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
+use super::score_tile::{Rows, ScoreTile, Step, StepMemory, Tokens};
+use super::unroll::by_rows;
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -46,24 +49,16 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
         (scale, 1.0)
     }
 
-    /// A panel holds the first value of each key, then the second, and so on.
     #[inline(always)]
-    fn pack_keys(self, keys: Tokens, buffer: &mut [f32], to: &mut [f32]) {
-        let (s, d) = (self.0, keys.d);
-        for (panel, to) in to.chunks_exact_mut(Self::PANEL * d).enumerate() {
-            for first in (0..Self::PANEL).step_by(S::LANES) {
-                let rows = keys.after(panel * Self::PANEL + first).f32_rows(s, d, buffer);
-                // SAFETY: the rows have `d` values.
-                unsafe { pack_rows(s, rows, d, &mut to[first..], Self::PANEL) };
-            }
-        }
+    fn key_rows(self, keys: Tokens, buffer: &mut [f32]) -> StridedRows {
+        keys.f32_rows(self.0, keys.d, buffer)
     }
 
     #[inline(always)]
     fn pack_values(self, values: Tokens, width_v: usize, buffer: &mut [f32], to: &mut [f32]) {
         for (key, to) in to.chunks_exact_mut(width_v).take(values.count).enumerate() {
             let (value, padding) = to.split_at_mut(values.d);
-            f32::upcast(values.as_f32(key, buffer), value);
+            value.iter_mut().zip(values.as_f32(key, buffer)).for_each(|(to, x)| *to = *x);
             padding.fill(0.0);
         }
     }
@@ -114,13 +109,10 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     #[inline(always)]
     fn scores_of_step(self, rows: usize, queries: &[f32], keys: Tokens, memory: StepMemory, scores: &mut [f32]) {
         let (s, ahead, queries) = (self.0, memory.ahead, (queries, keys.d));
+        let rows_of_keys = keys.rows(s, keys.d.next_multiple_of(S::LANES), memory.packed);
         // SAFETY: the rows have whole vectors.
         unsafe {
-            match keys.rows(s, keys.d.next_multiple_of(S::LANES), memory.packed) {
-                Rows::F32(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
-                Rows::F16(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
-                Rows::Bf16(keys) => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores),
-            }
+            with_elements!(Rows(rows_of_keys), keys => row_scores::<Self, _, false>(s, rows, queries, keys, ahead, scores))
         }
     }
 
@@ -136,23 +128,16 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     ) {
         let (s, weights) = (self.0, &attention_weights[before..]);
         let ends = [before == 0, before + values.count == block];
-        let (count, sums) = (values.count, [sums, output]);
+        let (count, to) = (values.count, [sums, output]);
         // SAFETY: the rows have `width_v` values.
         unsafe {
-            match values.rows(s, width_v, packed) {
-                Rows::F32(values) => {
-                    let values = Values { rows: values, count, ahead };
-                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
+            with_elements!(
+                Rows(values.rows(s, width_v, packed)),
+                of_values => {
+                    let values = Values { rows: of_values, count, ahead };
+                    Self::add_values(s, rows, weights, values, ends, to, width_v)
                 }
-                Rows::F16(values) => {
-                    let values = Values { rows: values, count, ahead };
-                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
-                }
-                Rows::Bf16(values) => {
-                    let values = Values { rows: values, count, ahead };
-                    Self::add_values(s, rows, weights, values, ends, sums, width_v);
-                }
-            }
+            )
         }
     }
 }
@@ -173,14 +158,7 @@ impl<S: Simd, const MR: usize, const NR: usize> TileF32<S, MR, NR> {
         width: usize,
     ) {
         // SAFETY: the caller promises it.
-        unsafe {
-            match rows {
-                1 => add_value_products::<S, T, 1>(s, weights, values, ends, sums, output, width),
-                2 => add_value_products::<S, T, 2>(s, weights, values, ends, sums, output, width),
-                5.. if MR > 4 => add_value_products::<S, T, MR>(s, weights, values, ends, sums, output, width),
-                _ => add_value_products::<S, T, 4>(s, weights, values, ends, sums, output, width),
-            }
-        }
+        unsafe { by_rows!(rows, MR => add_value_products[S, T], (s, weights, values, ends, sums, output, width)) }
     }
 }
 
@@ -194,69 +172,9 @@ pub(super) fn add_value_tile<S: Simd, T: Convert, const MR: usize, const NR: usi
     output: &mut [f32],
     width_v: usize,
 ) {
-    assert!(weights.len() >= MR * KEY_BLOCK && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
+    assert!(weights.len() >= (MR - 1) * KEY_BLOCK + count && count <= KEY_BLOCK && width_v.is_multiple_of(S::LANES));
     assert!(width_v <= stride && values.len() >= count * stride && output.len() >= MR * width_v);
-    let mut column = 0;
-    while column < width_v {
-        let step = vectors_per_step(
-            (width_v - column) / S::LANES,
-            const { most_vectors(MR, NR, S::SUMS - if T::IS_F32 { 0 } else { CONVERSION }) },
-        );
-        let values = (values[column..].as_ptr(), stride);
-        // SAFETY: the assertions check the lengths; `column + step · LANES` is at most `width_v`, a multiple of
-        // `LANES`.
-        unsafe {
-            match step {
-                1 => accumulate_columns::<S, T, MR, 1>(s, weights, values, count, output, width_v, column),
-                3 if NR >= 3 => accumulate_columns::<S, T, MR, 3>(s, weights, values, count, output, width_v, column),
-                _ => accumulate_columns::<S, T, MR, 2>(s, weights, values, count, output, width_v, column),
-            }
-        }
-        column += step * S::LANES;
-    }
-}
-
-/// Registers that a conversion of values takes.
-pub(super) const CONVERSION: usize = 4;
-
-/// The vectors of columns of a register tile of `rows` rows, at most `vectors`, whose sums are at most `sums`.
-const fn most_vectors(rows: usize, vectors: usize, sums: usize) -> usize {
-    let fitting = if sums / rows > 1 { sums / rows } else { 1 };
-    if fitting < vectors { fitting } else { vectors }
-}
-
-/// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are
-/// two pairs, because a single vector would use the registers badly.
-#[inline(always)]
-pub(super) fn vectors_per_step(left: usize, of_tile: usize) -> usize {
-    let vectors = match left {
-        1 => 1,
-        2 | 4 => 2,
-        _ => 3,
-    };
-    vectors.min(of_tile)
-}
-
-/// Adds the products with `NV` vectors of columns from `column`.
-///
-/// # Safety
-/// The slices have the lengths that [`add_value_tile`] checks, the values start at `column`, and
-/// `column + NV · LANES <= width_v`.
-#[inline(always)]
-unsafe fn accumulate_columns<S: Simd, T: Convert, const MR: usize, const NV: usize>(
-    s: S,
-    attention_weights: &[f32],
-    (values, stride): (*const T, usize),
-    count: usize,
-    output: &mut [f32],
-    width_v: usize,
-    column: usize,
-) {
-    let a = Lhs::rows(attention_weights.as_ptr(), KEY_BLOCK);
-    // SAFETY: the caller promises it.
-    unsafe {
-        let b = Rhs::new(values, stride);
-        let added = microkernel::<S, _, MR, NV>(s, count, a, b, Prefetch::NONE);
-        add_to_rows(s, &added, output.as_mut_ptr().add(column), width_v);
-    }
+    let a = Lhs::rows(weights.as_ptr(), KEY_BLOCK);
+    // SAFETY: the assertions check the lengths.
+    unsafe { add_product::<S, T, MR, NR>(s, count, a, (values.as_ptr(), stride), output.as_mut_ptr(), width_v) };
 }

@@ -16,12 +16,13 @@ use super::int8::dot::{InputInteger, InputRows, Int8Dot};
 use super::int8::heads;
 use super::int8::inputs::quantize;
 use super::int8::wide::Wide;
+use super::isa::microkernel::{Prefetch, StridedRows};
 use super::isa::simd::{Simd, VectorKernel};
-use super::microkernel::{Prefetch, StridedRows};
+use super::mask::KEY_BLOCK;
 use super::row_products::Values;
-use super::score_tile::{KEY_BLOCK, PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
+use super::score_tile::{PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
 use super::tile_f32::{TileF32, add_value_tile};
-use super::unroll::unroll;
+use super::unroll::{by_rows, unroll};
 
 /// Score tiles of `MR` queries, computed `NR` vectors of keys at a time.
 #[derive(Clone, Copy)]
@@ -83,6 +84,12 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
         (scale, 1.0)
     }
 
+    #[inline(always)]
+    fn key_rows(self, keys: Tokens, buffer: &mut [f32]) -> StridedRows {
+        let rows = keys.int8_rows(D::S::LANES, Self::integers(keys.d), align_of::<f32>(), buffer);
+        StridedRows { at: rows.at.cast(), stride: rows.stride / QUAD }
+    }
+
     /// A panel holds the first integers of each key, as many as a step of a product has, then the next; and then the
     /// scales.
     #[inline(always)]
@@ -127,12 +134,7 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
         let panel = Self::PANEL * Self::key_width(d);
         for (start, keys) in (0..count).step_by(Self::PANEL).zip(keys.chunks_exact(panel)) {
             let scores = &mut scores[start..];
-            match rows {
-                1 => self.panel_scores::<1>(queries, d, keys, scores),
-                2 => self.panel_scores::<2>(queries, d, keys, scores),
-                5.. if MR > 4 => self.panel_scores::<MR>(queries, d, keys, scores),
-                _ => self.panel_scores::<4>(queries, d, keys, scores),
-            }
+            by_rows!(rows, MR => self.panel_scores, (queries, d, keys, scores))
         }
     }
 
@@ -193,8 +195,7 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> TileInt8<D, MR, NR> {
             for first in (0..Self::PANEL).step_by(D::S::LANES) {
                 ahead.fetch(self.0.simd(), D::S::LANES);
                 let keys = keys.after(panel * Self::PANEL + first);
-                let rows = keys.int8_rows(D::S::LANES, QUAD * quads, align_of::<f32>(), buffer);
-                let rows = StridedRows { at: rows.at.cast(), stride: rows.stride / QUAD };
+                let rows = self.key_rows(keys, buffer);
                 // SAFETY: the rows are `quads` fours of bytes, which are moved as they are.
                 unsafe { pack_rows(self.0.simd(), rows, quads, &mut integers[first..], Self::PANEL) };
                 keys.write_scales(&mut scales[first..][..D::S::LANES]);

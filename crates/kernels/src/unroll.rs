@@ -1,4 +1,4 @@
-//! Loops that are written out.
+//! Loops and choices that are written out.
 
 /// Runs an expression for each index of a range from 0 to a constant of at most 16, without a loop:
 /// `unroll!(r in 0..ROWS => …)`, where the index is a constant in each copy.
@@ -24,3 +24,17 @@ macro_rules! unroll {
     )+};
 }
 pub(crate) use unroll;
+
+/// Calls a function, whose last constant is a number of rows, for the smallest of 1, 2, 4 and the `most` rows that has
+/// all of them: `by_rows!(rows, MR => function[its types], (its arguments))`.
+macro_rules! by_rows {
+    ($rows:expr, $most:ident => $($function:ident).+ $([$($generic:ty),+])?, ($($argument:expr),* $(,)?)) => {
+        match $rows {
+            1 => $($function).+::<$($($generic,)+)? 1>($($argument),*),
+            2 => $($function).+::<$($($generic,)+)? 2>($($argument),*),
+            5.. if $most > 4 => $($function).+::<$($($generic,)+)? $most>($($argument),*),
+            _ => $($function).+::<$($($generic,)+)? 4>($($argument),*),
+        }
+    };
+}
+pub(crate) use by_rows;

@@ -30,7 +30,7 @@ fn pairs_of_any_number_of_values() {
     for count in 0..=70u16 {
         let values: Vec<bf16> = (1..=count).map(bf16::from_bits).collect();
         let mut pairs = [u32::MAX; 40];
-        copy_pairs(&values, &mut pairs, bf16::to_bits);
+        copy_pairs(bytemuck::cast_slice(&values), &mut pairs);
         let half = |i: usize| values.get(i).map_or(0, |value| u32::from(value.to_bits()));
         for (i, pair) in pairs.into_iter().enumerate() {
             assert_eq!(pair, half(2 * i) | half(2 * i + 1) << 16, "pair {i} of {count} values");

@@ -6,7 +6,6 @@ use half::{bf16, f16};
 use super::attention::check;
 use super::support::reference::{Sizes, problem, qkv};
 use super::{Random, isas, on_threads, upcast};
-use crate::few_queries::applies;
 
 /// Queries at the end of `keys` keys under a causal mask.
 fn chunk<'a, T: Element>(sizes: Sizes, q: &'a [T], k: &'a [T], v: &'a [T], use_bf16: bool) -> AttentionProblem<'a, T> {
@@ -36,12 +35,12 @@ fn check_bits<T: Element>(use_bf16: bool) {
         let [q, k, v] = qkv::<T>(&mut random, all);
         for isa in isas() {
             let whole = chunk(all, &q, &k, &v, use_bf16);
-            assert!(!applies(&whole.erase()));
+            assert!(!whole.erase().has_few_queries());
             let want = output(isa, 1, &whole);
             for &count in counts {
                 let sizes = Sizes { s_q: count, ..all };
                 let few = chunk(sizes, &q[(keys - count) * h * d..], &k, &v, use_bf16);
-                assert!(applies(&few.erase()), "{sizes:?}");
+                assert!(few.erase().has_few_queries(), "{sizes:?}");
                 for threads in [1, 2, 5] {
                     let got = output(isa, threads, &few);
                     let want = &want[(keys - count) * h * d_v..];
@@ -77,7 +76,7 @@ fn views_of_any_stride_match_the_reference() {
         call.k = HeadsView { data: &k, strides: row(sizes.d) };
         call.v = HeadsView { data: &v, strides: row(sizes.d_v) };
         call.bf16 = use_bf16;
-        assert!(applies(&call.erase()));
+        assert!(call.erase().has_few_queries());
         check(&call, tolerance, "strides");
     }
     check_with::<f32>(sizes, false, 2e-6);

@@ -4,7 +4,7 @@ use candle_attention_kernels::{Activation, Isa};
 
 use super::isas;
 use crate::activation::{activate_bf16, tanh};
-use crate::exp::exp;
+use crate::exp::{exp, exp2_bf16};
 use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
@@ -32,7 +32,7 @@ impl Evaluate<'_> {
             let v = s.splat(*x);
             *x = s.first_lane(match self.function {
                 Function::Exp => exp(s, v),
-                Function::Exp2Bf16 => s.exp2_bf16(v),
+                Function::Exp2Bf16 => exp2_bf16(s, v),
                 Function::GeluBf16 => activate_bf16(s, Activation::Gelu, v),
                 Function::Tanh => tanh(s, v),
                 Function::Activation(activation) => activation.apply(s, v),

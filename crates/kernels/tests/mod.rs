@@ -22,6 +22,7 @@ mod non_finite;
 mod norm;
 mod pair_tiles;
 mod score_tiles;
+pub(crate) mod sets;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
 mod sizes;

@@ -1,10 +1,11 @@
 //! Tiles of products of pairs, of every size that an instruction set takes.
 
 use super::isas;
+use crate::convert::PairFormat;
 use crate::isa::kernel::PairKernel;
-use crate::isa::pair_dot::{PairDot, PairFormat, PairTile, TileLayout, VECTOR_COLUMNS};
+use crate::isa::microkernel::Prefetch;
+use crate::isa::pair_dot::{PairDot, PairTile, TileLayout, VECTOR_COLUMNS};
 use crate::isa::simd::Simd;
-use crate::microkernel::Prefetch;
 
 /// Compares tiles with plain sums. The values are small integers, so sums are exact in any order.
 struct Checks(&'static str);

@@ -8,7 +8,8 @@ use super::isas;
 use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
-use crate::score_tile::{KEY_BLOCK, ScoreTile};
+use crate::mask::KEY_BLOCK;
+use crate::score_tile::ScoreTile;
 use crate::tile_bf16::TileBf16;
 use crate::tile_f32::TileF32;
 

@@ -2,14 +2,24 @@
 
 use std::arch::asm;
 
-use super::tiles::{Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_STEP};
-use crate::isa::amx::{Amx, TILE_ROWS, tile_asm};
+use super::kernel::{Int8InstructionSet, Int8Kernel, Int8TileKernel};
+use super::tiles::{Int8Tiles, Sums, TILE_COLUMNS, TILE_STEP};
+use crate::isa::amx::{Amx, ConfiguredTiles, TILE_ROWS, tile_asm};
 use crate::isa::avx512::Avx512;
 
-/// Runs a kernel while the tile registers are configured.
-pub(crate) fn run<K: Int8TileKernel>(s: Avx512, tiles: Amx, kernel: K) {
-    // SAFETY: `s` proves that the processor has AVX-512F.
-    unsafe { run_tiles(s, tiles, kernel) }
+impl Int8InstructionSet for Amx {
+    const HAS_INT8_TILES: bool = true;
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        self.vectors().run_int8(kernel);
+    }
+
+    /// Configures the tile registers of this thread for the time of the kernel.
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+        let _tiles = ConfiguredTiles::new(self);
+        // SAFETY: the vectors prove that the processor has AVX-512F.
+        unsafe { run_tiles(self.vectors(), self, kernel) }
+    }
 }
 
 #[target_feature(enable = "avx512f")]

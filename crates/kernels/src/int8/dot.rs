@@ -2,8 +2,8 @@
 
 use bytemuck::Zeroable;
 
+use crate::isa::microkernel::{Prefetch, hide_addresses};
 use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
-use crate::microkernel::{Prefetch, hide_addresses};
 use crate::unroll::unroll;
 
 /// An integer that holds a rounded input.
@@ -81,7 +81,7 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     /// # Safety
     /// - `a` can be read for `ROWS` rows of `steps` steps, and as many starts.
     /// - `panel` can be read for `steps` steps of `VECTORS` vectors of outputs; half as many bytes if `NIBBLES`.
-    /// - The caller is a kernel under [`InstructionSet::run_int8`](crate::isa::kernel::InstructionSet::run_int8).
+    /// - The caller is a kernel under [`Int8InstructionSet::run_int8`](super::kernel::Int8InstructionSet::run_int8).
     unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
         self,
         steps: usize,
@@ -115,6 +115,44 @@ unsafe fn store_integers<S: Simd, I: InputInteger>(s: S, to: *mut I, lanes: S::V
     }
 }
 
+/// A vector of sums of 32 bits.
+pub(crate) trait IntegerSums: Copy + Zeroable {
+    /// The vectors of f32 that go with them.
+    type S: Simd;
+    /// Sums that start with a number.
+    fn splat(s: Self::S, start: i32) -> Self;
+    fn to_f32(self, s: Self::S) -> <Self::S as Simd>::V;
+}
+
+/// The starts of `ROWS` rows by `VECTORS` vectors of sums.
+///
+/// # Safety
+/// There are as many starts.
+#[inline(always)]
+pub(super) unsafe fn start_sums<I: IntegerSums, const ROWS: usize, const VECTORS: usize>(
+    s: I::S,
+    a: InputRows,
+) -> [[I; VECTORS]; ROWS] {
+    let mut sums: [[I; VECTORS]; ROWS] = Zeroable::zeroed();
+    unroll!(r in 0..ROWS => {
+        // SAFETY: the caller promises it.
+        let start = I::splat(s, unsafe { *a.starts.add(r * a.starts_stride) });
+        unroll!(v in 0..VECTORS => sums[r][v] = start);
+    });
+    sums
+}
+
+/// Sums as f32.
+#[inline(always)]
+pub(super) fn sums_to_f32<I: IntegerSums, const ROWS: usize, const VECTORS: usize>(
+    s: I::S,
+    sums: &[[I; VECTORS]; ROWS],
+) -> [[<I::S as Simd>::V; VECTORS]; ROWS] {
+    let mut results: [[<I::S as Simd>::V; VECTORS]; ROWS] = Zeroable::zeroed();
+    unroll!(r in 0..ROWS => unroll!(v in 0..VECTORS => results[r][v] = sums[r][v].to_f32(s)));
+    results
+}
+
 /// Instructions that multiply neighboring inputs, 32 bits of them, with as many weights of each output of a vector.
 ///
 /// # Safety
@@ -126,7 +164,7 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     const OFFSET: u8;
     const NIBBLE_OFFSET: u8;
     /// `S::LANES` sums of 32 bits.
-    type Sums: Copy + Zeroable;
+    type Sums: IntegerSums<S = Self::S>;
     /// The weights of a step for each of `S::LANES` outputs.
     type Weights: Copy + Zeroable;
 
@@ -136,8 +174,6 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     fn call<K: VectorKernel>(self, kernel: K) {
         self.simd().call(kernel);
     }
-    fn splat(self, start: i32) -> Self::Sums;
-    fn to_f32(self, sums: Self::Sums) -> <Self::S as Simd>::V;
     /// Adds the products of the inputs in `x` with the weights. Sums wrap around.
     fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums;
     /// [`dot`](Self::dot) for weights of [`load_nibbles`](Self::load_nibbles).
@@ -199,17 +235,14 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
-            let mut sums: [[D::Sums; VECTORS]; ROWS] = Zeroable::zeroed();
-            unroll!(r in 0..ROWS => {
-                let start = self.splat(*a.starts.add(r * a.starts_stride));
-                unroll!(v in 0..VECTORS => sums[r][v] = start);
-            });
+            let s = Int8Vectors::simd(self);
+            let mut sums: [[D::Sums; VECTORS]; ROWS] = start_sums(s, a);
             let (mut values, mut panel) = (a.values, panel);
             // Steps of inputs whose weights are in the same bytes.
             let loads = if NIBBLES { steps / 2 } else { steps };
             let blocks = if D::S::PREFETCHES { loads / Prefetch::BLOCK } else { 0 };
             for block in 0..blocks {
-                prefetch.fetch(Int8Vectors::simd(self), block);
+                prefetch.fetch(s, block);
                 unroll!(_step in 0..Prefetch::BLOCK => {
                     add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
                 });
@@ -217,9 +250,7 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
             for _ in blocks * Prefetch::BLOCK..loads {
                 add_step::<D, ROWS, VECTORS, NIBBLES>(self, &mut values, a.stride, &mut panel, &mut sums);
             }
-            let mut results: [[<D::S as Simd>::V; VECTORS]; ROWS] = Zeroable::zeroed();
-            unroll!(r in 0..ROWS => unroll!(v in 0..VECTORS => results[r][v] = self.to_f32(sums[r][v])));
-            results
+            sums_to_f32(s, &sums)
         }
     }
 }

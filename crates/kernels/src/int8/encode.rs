@@ -7,8 +7,9 @@
 
 use half::f16;
 
+use crate::convert::{Convert, PairFormat};
 use crate::error::{Error, Result};
-use crate::isa::pair_dot::PairFormat;
+use crate::memory::AlignedVec;
 
 /// The numbers that packed weights are held in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +44,10 @@ pub(crate) const BLOCK: usize = 32;
 /// The largest magnitude of 8-bit integers that are rounded, and of those that are held exactly but for -128.
 pub(crate) const MAX_INT8: f32 = 127.0;
 
+/// Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, which is then in the low bits: for magnitudes below
+/// 2^22.
+pub(crate) const MAGIC: f32 = 12_582_912.0;
+
 impl WeightFormat {
     /// Whether weights are integers with scales.
     pub fn is_quantized(self) -> bool {
@@ -66,6 +71,40 @@ impl WeightFormat {
     /// Scales of a row of `width` inputs. Not for formats without scales.
     pub(crate) fn groups(self, width: usize) -> usize {
         if self == Self::Int8 { 1 } else { width / BLOCK }
+    }
+
+    /// Zeros for scales: f32 for [`Int8`](Self::Int8), f16 for blocks.
+    pub(crate) fn zero_scales(self, what: &str, dims: &[usize]) -> Result<AlignedVec<u8>> {
+        if self == Self::Int8 {
+            return Ok(AlignedVec::<f32>::zeros_with_dims(what, dims)?.into_bytes());
+        }
+        Ok(AlignedVec::<f16>::zeros_with_dims(what, dims)?.into_bytes())
+    }
+
+    /// The scales in f32: where they are, or converted into `buffer`.
+    pub(crate) fn scales_in_f32<'a>(self, scales: &'a [u8], buffer: &'a mut [f32]) -> &'a [f32] {
+        if self == Self::Int8 {
+            return bytemuck::cast_slice(scales);
+        }
+        f16::as_f32(bytemuck::cast_slice(scales), buffer)
+    }
+
+    /// The scale at a place.
+    pub(crate) fn scale(self, scales: &[u8], at: usize) -> f32 {
+        if self == Self::Int8 {
+            bytemuck::cast_slice::<u8, f32>(scales)[at]
+        } else {
+            bytemuck::cast_slice::<u8, f16>(scales)[at].to_f32()
+        }
+    }
+
+    /// Writes the scale at a place.
+    pub(crate) fn set_scale(self, scales: &mut [u8], at: usize, scale: f32) {
+        if self == Self::Int8 {
+            bytemuck::cast_slice_mut::<u8, f32>(scales)[at] = scale;
+        } else {
+            bytemuck::cast_slice_mut::<u8, f16>(scales)[at] = f16::from_f32(scale);
+        }
     }
 
     /// Checks that rows can have `width` inputs.
@@ -164,8 +203,7 @@ fn f16_quotient(value: f32, divisor: i8) -> Option<f32> {
 /// The nearest integer, ties to even, for magnitudes up to 128. `f32::round_ties_even` is a call where the processor
 /// may lack the instruction.
 fn round_to_int8(x: f32) -> i8 {
-    // Adding 1.5 · 2^23 leaves the integer in the low bits.
-    (x + 12_582_912.0).to_bits() as i8
+    (x + MAGIC).to_bits() as i8
 }
 
 /// Writes `block / scale` to `values` if these are integers in the range. They have at most the magnitude 128.

@@ -1,37 +1,34 @@
 //! The part of a product with quantized weights that one thread computes.
 
 use bytemuck::Zeroable;
-use half::f16;
 
 use super::dot::{InputRows, Int8Dot};
 use super::encode::{BLOCK, WeightFormat};
 use super::inputs::RoundedInputs;
-use super::panels::{PanelLayout, PanelScales, QuantizedPanels};
-use super::tiles::{Int8TileKernel, Int8Tiles, Sums as TileSums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
-use crate::convert::Convert;
+use super::kernel::{Int8Kernel, Int8TileKernel};
+use super::panels::PanelLayout;
+use super::tiles::{Int8Tiles, Sums as TileSums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
 use crate::error::Result;
 use crate::gemm::{GemmTask, Sums, next_tile};
-use crate::isa::Isa;
-use crate::isa::kernel::Int8Kernel;
+use crate::isa::microkernel::Prefetch;
 use crate::isa::simd::Simd;
-use crate::microkernel::Prefetch;
+use crate::memory::SharedPanels;
+use crate::registry::Isa;
 use crate::unroll::unroll;
 
-/// Runs a task on the packed panels of its weights.
-pub(crate) fn run_quantized(isa: Isa, task: GemmTask, panels: &QuantizedPanels, inputs: &RoundedInputs) -> Result<()> {
-    let layout = panels.layout;
-    let PanelLayout { groups, width, .. } = layout;
-    let mut panel_scales = task.pool.take(groups * width)?;
+/// Runs a task on the packed panels of its weights and their scales.
+pub(crate) fn run_quantized(
+    isa: Isa,
+    task: GemmTask,
+    layout: PanelLayout,
+    [panels, panel_scales]: [&SharedPanels; 2],
+    inputs: &RoundedInputs,
+) -> Result<()> {
+    let PanelLayout { format, groups, width, .. } = layout;
+    let mut buffer = task.pool.take(groups * width)?;
     let (values, scales, starts) = inputs.rows_from(task.from);
-    let (count, mut results) = (task.weights.bias.len() / width, Sums::ZERO);
+    let (count, mut results) = (task.bias.len() / width, Sums::ZERO);
     for panel in task.first..task.last {
-        let scales_of_panel = match &panels.scales {
-            PanelScales::F32(scales) => scales.panel(panel, count),
-            PanelScales::F16(scales) => {
-                f16::upcast(scales.panel(panel, count), &mut panel_scales);
-                &*panel_scales
-            }
-        };
         let multiply = MultiplyPanel {
             task: &task,
             layout,
@@ -40,12 +37,12 @@ pub(crate) fn run_quantized(isa: Isa, task: GemmTask, panels: &QuantizedPanels, 
             scales,
             starts,
             index: panel,
-            panel: panels.values.panel(panel, count),
-            next: panels.values.panel(task.panel_after(panel), count).as_ptr(),
-            panel_scales: scales_of_panel,
+            panel: panels.panel(panel, count),
+            next: panels.panel::<u8>(task.panel_after(panel), count).as_ptr(),
+            panel_scales: format.scales_in_f32(panel_scales.panel(panel, count), &mut buffer),
         };
         let kernel = PanelKernel { multiply, results: &mut results };
-        if layout.format == WeightFormat::Int8 && isa.has_int8_tiles() {
+        if format == WeightFormat::Int8 && isa.has_int8_tiles() {
             isa.run_int8_tiles(kernel);
         } else {
             isa.run_int8(kernel);

@@ -3,8 +3,7 @@
 //! The scale stands before the integers, in the same memory: a token is one row, which a cache moves as it is, and what
 //! reads the first integers of a head alone finds the scale, too.
 
-use super::encode::MAX_INT8;
-use super::inputs::MAGIC;
+use super::encode::{MAGIC, MAX_INT8};
 
 /// Bytes of the scale at the start of a head.
 pub const SCALE_BYTES: usize = size_of::<f32>();

@@ -1,15 +1,15 @@
 //! Inputs of a product, rounded to int8.
 
 use super::dot::{InputInteger, Int8Dot};
-use super::encode::{BLOCK, MAX_INT8, WeightFormat};
+use super::encode::{BLOCK, MAGIC, MAX_INT8, WeightFormat};
+use super::kernel::Int8Kernel;
 use super::panels::PanelLayout;
 use super::tiles::TILE_ROWS;
 use crate::elements::Elements;
 use crate::error::Result;
-use crate::isa::Isa;
-use crate::isa::kernel::Int8Kernel;
 use crate::isa::simd::{MAX_LANES, Simd};
 use crate::memory::{Scratch, ScratchPool, element_count};
+use crate::registry::Isa;
 use crate::team::{SharedOut, Team};
 
 /// The inputs of a product, rounded once for all of its tasks.
@@ -114,10 +114,6 @@ impl Int8Kernel for RoundInputs<'_> {
         }
     }
 }
-
-/// Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, which is then in the low bits: for magnitudes below
-/// 2^22.
-pub(crate) const MAGIC: f32 = 12_582_912.0;
 
 /// Rounds inputs that share a scale to integers from -127 to 127, and fills the rest of `to` with zeros. Returns the
 /// scale and the sum of the integers.

@@ -6,37 +6,28 @@
 //! fused or reordered, so **all instruction sets give the same bits**, except for activations, which have
 //! approximations of their own.
 //!
-//! From the bottom up: `encode` finds the integers and scales of weights, `inputs` those of inputs, `panels` has the
-//! order of packed bytes, and `gemm` the product, generic over the instructions, which have one file for each set:
-//! vectors that `dot` describes, and the `tiles` of AMX. Beside them are `rows`, tables whose rows are looked
-//! up, and `heads`, keys and values of a cache.
+//! From the bottom up: `dot` describes the instructions that multiply vectors of integers, and `tiles` those of AMX;
+//! they are in one file for each processor. `kernel` is what a kernel is to them. `encode` finds the integers and scales
+//! of weights, `inputs` those of inputs, `panels` has the order of packed bytes, and `gemm` the product. Beside them are
+//! `rows`, tables whose rows are looked up, and `heads`, keys and values of a cache.
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) mod amx;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod avx512_vnni;
+mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm;
 pub(crate) mod dot;
 pub(crate) mod encode;
 pub(crate) mod gemm;
 pub(crate) mod heads;
 pub(crate) mod inputs;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon_dotprod;
-#[cfg(target_arch = "aarch64")]
-pub(crate) mod neon_i8mm;
+pub(crate) mod kernel;
 pub(crate) mod panels;
-pub(crate) mod portable;
-#[cfg(test)]
-mod portable_tiles;
+mod portable;
 pub(crate) mod rows;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-pub(crate) mod simd128;
+mod simd128;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has tiles"))]
 pub(crate) mod tiles;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod vnni;
 pub(crate) mod wide;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86;

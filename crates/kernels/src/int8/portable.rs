@@ -1,6 +1,7 @@
 //! 8-bit products in plain Rust.
 
-use super::dot::Int8Vectors;
+use super::dot::{Int8Vectors, IntegerSums};
+use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::portable::Portable;
 
 /// Plain Rust.
@@ -8,11 +9,26 @@ use crate::isa::portable::Portable;
 pub(crate) struct PortableInt8;
 
 /// Register tile: as for f32.
-pub(crate) const MR: usize = 4;
-pub(crate) const NR: usize = 2;
-pub(crate) const BLOCK_MR: usize = 2;
+impl Int8InstructionSet for Portable {
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, 4, 2, 2>(PortableInt8);
+    }
+}
 
 const LANES: usize = 8;
+
+impl IntegerSums for [i32; LANES] {
+    type S = Portable;
+
+    #[inline(always)]
+    fn splat(_: Portable, start: i32) -> Self {
+        [start; LANES]
+    }
+    #[inline(always)]
+    fn to_f32(self, _: Portable) -> [f32; LANES] {
+        self.map(|sum| sum as f32)
+    }
+}
 
 // SAFETY: both loads read `4 · LANES` bytes.
 unsafe impl Int8Vectors for PortableInt8 {
@@ -26,14 +42,6 @@ unsafe impl Int8Vectors for PortableInt8 {
     #[inline(always)]
     fn simd(self) -> Portable {
         Portable
-    }
-    #[inline(always)]
-    fn splat(self, start: i32) -> Self::Sums {
-        [start; LANES]
-    }
-    #[inline(always)]
-    fn to_f32(self, sums: Self::Sums) -> [f32; LANES] {
-        sums.map(|sum| sum as f32)
     }
     #[inline(always)]
     fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums {

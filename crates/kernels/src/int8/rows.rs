@@ -1,11 +1,9 @@
 //! Tables of rows in few bits, such as embeddings: a row is looked up, not multiplied.
 
-use half::f16;
-
 use super::encode::{BLOCK, WeightFormat};
-use crate::element::Element;
+use crate::elements::Element;
 use crate::error::{Error, Result};
-use crate::memory::{AlignedVec, element_count};
+use crate::memory::AlignedVec;
 
 /// Rows `(rows, width)` in [`Int8`](WeightFormat::Int8), [`Q8_0`](WeightFormat::Q8_0) or [`Q4_0`](WeightFormat::Q4_0),
 /// with the integers and scales that [`Packer`](crate::Packer) finds for a row of weights.
@@ -17,13 +15,8 @@ pub struct QuantizedRows {
     /// `(rows, width)`: one byte per value, or per two of Q4_0. Byte `j` of a block of Q4_0 has value `j` in the low
     /// nibble and value `j + 16` in the high one, each plus 8, as in GGUF.
     values: AlignedVec<u8>,
-    scales: RowScales,
-}
-
-/// `(rows, groups)`
-enum RowScales {
-    F32(AlignedVec<f32>),
-    F16(AlignedVec<f16>),
+    /// `(rows, groups)`, in the format's numbers.
+    scales: AlignedVec<u8>,
 }
 
 impl QuantizedRows {
@@ -38,12 +31,8 @@ impl QuantizedRows {
             return Err(Error::value("the format of a table", format!("{format:?}"), "Int8, Q8_0 or Q4_0"));
         }
         format.check_width(width)?;
-        let values = AlignedVec::zeros(WHAT, element_count(WHAT, &[rows, bytes_per_row(format, width)])?)?;
-        let scales = element_count(WHAT, &[rows, format.groups(width)])?;
-        let scales = match format {
-            WeightFormat::Int8 => RowScales::F32(AlignedVec::zeros(WHAT, scales)?),
-            _ => RowScales::F16(AlignedVec::zeros(WHAT, scales)?),
-        };
+        let values = AlignedVec::zeros_with_dims(WHAT, &[rows, bytes_per_row(format, width)])?;
+        let scales = format.zero_scales(WHAT, &[rows, format.groups(width)])?;
         Ok(Self { format, width, rows: 0, values, scales })
     }
 
@@ -76,12 +65,8 @@ impl QuantizedRows {
             } else {
                 to.copy_from_slice(bytemuck::cast_slice(&values));
             }
-            match &mut self.scales {
-                RowScales::F32(to) => to[self.rows] = scales[0],
-                RowScales::F16(to) => {
-                    let to = &mut to[self.rows * groups..][..groups];
-                    to.iter_mut().zip(&scales).for_each(|(to, scale)| *to = f16::from_f32(*scale));
-                }
+            for (group, scale) in scales.iter().enumerate() {
+                self.format.set_scale(&mut self.scales, self.rows * groups + group, *scale);
             }
             self.rows += 1;
         }
@@ -105,11 +90,7 @@ impl QuantizedRows {
 
     /// The bytes of values and scales.
     pub fn bytes(&self) -> usize {
-        let scales = match &self.scales {
-            RowScales::F32(scales) => size_of_val::<[f32]>(scales),
-            RowScales::F16(scales) => size_of_val::<[f16]>(scales),
-        };
-        self.values.len() + scales
+        self.values.len() + self.scales.len()
     }
 
     /// Writes row `index` to `to`, which has `width` values: each integer times its scale, which is exact.
@@ -120,26 +101,18 @@ impl QuantizedRows {
         assert!(index < self.rows && to.len() == self.width);
         let (bytes, groups) = (bytes_per_row(self.format, self.width), self.format.groups(self.width));
         let values = &self.values[index * bytes..][..bytes];
-        let write = |to: &mut [f32], values: &[u8], scale: f32| {
-            to.iter_mut().zip(values).for_each(|(to, value)| *to = f32::from(value.cast_signed()) * scale);
-        };
-        match &self.scales {
-            RowScales::F32(scales) => write(to, values, scales[index]),
-            RowScales::F16(scales) => {
-                let size = bytes / groups.max(1);
-                let blocks = to.chunks_exact_mut(BLOCK).zip(values.chunks_exact(size.max(1)));
-                for ((to, values), scale) in blocks.zip(&scales[index * groups..][..groups]) {
-                    let scale = scale.to_f32();
-                    if self.format == WeightFormat::Q8_0 {
-                        write(to, values, scale);
-                        continue;
-                    }
-                    let (low, high) = to.split_at_mut(BLOCK / 2);
-                    for ((low, high), byte) in low.iter_mut().zip(high).zip(values) {
-                        let value = |nibble: u8| f32::from(nibble.cast_signed() - 8) * scale;
-                        (*low, *high) = (value(byte & 0xf), value(byte >> 4));
-                    }
+        let group = self.format.group(self.width);
+        let blocks = to.chunks_exact_mut(group.max(1)).zip(values.chunks_exact((bytes / groups.max(1)).max(1)));
+        for (i, (to, values)) in blocks.enumerate() {
+            let scale = self.format.scale(&self.scales, index * groups + i);
+            if self.format == WeightFormat::Q4_0 {
+                let (low, high) = to.split_at_mut(BLOCK / 2);
+                for ((low, high), byte) in low.iter_mut().zip(high).zip(values) {
+                    let value = |nibble: u8| f32::from(nibble.cast_signed() - 8) * scale;
+                    (*low, *high) = (value(byte & 0xf), value(byte >> 4));
                 }
+            } else {
+                to.iter_mut().zip(values).for_each(|(to, value)| *to = f32::from(value.cast_signed()) * scale);
             }
         }
     }
@@ -147,16 +120,7 @@ impl QuantizedRows {
     /// Whether both hold the same bits.
     pub fn has_same_bits(&self, other: &Self) -> bool {
         let sizes = |table: &Self| (table.format, table.width, table.rows);
-        let scales = match (&self.scales, &other.scales) {
-            (RowScales::F32(own), RowScales::F32(other)) => {
-                bytemuck::cast_slice::<f32, u8>(own) == bytemuck::cast_slice::<f32, u8>(other)
-            }
-            (RowScales::F16(own), RowScales::F16(other)) => {
-                bytemuck::cast_slice::<f16, u8>(own) == bytemuck::cast_slice::<f16, u8>(other)
-            }
-            _ => false,
-        };
-        sizes(self) == sizes(other) && self.values[..] == other.values[..] && scales
+        sizes(self) == sizes(other) && self.values[..] == other.values[..] && self.scales[..] == other.scales[..]
     }
 
     /// The integers and the scale of row `index` in [`WeightFormat::Int8`]; `None` in other formats.
@@ -165,22 +129,14 @@ impl QuantizedRows {
     /// If there is no such row.
     pub fn int8_row(&self, index: usize) -> Option<(&[i8], f32)> {
         assert!(index < self.rows);
-        match &self.scales {
-            RowScales::F32(scales) => {
-                Some((bytemuck::cast_slice(&self.values[index * self.width..][..self.width]), scales[index]))
-            }
-            RowScales::F16(_) => None,
-        }
+        let integers = || bytemuck::cast_slice(&self.values[index * self.width..][..self.width]);
+        (self.format == WeightFormat::Int8).then(|| (integers(), self.format.scale(&self.scales, index)))
     }
 
     /// The scale of a group of values: of row `index`, or of one of its blocks.
     #[cfg(test)]
     pub(crate) fn scale(&self, index: usize, group: usize) -> f32 {
-        let groups = self.format.groups(self.width);
-        match &self.scales {
-            RowScales::F32(scales) => scales[index],
-            RowScales::F16(scales) => scales[index * groups + group].to_f32(),
-        }
+        self.format.scale(&self.scales, index * self.format.groups(self.width) + group)
     }
 
     /// Rows that there is room for.

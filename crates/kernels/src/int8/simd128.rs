@@ -2,7 +2,8 @@
 
 use std::arch::wasm32::*;
 
-use super::dot::Int8Vectors;
+use super::dot::{Int8Vectors, IntegerSums};
+use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::simd128::{Pair, Simd128};
 
 /// SIMD128.
@@ -10,12 +11,27 @@ use crate::isa::simd128::{Pair, Simd128};
 pub(crate) struct Simd128Int8(pub Simd128);
 
 /// Register tile: as for f32.
-pub(crate) const MR: usize = 4;
-pub(crate) const NR: usize = 1;
-pub(crate) const BLOCK_MR: usize = 2;
+impl Int8InstructionSet for Simd128 {
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        kernel.run::<_, 4, 1, 2>(Simd128Int8(self));
+    }
+}
 
 /// Sums, or weights, of 8 outputs: the first 4 and the last 4.
 type Two = [v128; 2];
+
+impl IntegerSums for Two {
+    type S = Simd128;
+
+    #[inline(always)]
+    fn splat(_: Simd128, start: i32) -> Self {
+        [i32x4_splat(start); 2]
+    }
+    #[inline(always)]
+    fn to_f32(self, _: Simd128) -> Pair {
+        Pair(f32x4_convert_i32x4(self[0]), f32x4_convert_i32x4(self[1]))
+    }
+}
 
 // SAFETY: both loads read 32 bytes.
 unsafe impl Int8Vectors for Simd128Int8 {
@@ -29,14 +45,6 @@ unsafe impl Int8Vectors for Simd128Int8 {
     #[inline(always)]
     fn simd(self) -> Simd128 {
         self.0
-    }
-    #[inline(always)]
-    fn splat(self, start: i32) -> Two {
-        [i32x4_splat(start); 2]
-    }
-    #[inline(always)]
-    fn to_f32(self, sums: Two) -> Pair {
-        Pair(f32x4_convert_i32x4(sums[0]), f32x4_convert_i32x4(sums[1]))
     }
     #[inline(always)]
     fn dot(self, sums: Two, weights: Two, x: i32) -> Two {

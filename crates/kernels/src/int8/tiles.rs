@@ -1,7 +1,5 @@
 //! Products of int8 tiles: instructions that multiply whole tiles, with weights in the panels of the vectors.
 
-use crate::isa::simd::Simd;
-
 /// Rows of the largest product.
 pub(crate) const TILE_ROWS: usize = 32;
 /// Outputs of a product, the width of a panel.
@@ -26,7 +24,7 @@ pub(crate) unsafe trait Int8Tiles: Copy + Send + Sync {
     ///   apart; `panel` for `steps` steps of a panel with four inputs of each output side by side.
     /// - `rows` is from 1 to [`TILE_ROWS`].
     /// - The caller is a kernel under
-    ///   [`InstructionSet::run_int8_tiles`](crate::isa::kernel::InstructionSet::run_int8_tiles).
+    ///   [`Int8InstructionSet::run_int8_tiles`](super::kernel::Int8InstructionSet::run_int8_tiles).
     unsafe fn multiply(
         self,
         rows: usize,
@@ -36,10 +34,4 @@ pub(crate) unsafe trait Int8Tiles: Copy + Send + Sync {
         panel: *const u8,
         sums: &mut Sums,
     );
-}
-
-/// A kernel that multiplies int8 tiles. `run` must be `#[inline(always)]`, for the reason given at
-/// [`Kernel`](crate::isa::kernel::Kernel).
-pub(crate) trait Int8TileKernel {
-    fn run<S: Simd, T: Int8Tiles>(self, s: S, tiles: T);
 }

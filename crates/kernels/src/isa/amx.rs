@@ -6,11 +6,11 @@
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, __get_cpuid_max, _xgetbv};
 
+use super::avx512::Avx512;
 use super::avx512_bf16::Avx512Bf16;
-use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout};
-use crate::int8;
-use crate::int8::tiles::Int8TileKernel;
+use super::kernel::{InstructionSet, Kernel, PairKernel};
+use super::pair_dot::{PairDot, PairOrder, PairTile, TileLayout};
+use crate::convert::{Pair, PairFormat};
 
 /// AMX-BF16 and AMX-INT8, with the operating system's permission to use it, and AVX-512 for everything but the
 /// products.
@@ -42,7 +42,6 @@ impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
     const HAS_BF16_DOT: bool = true;
-    const HAS_INT8_TILES: bool = true;
 
     /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
@@ -68,15 +67,12 @@ impl InstructionSet for Amx {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
     }
+}
 
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        self.0.run_int8(kernel);
-    }
-
-    /// Configures the tile registers of this thread for the time of the kernel.
-    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
-        let _tiles = ConfiguredTiles::new(self);
-        int8::amx::run(self.0.vectors(), self, kernel);
+impl Amx {
+    /// The instructions for everything but products.
+    pub(crate) fn vectors(self) -> Avx512 {
+        self.0.vectors()
     }
 }
 
@@ -93,10 +89,10 @@ macro_rules! tile_asm {
 pub(crate) use tile_asm;
 
 /// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
-struct ConfiguredTiles;
+pub(crate) struct ConfiguredTiles;
 
 impl ConfiguredTiles {
-    fn new(_: Amx) -> Self {
+    pub fn new(_: Amx) -> Self {
         // SAFETY: the argument proves that the processor has AMX and that this process may use it. `CONFIG` has the 64
         // bytes that the instruction reads.
         unsafe { tile_asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly),) };

@@ -5,12 +5,9 @@ use std::arch::x86_64::*;
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use super::pair_dot::PairFormat;
-use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
-use crate::convert::Convert;
-use crate::int8::avx2::Avx2Int8;
-use crate::int8::vnni::Vnni;
+use super::kernel::{InstructionSet, Kernel};
+use super::simd::{MAX_LANES, Simd, VectorKernel, memory_ops, register_ops};
+use crate::convert::{Convert, PairFormat};
 use crate::unroll::unroll;
 
 /// AVX2, FMA and F16C.
@@ -42,13 +39,6 @@ impl InstructionSet for Avx2 {
         // SAFETY: `self` proves that the processor has AVX2, FMA and F16C.
         unsafe { run(self, kernel) }
     }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        match Vnni::<true>::detect(self) {
-            Some(vnni) => vnni.run(kernel),
-            None => Avx2Int8(self).run(kernel),
-        }
-    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -77,6 +67,9 @@ unsafe impl Simd for Avx2 {
     }
 
     register_ops! {
+        (*const f32) -> ():
+            prefetch(at) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            prefetch_l2(at) = _mm_prefetch::<_MM_HINT_T1>(at.cast());
         (f32) -> __m256:
             splat(x) = _mm256_set1_ps(x);
         (__m256) -> __m256:
@@ -138,47 +131,18 @@ unsafe impl Simd for Avx2 {
         }
     }
     const PREFETCHES: bool = true;
-    #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
-    fn prefetch_l2(self, at: *const f32) {
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> __m256 {
-        // SAFETY: the caller promises 8 values; `self` proves that the processor has AVX2.
-        unsafe { _mm256_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: __m256) {
-        // SAFETY: the caller promises room for 8 values; `self` proves that the processor has AVX2.
-        unsafe { _mm256_storeu_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> __m256 {
-        // SAFETY: the caller promises 8 values; `self` proves that the processor has F16C.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
-        // SAFETY: the caller promises 8 values; `self` proves that the processor has AVX2.
-        unsafe {
+    memory_ops! {
+        load(from: *const f32) -> __m256 = _mm256_loadu_ps(from);
+        store(to: *mut f32, a: __m256) = _mm256_storeu_ps(to, a);
+        load_f16(from: *const f16) -> __m256 = _mm256_cvtph_ps(_mm_loadu_si128(from.cast()));
+        load_bf16(from: *const bf16) -> __m256 = {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-        }
-    }
-    #[inline(always)]
-    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m256 {
-        // SAFETY: the caller promises 8 indices and values at less than 2^31; `self` proves that the processor has
-        // AVX2.
-        unsafe {
+        };
+        gather(from: *const f32, step: usize, indices: *const u32) -> __m256 = {
             let steps = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(step as i32));
             _mm256_i32gather_ps::<4>(from, _mm256_add_epi32(_mm256_loadu_si256(indices.cast()), steps))
-        }
+        };
     }
 }
 

@@ -5,13 +5,9 @@ use std::arch::x86_64::*;
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-use super::avx2::Avx2;
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use super::pair_dot::Pair;
-use super::simd::{MAX_LANES, Simd, VectorKernel, register_ops};
-use crate::convert::Convert;
-use crate::exp::exp2_bf16;
-use crate::int8::avx512_vnni::Avx512Vnni;
+use super::kernel::{InstructionSet, Kernel};
+use super::simd::{MAX_LANES, Simd, VectorKernel, memory_ops, register_ops};
+use crate::convert::{Convert, Pair};
 use crate::unroll::unroll;
 
 /// AVX-512F; with `BF16` the processor has AVX512-BW, AVX512-DQ and AVX512-BF16, too.
@@ -54,14 +50,6 @@ impl InstructionSet for Avx512 {
         // SAFETY: `self` proves that the processor has AVX-512F.
         unsafe { run(self, kernel) }
     }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        if let Some(vnni) = Avx512Vnni::detect(self) {
-            vnni.run(kernel);
-        } else if let Some(avx2) = Avx2::detect() {
-            avx2.run_int8(kernel);
-        }
-    }
 }
 
 #[target_feature(enable = "avx512f")]
@@ -80,10 +68,6 @@ fn call<K: VectorKernel>(s: Avx512, kernel: K) {
 fn call_bf16<K: VectorKernel>(s: Avx512<true>, kernel: K) {
     kernel.run(s);
 }
-
-/// Coefficients of the polynomial with the value 1 at 0 and the least relative error to `2^r` for `0 <= r <= 1`,
-/// 8.6e-5; highest power first.
-const EXP2_OF_FRACTION: [f32; 4] = [0.077_067_24, 0.227_644_98, 0.695_116_64, 1.0];
 
 /// Places in two vectors of 32 values, one after the other: a value of the first one, then that of the second one.
 const PLACES: [[u16; 32]; 2] = {
@@ -111,6 +95,9 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     register_ops! {
+        (*const f32) -> ():
+            prefetch(at) = _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            prefetch_l2(at) = _mm_prefetch::<_MM_HINT_T1>(at.cast());
         (f32) -> __m512:
             splat(x) = _mm512_set1_ps(x);
         (__m512) -> __m512:
@@ -136,7 +123,7 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             let (mut pairs, mut fours): ([_; 16], [_; 16]) = Zeroable::zeroed();
             unroll!(i in 0..8 => {
-                let (a, b) = (T::load(self, rows[2 * i]), T::load(self, rows[2 * i + 1]));
+                let (a, b) = (self.load_as(rows[2 * i]), self.load_as(rows[2 * i + 1]));
                 (pairs[2 * i], pairs[2 * i + 1]) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             });
             unroll!(i in 0..8 => {
@@ -180,54 +167,23 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
             [low, _mm512_castsi512_ps(_mm512_permutex2var_epi16(first, high, second))]
         }
     }
-    /// By instructions that divide into the integer below and a fraction themselves, -inf into -inf and 0.
+    const HAS_FRACTION: bool = BF16;
     #[inline(always)]
-    fn exp2_bf16(self, x: __m512) -> __m512 {
-        if !BF16 {
-            return exp2_bf16(self, x);
-        }
+    fn fraction(self, x: __m512) -> __m512 {
+        assert!(BF16);
         const BELOW: i32 = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
         // SAFETY: with `BF16` the processor has AVX512-DQ.
-        let fraction = unsafe { _mm512_reduce_ps::<BELOW>(x) };
-        let mut p = self.splat(EXP2_OF_FRACTION[0]);
-        for coefficient in &EXP2_OF_FRACTION[1..] {
-            p = self.mul_add(p, fraction, self.splat(*coefficient));
-        }
-        self.ldexp(p, x)
+        unsafe { _mm512_reduce_ps::<BELOW>(x) }
     }
     const PREFETCHES: bool = true;
-    #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        // SAFETY: a prefetch never faults; every x86-64 processor has the instruction.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
-    fn prefetch_l2(self, at: *const f32) {
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> __m512 {
-        // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
-        unsafe { _mm512_loadu_ps(from) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: __m512) {
-        // SAFETY: the caller promises room for 16 values; `self` proves that the processor has AVX-512F.
-        unsafe { _mm512_storeu_ps(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> __m512 {
-        // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
-        // SAFETY: the caller promises 16 values; `self` proves that the processor has AVX-512F.
-        unsafe {
+    memory_ops! {
+        load(from: *const f32) -> __m512 = _mm512_loadu_ps(from);
+        store(to: *mut f32, a: __m512) = _mm512_storeu_ps(to, a);
+        load_f16(from: *const f16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(from.cast()));
+        load_bf16(from: *const bf16) -> __m512 = {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
+        };
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, a: __m512) {
@@ -256,14 +212,11 @@ unsafe impl<const BF16: bool> Simd for Avx512<BF16> {
             _mm512_permutex2var_ps(low, _mm512_castps_si512(index), high)
         }
     }
-    #[inline(always)]
-    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> __m512 {
-        // SAFETY: the caller promises 16 indices and values at less than 2^31; `self` proves that the processor has
-        // AVX-512F.
-        unsafe {
+    memory_ops! {
+        gather(from: *const f32, step: usize, indices: *const u32) -> __m512 = {
             let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
             let steps = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
             _mm512_i32gather_ps::<4>(_mm512_add_epi32(_mm512_loadu_si512(indices.cast()), steps), from)
-        }
+        };
     }
 }

@@ -6,9 +6,10 @@ use std::arch::x86_64::*;
 use bytemuck::Zeroable;
 
 use super::avx512::Avx512;
-use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use crate::microkernel::{Prefetch, store_rows};
+use super::kernel::{InstructionSet, Kernel, PairKernel};
+use super::microkernel::{Prefetch, store_rows};
+use super::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
+use crate::convert::{Pair, PairFormat};
 use crate::unroll::unroll;
 
 /// AVX512-BF16 and AVX-512F.
@@ -41,15 +42,11 @@ impl InstructionSet for Avx512Bf16 {
     fn run_bf16<K: PairKernel>(self, kernel: K) {
         self.run_bf16_with(self, kernel);
     }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        self.0.run_int8(kernel);
-    }
 }
 
 impl Avx512Bf16 {
     /// The instructions for everything but products.
-    pub(super) fn vectors(self) -> Avx512 {
+    pub(crate) fn vectors(self) -> Avx512 {
         self.0
     }
 

@@ -2,9 +2,6 @@
 
 use super::pair_dot::PairDot;
 use super::simd::Simd;
-use crate::int8::dot::Int8Dot;
-use crate::int8::portable::{self, PortableInt8};
-use crate::int8::tiles::Int8TileKernel;
 
 /// A kernel: work written once, generic over the vectors of an instruction set.
 ///
@@ -21,12 +18,6 @@ pub(crate) trait PairKernel {
     fn run<S: Simd, D: PairDot>(self, s: S, dot: D);
 }
 
-/// A kernel that multiplies 8-bit integers. `run` must be `#[inline(always)]`, for the reason given at [`Kernel`].
-pub(crate) trait Int8Kernel {
-    /// The register tile is `MR` rows by `NR` vectors of `D`, and `BLOCK_MR` rows for weights with a scale per block.
-    fn run<D: Int8Dot, const MR: usize, const NR: usize, const BLOCK_MR: usize>(self, dot: D);
-}
-
 /// An instruction set: its name, its detection, and how kernels run on it.
 ///
 /// A value is a capability token. Its only constructor is [`detect`](Self::detect), so a value proves that this
@@ -41,10 +32,6 @@ pub(crate) trait InstructionSet: Copy {
     const HAS_BF16_DOT: bool = false;
     /// Whether there are instructions that multiply f16 pairs, and so a [`run_f16`](Self::run_f16).
     const HAS_F16_DOT: bool = false;
-
-    /// Whether there are instructions that multiply tiles of 8-bit integers, and so a
-    /// [`run_int8_tiles`](Self::run_int8_tiles).
-    const HAS_INT8_TILES: bool = false;
 
     /// Checks that the processor and the operating system support the instructions.
     ///
@@ -67,17 +54,5 @@ pub(crate) trait InstructionSet: Copy {
     /// Runs a kernel with f16 products. Only for instruction sets with [`HAS_F16_DOT`](Self::HAS_F16_DOT).
     fn run_f16<K: PairKernel>(self, _kernel: K) {
         unreachable!("{} has no products of f16 pairs", Self::NAME)
-    }
-
-    /// Runs a kernel with the best products of 8-bit integers among those of this instruction set and older ones. VNNI
-    /// is taken to belong to AVX2 and AVX-512, where the processor has it.
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, { portable::MR }, { portable::NR }, { portable::BLOCK_MR }>(PortableInt8);
-    }
-
-    /// Runs a kernel with products of int8 tiles. Only for instruction sets with
-    /// [`HAS_INT8_TILES`](Self::HAS_INT8_TILES).
-    fn run_int8_tiles<K: Int8TileKernel>(self, _kernel: K) {
-        unreachable!("{} has no products of int8 tiles", Self::NAME)
     }
 }

@@ -2,15 +2,14 @@
 
 use std::arch::aarch64::*;
 use std::arch::asm;
-use std::mem::MaybeUninit;
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use super::simd::{MAX_LANES, Simd, register_ops};
+use super::kernel::{InstructionSet, Kernel};
+use super::neon_f16::widen_f16;
+use super::simd::{MAX_LANES, Simd, memory_ops, register_ops};
 use crate::convert::Convert;
-use crate::int8::neon;
 
 /// NEON.
 #[derive(Debug, Clone, Copy)]
@@ -37,10 +36,6 @@ impl InstructionSet for Neon {
     /// The target enables NEON everywhere, so no function with a target feature is needed.
     fn run<K: Kernel>(self, kernel: K) {
         kernel.run::<_, MR, NR>(self);
-    }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, { neon::MR }, { neon::NR }, { neon::BLOCK_MR }>(self);
     }
 }
 
@@ -76,8 +71,8 @@ unsafe impl Simd for Neon {
     unsafe fn transposed<T: Convert>(self, rows: &[*const T; MAX_LANES]) -> [float32x4_t; MAX_LANES] {
         // SAFETY: the caller promises 4 values at each of 4 rows; `self` proves that the processor has NEON.
         unsafe {
-            let (a, b) = (T::load(self, rows[0]), T::load(self, rows[1]));
-            let (c, d) = (T::load(self, rows[2]), T::load(self, rows[3]));
+            let (a, b) = (self.load_as(rows[0]), self.load_as(rows[1]));
+            let (c, d) = (self.load_as(rows[2]), self.load_as(rows[3]));
             let [ac, bd] = [vzip1q_f32(a, c), vzip1q_f32(b, d)];
             let [ac_high, bd_high] = [vzip2q_f32(a, c), vzip2q_f32(b, d)];
             let mut columns: [_; MAX_LANES] = Zeroable::zeroed();
@@ -94,33 +89,15 @@ unsafe impl Simd for Neon {
         // SAFETY: a prefetch never faults, and changes no register. It has no intrinsic on stable Rust.
         unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) at, options(readonly, nostack, preserves_flags)) };
     }
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> float32x4_t {
-        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
-        unsafe { vld1q_f32(from) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: float32x4_t) {
-        // SAFETY: the caller promises room for 4 values; `self` proves that the processor has NEON.
-        unsafe { vst1q_f32(to, a) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> float32x4_t {
-        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
-        unsafe { widen_f16(vld1_u16(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> float32x4_t {
-        // SAFETY: the caller promises 4 values; `self` proves that the processor has NEON.
-        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast()))) }
-    }
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> float32x4_t {
-        // SAFETY: the caller promises 4 integers; `self` proves that the processor has NEON.
-        unsafe {
+    memory_ops! {
+        load(from: *const f32) -> float32x4_t = vld1q_f32(from);
+        store(to: *mut f32, a: float32x4_t) = vst1q_f32(to, a);
+        load_f16(from: *const f16) -> float32x4_t = widen_f16(vld1_u16(from.cast()));
+        load_bf16(from: *const bf16) -> float32x4_t = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.cast())));
+        load_i8(from: *const i8) -> float32x4_t = {
             let bytes = vcreate_s8(u64::from(from.cast::<u32>().read_unaligned()));
             vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
-        }
+        };
     }
     #[inline(always)]
     unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> float32x4_t {
@@ -128,59 +105,5 @@ unsafe impl Simd for Neon {
         let gathered: [f32; 4] = std::array::from_fn(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) });
         // SAFETY: the array has 4 values; `self` proves that the processor has NEON.
         unsafe { vld1q_f32(gathered.as_ptr()) }
-    }
-}
-
-/// Converts four values of f16 to f32.
-///
-/// The conversion is part of NEON, unlike f16 arithmetic, but has no intrinsic on stable Rust.
-///
-/// # Safety
-/// The processor has NEON.
-#[inline(always)]
-unsafe fn widen_f16(halves: uint16x4_t) -> float32x4_t {
-    let wide: float32x4_t;
-    // SAFETY: the caller promises NEON; the instruction accesses registers only.
-    unsafe { asm!("fcvtl {0:v}.4s, {1:v}.4h", out(vreg) wide, in(vreg) halves, options(pure, nomem, nostack)) };
-    wide
-}
-
-/// Converts f16 to f32. Both slices have the same length.
-#[inline(always)]
-pub(crate) fn f16_to_f32(from: &[f16], to: &mut [f32]) {
-    convert_by_four(from, to, f16::ZERO, |from| {
-        let mut to = [0.0; 4];
-        // SAFETY: every target of this architecture with a standard library has NEON; 4 values are read and written.
-        unsafe {
-            vst1q_f32(to.as_mut_ptr(), widen_f16(vld1_u16(from.as_ptr().cast())));
-        }
-        to
-    });
-}
-
-/// Rounds f32 to the nearest f16, ties to even. Both slices have the same length.
-#[inline(always)]
-pub(crate) fn f32_to_f16(from: &[f32], to: &mut [MaybeUninit<f16>]) {
-    convert_by_four(from, to, 0.0, |from| {
-        let mut to = [f16::ZERO; 4];
-        // SAFETY: every target of this architecture with a standard library has NEON; 4 values are read and written.
-        unsafe {
-            let narrow: uint16x4_t;
-            let from = vld1q_f32(from.as_ptr());
-            asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) narrow, in(vreg) from, options(pure, nomem, nostack));
-            vst1_u16(to.as_mut_ptr().cast(), narrow);
-        }
-        to.map(MaybeUninit::new)
-    });
-}
-
-/// Converts four values at a time; the last four are filled up with `zero`.
-#[inline(always)]
-fn convert_by_four<A: Copy, B: Copy>(from: &[A], to: &mut [B], zero: A, convert: impl Fn(&[A; 4]) -> [B; 4]) {
-    let ((from, from_rest), (to, to_rest)) = (from.as_chunks(), to.as_chunks_mut());
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = convert(from));
-    if !from_rest.is_empty() {
-        let last = std::array::from_fn(|i| from_rest.get(i).copied().unwrap_or(zero));
-        to_rest.copy_from_slice(&convert(&last)[..to_rest.len()]);
     }
 }

@@ -1,5 +1,4 @@
-//! BFMMLA: two rows by two columns of four terms each, with four sums in a register. And SMMLA, of eight terms in 8
-//! bits: see [`crate::int8::neon_i8mm`].
+//! BFMMLA: two rows by two columns of four terms each, with four sums in a register.
 //!
 //! Rust has no stable intrinsics for it, hence the inline assembly. See `BFMatMulAdd` in the Arm Architecture Reference
 //! Manual: the two pairs of an instruction are added to a sum one after the other, as by two BFDOT. So an element has
@@ -10,11 +9,11 @@ use std::arch::asm;
 
 use bytemuck::Zeroable;
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
+use super::kernel::{InstructionSet, Kernel, PairKernel};
 use super::neon::Neon;
 use super::neon_fhm::NeonFhm;
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use crate::int8::neon_i8mm;
+use super::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
+use crate::convert::{Pair, PairFormat};
 use crate::unroll::unroll;
 
 /// FEAT_BF16 and FEAT_I8MM, which processors get together (both are part of Armv8.6), and all that is older.
@@ -48,10 +47,6 @@ impl InstructionSet for NeonBf16 {
 
     fn run_f16<K: PairKernel>(self, kernel: K) {
         self.0.run_f16(kernel);
-    }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, { neon_i8mm::MR }, { neon_i8mm::NR }, { neon_i8mm::BLOCK_MR }>(self);
     }
 }
 

@@ -1,8 +1,7 @@
-//! NEON with SDOT, which has products of 8-bit integers: see [`crate::int8::neon_dotprod`].
+//! NEON with SDOT, which multiplies 8-bit integers.
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
+use super::kernel::{InstructionSet, Kernel};
 use super::neon::Neon;
-use crate::int8::neon_dotprod;
 
 /// FEAT_DotProd and NEON.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +23,5 @@ impl InstructionSet for NeonDotprod {
 
     fn run<K: Kernel>(self, kernel: K) {
         self.0.run(kernel);
-    }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, { neon_dotprod::MR }, { neon_dotprod::NR }, { neon_dotprod::BLOCK_MR }>(self);
     }
 }

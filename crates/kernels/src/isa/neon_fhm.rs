@@ -10,10 +10,12 @@ use std::mem::MaybeUninit;
 use bytemuck::Zeroable;
 use half::f16;
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel, PairKernel};
-use super::neon::{Neon, f32_to_f16};
+use super::kernel::{InstructionSet, Kernel, PairKernel};
+use super::neon::Neon;
 use super::neon_dotprod::NeonDotprod;
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS};
+use super::neon_f16::f32_to_f16;
+use super::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS};
+use crate::convert::{Pair, PairFormat};
 use crate::unroll::unroll;
 
 /// FEAT_FHM, FEAT_DotProd and NEON.
@@ -42,10 +44,6 @@ impl InstructionSet for NeonFhm {
     fn run_f16<K: PairKernel>(self, kernel: K) {
         kernel.run(self.neon(), self);
     }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        self.0.run_int8(kernel);
-    }
 }
 
 /// Eight values of f16.
@@ -58,6 +56,11 @@ impl NeonFhm {
     /// NEON alone.
     pub(super) fn neon(self) -> Neon {
         self.0.0
+    }
+
+    /// What is older.
+    pub(crate) fn dotprod(self) -> NeonDotprod {
+        self.0
     }
 
     /// Adds the products of the value in lane `LANE` of `x` with eight columns to their sums.

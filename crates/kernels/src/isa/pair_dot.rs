@@ -1,47 +1,7 @@
 //! Products of pairs of 16-bit numbers: instructions that multiply them and add the products in f32.
 
-use half::{bf16, f16};
-
-use crate::convert::{bf16_to_f32, f16_to_f32};
-use crate::microkernel::Prefetch;
-
-/// Two neighboring terms of a sum, the first in the low half.
-pub(crate) type Pair = u32;
-
-/// The numbers of pairs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PairFormat {
-    Bf16,
-    F16,
-}
-
-impl PairFormat {
-    /// Rounds a value.
-    pub(crate) fn bits(self, value: f32) -> u16 {
-        match self {
-            Self::Bf16 => bf16::from_f32(value).to_bits(),
-            Self::F16 => f16::from_f32(value).to_bits(),
-        }
-    }
-
-    /// The value of 16 bits.
-    pub(crate) fn value(self, bits: u16) -> f32 {
-        match self {
-            Self::Bf16 => bf16_to_f32(bf16::from_bits(bits)),
-            Self::F16 => f16_to_f32(f16::from_bits(bits)),
-        }
-    }
-
-    /// Rounds two values to a pair.
-    pub(crate) fn pair(self, first: f32, second: f32) -> Pair {
-        u32::from(self.bits(first)) | u32::from(self.bits(second)) << 16
-    }
-
-    /// The values of a pair.
-    pub(crate) fn values(self, pair: Pair) -> [f32; 2] {
-        [pair as u16, (pair >> 16) as u16].map(|bits| self.value(bits))
-    }
-}
+use super::microkernel::Prefetch;
+use crate::convert::{Convert, Pair, PairFormat, copy_pairs};
 
 /// Values in a vector of columns.
 pub(crate) const VECTOR_COLUMNS: usize = 16;
@@ -146,6 +106,15 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     /// Rounds to nearest, ties to even, and fills the rest of `to` with zeros.
     fn round_to_pairs(self, from: &[f32], to: &mut [Pair]);
 
+    /// Rounds values of any dtype. `buffer` is at least as long as `from`.
+    #[inline(always)]
+    fn to_pairs<T: Convert>(self, from: &[T], buffer: &mut [f32], to: &mut [Pair]) {
+        match T::as_halves(Self::FORMAT, from) {
+            Some(halves) => copy_pairs(halves, to),
+            None => self.round_to_pairs(T::as_f32(from, buffer), to),
+        }
+    }
+
     /// Computes one tile of a product.
     ///
     /// # Safety
@@ -160,24 +129,10 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
 
 /// Rounds the values of `from` after the first `done` (an even number), and fills the rest of `to` with zeros.
 #[inline(always)]
-pub(super) fn round_tail(format: PairFormat, from: &[f32], to: &mut [Pair], done: usize) {
+pub(crate) fn round_tail(format: PairFormat, from: &[f32], to: &mut [Pair], done: usize) {
     let (pairs, zeros) = to.split_at_mut(from.len().div_ceil(2));
     for (to, from) in pairs[done / 2..].iter_mut().zip(from[done..].chunks(2)) {
         *to = format.pair(from[0], from.get(1).copied().unwrap_or(0.0));
     }
     zeros.fill(0);
-}
-
-/// Views f32 memory as memory of pairs.
-#[inline(always)]
-pub(crate) fn as_pairs(memory: &[f32]) -> &[Pair] {
-    // SAFETY: f32 and u32 have one size and alignment, and any bits are valid for both.
-    unsafe { std::slice::from_raw_parts(memory.as_ptr().cast(), memory.len()) }
-}
-
-/// Views f32 memory as memory of pairs, to write.
-#[inline(always)]
-pub(crate) fn as_pairs_mut(memory: &mut [f32]) -> &mut [Pair] {
-    // SAFETY: f32 and u32 have one size and alignment, and any bits are valid for both.
-    unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), memory.len()) }
 }

@@ -3,9 +3,7 @@
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-use super::pair_dot::Pair;
-use crate::convert::{Convert, f32_to_bf16};
-use crate::exp::exp2_bf16;
+use crate::convert::{Convert, Pair, PairFormat, f32_to_bf16};
 use crate::unroll::unroll;
 
 /// The most lanes that vectors have.
@@ -54,10 +52,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     fn round(self, a: Self::V) -> Self::V;
     /// `a · 2^n` for an integral `n` from -126 to 127 and a normal result.
     fn ldexp(self, a: Self::V, n: Self::V) -> Self::V;
-    /// `2^x`, to be rounded to bf16: see [`exp2_bf16`].
+    /// Whether [`fraction`](Self::fraction) is one instruction, and [`ldexp`](Self::ldexp) takes the integer below any
+    /// `n`, also -inf.
+    const HAS_FRACTION: bool = false;
+    /// What is left of a value above the integer below it; 0 of -inf. Only with [`HAS_FRACTION`](Self::HAS_FRACTION).
     #[inline(always)]
-    fn exp2_bf16(self, x: Self::V) -> Self::V {
-        exp2_bf16(self, x)
+    fn fraction(self, _x: Self::V) -> Self::V {
+        unreachable!("has no such instruction")
     }
     /// 0 where `x < limit`; `y` elsewhere, also where `x` is NaN.
     fn zero_below(self, x: Self::V, limit: Self::V, y: Self::V) -> Self::V;
@@ -97,6 +98,37 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
             *lane = f32::from(unsafe { *from.add(i) });
         }
         self.load_slice(&lanes)
+    }
+    /// Values of any dtype, in f32.
+    ///
+    /// # Safety
+    /// `LANES` values can be read at `from`.
+    #[inline(always)]
+    unsafe fn load_as<T: Convert>(self, from: *const T) -> Self::V {
+        // SAFETY: the caller promises it; the constants of a dtype say which one it is.
+        unsafe {
+            match T::HALVES {
+                Some(PairFormat::F16) => self.load_f16(from.cast()),
+                Some(PairFormat::Bf16) => self.load_bf16(from.cast()),
+                None if T::IS_F32 => self.load(from.cast()),
+                None => self.load_i8(from.cast()),
+            }
+        }
+    }
+    /// Rounds to a dtype that [stores vectors](Convert::STORES_VECTORS).
+    ///
+    /// # Safety
+    /// `LANES` values can be written at `to`.
+    #[inline(always)]
+    unsafe fn store_as<T: Convert>(self, to: *mut T, a: Self::V) {
+        // SAFETY: as above.
+        unsafe {
+            match T::HALVES {
+                Some(PairFormat::Bf16) => self.store_bf16(to.cast(), a),
+                _ if T::IS_F32 => self.store(to.cast(), a),
+                _ => unreachable!("is rounded in slices"),
+            }
+        }
     }
     /// Rounds to bf16, to nearest, ties to even.
     ///
@@ -225,17 +257,27 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     }
 }
 
-/// Writes the methods of [`Simd`] that are one expression over registers:
+/// Writes methods that are one expression over registers:
 /// `(type of the arguments) -> type of the result: name(arguments) = expression;`
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
 macro_rules! register_ops {
     ($(($argument:ty) -> $result:ty: $($name:ident($($x:ident),+) = $body:expr;)+)+) => {$($(
         #[inline(always)]
         fn $name(self, $($x: $argument),+) -> $result {
-            // SAFETY: the intrinsics access registers only, and `self` proves that the processor has them.
+            // SAFETY: the intrinsics access no memory, and `self` proves that the processor has them.
             unsafe { $body }
         }
     )+)+};
 }
-#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_imports))]
-pub(super) use register_ops;
+pub(crate) use register_ops;
+
+/// Writes methods that are one expression, and read or write memory.
+macro_rules! memory_ops {
+    ($($name:ident($($x:ident: $argument:ty),+) $(-> $result:ty)? = $body:expr;)+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, $($x: $argument),+) $(-> $result)? {
+            // SAFETY: the caller promises the memory, and `self` proves that the processor has the intrinsics.
+            unsafe { $body }
+        }
+    )+};
+}
+pub(crate) use memory_ops;

@@ -11,9 +11,8 @@ use std::arch::wasm32::*;
 use bytemuck::Zeroable;
 use half::{bf16, f16};
 
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
+use super::kernel::{InstructionSet, Kernel};
 use super::simd::Simd;
-use crate::int8::simd128::{self, Simd128Int8};
 
 /// SIMD128.
 #[derive(Debug, Clone, Copy)]
@@ -39,10 +38,6 @@ impl InstructionSet for Simd128 {
 
     fn run<K: Kernel>(self, kernel: K) {
         kernel.run::<_, MR, NR>(self);
-    }
-
-    fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, { simd128::MR }, { simd128::NR }, { simd128::BLOCK_MR }>(Simd128Int8(self));
     }
 }
 

@@ -1,12 +1,12 @@
 //! Products of pairs in plain Rust, in the shapes of AMX. With them, what surrounds the instructions is tested on every
 //! machine.
 
-use super::kernel::{InstructionSet, Kernel, PairKernel};
-use super::pair_dot::{Pair, PairDot, PairFormat, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
-use super::portable::Portable;
-use crate::int8::tiles::Int8TileKernel;
+use crate::convert::{Pair, PairFormat};
+use crate::isa::kernel::{InstructionSet, Kernel, PairKernel};
+use crate::isa::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS, round_tail};
+use crate::isa::portable::Portable;
 
-/// [`Portable`] with products of pairs, and with tiles of int8. Only tests have it.
+/// [`Portable`] with products of pairs. Only tests have it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortableBf16;
 
@@ -15,7 +15,6 @@ impl InstructionSet for PortableBf16 {
     const F32_NAME: &'static str = Portable::NAME;
     const HAS_BF16_DOT: bool = true;
     const HAS_F16_DOT: bool = true;
-    const HAS_INT8_TILES: bool = true;
 
     fn detect() -> Option<Self> {
         Some(Self)
@@ -35,10 +34,6 @@ impl InstructionSet for PortableBf16 {
 
     fn run_f16<K: PairKernel>(self, kernel: K) {
         kernel.run(Portable, PortablePairs::<true>);
-    }
-
-    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
-        kernel.run(Portable, self);
     }
 }
 

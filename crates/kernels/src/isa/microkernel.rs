@@ -2,13 +2,13 @@
 
 use bytemuck::Zeroable;
 
-use super::convert::Convert;
-use super::isa::simd::{MAX_LANES, Simd};
-use super::unroll::unroll;
+use super::simd::{MAX_LANES, Simd};
+use crate::convert::Convert;
+use crate::unroll::unroll;
 
 /// Rows of values in memory: row `r` starts at `at + r · stride`.
 #[derive(Clone, Copy)]
-pub(super) struct StridedRows<T = f32> {
+pub(crate) struct StridedRows<T = f32> {
     pub at: *const T,
     pub stride: usize,
 }
@@ -117,7 +117,7 @@ const LINE: usize = 64;
 
 /// The left operand of a product: value `t` of row `r` is at `at + r · row_stride + t · term_stride`.
 #[derive(Clone, Copy)]
-pub(super) struct Lhs {
+pub(crate) struct Lhs {
     at: *const f32,
     row_stride: usize,
     term_stride: usize,
@@ -149,7 +149,7 @@ impl Lhs {
 
 /// The right operand of a product: vectors of columns, in one panel or in some that follow each other.
 #[derive(Clone, Copy)]
-pub(super) struct Rhs<T> {
+pub(crate) struct Rhs<T> {
     at: *const T,
     /// From one term to the next.
     stride: usize,
@@ -190,7 +190,7 @@ impl<T> Rhs<T> {
     {
         let place = term * self.stride + n / self.vectors * self.panel + n % self.vectors * S::LANES;
         // SAFETY: the caller promises it.
-        unsafe { T::load(s, self.at.wrapping_add(place)) }
+        unsafe { s.load_as(self.at.wrapping_add(place)) }
     }
 }
 
@@ -202,7 +202,7 @@ impl<T> Rhs<T> {
 /// A can be read for `MR` rows of `k` values, and B for `k` rows of `NR · LANES` values; as many can be written to a
 /// copy.
 #[inline(always)]
-pub(super) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR: usize>(
+pub(crate) unsafe fn microkernel<S: Simd, T: Convert, const MR: usize, const NR: usize>(
     s: S,
     k: usize,
     mut a: Lhs,
@@ -263,7 +263,7 @@ unsafe fn add_term<S: Simd, T: Convert, const MR: usize, const NR: usize>(
 
 /// Adds the products of `x` with some vectors to their sums.
 #[inline(always)]
-pub(super) fn add_products<S: Simd, const NR: usize>(s: S, x: S::V, columns: &[S::V; NR], sums: &mut [S::V; NR]) {
+pub(crate) fn add_products<S: Simd, const NR: usize>(s: S, x: S::V, columns: &[S::V; NR], sums: &mut [S::V; NR]) {
     unroll!(n in 0..NR => sums[n] = s.mul_add(x, columns[n], sums[n]));
 }
 
@@ -272,7 +272,7 @@ pub(super) fn add_products<S: Simd, const NR: usize>(s: S, x: S::V, columns: &[S
 /// # Safety
 /// `NR` vectors can be written in each row.
 #[inline(always)]
-pub(super) unsafe fn store_rows<S: Simd, const MR: usize, const NR: usize>(
+pub(crate) unsafe fn store_rows<S: Simd, const MR: usize, const NR: usize>(
     s: S,
     sums: &[[S::V; NR]; MR],
     to: *mut f32,
@@ -287,7 +287,7 @@ pub(super) unsafe fn store_rows<S: Simd, const MR: usize, const NR: usize>(
 /// # Safety
 /// `NR` vectors can be read and written in each row.
 #[inline(always)]
-pub(super) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
+pub(crate) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
     s: S,
     sums: &[[S::V; NR]; MR],
     to: *mut f32,
@@ -298,6 +298,58 @@ pub(super) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
         // SAFETY: the caller promises it.
         unsafe { s.store(to, s.add(s.load(to), sums[r][n])) };
     }));
+}
+
+/// Registers that a conversion of values takes.
+pub(crate) const CONVERSION: usize = 4;
+
+/// Adds `A · B`, over `k` terms of `MR` rows of A and as many rows of B with `width` values `b_stride` apart, to rows of
+/// `width` values. A width is whole vectors.
+///
+/// # Safety
+/// A can be read for `MR` rows of `k` values, B for `k` rows, and the `MR` rows at `to` can be read and written.
+#[inline(always)]
+pub(crate) unsafe fn add_product<S: Simd, T: Convert, const MR: usize, const NR: usize>(
+    s: S,
+    k: usize,
+    a: Lhs,
+    (b, b_stride): (*const T, usize),
+    to: *mut f32,
+    width: usize,
+) {
+    let most = const { most_vectors(MR, NR, S::SUMS - if T::IS_F32 { 0 } else { CONVERSION }) };
+    let mut column = 0;
+    while column < width {
+        let vectors = vectors_per_step((width - column) / S::LANES, most);
+        // SAFETY: `column + vectors · LANES` is at most `width`, a multiple of `LANES`; the caller promises the rest.
+        unsafe {
+            let (b, to) = (Rhs::new(b.add(column), b_stride), to.add(column));
+            match vectors {
+                1 => add_to_rows(s, &microkernel::<S, T, MR, 1>(s, k, a, b, Prefetch::NONE), to, width),
+                3 if NR >= 3 => add_to_rows(s, &microkernel::<S, T, MR, 3>(s, k, a, b, Prefetch::NONE), to, width),
+                _ => add_to_rows(s, &microkernel::<S, T, MR, 2>(s, k, a, b, Prefetch::NONE), to, width),
+            }
+        }
+        column += vectors * S::LANES;
+    }
+}
+
+/// The vectors of columns of a register tile of `rows` rows, at most `vectors`, whose sums are at most `sums`.
+const fn most_vectors(rows: usize, vectors: usize, sums: usize) -> usize {
+    let fitting = if sums / rows > 1 { sums / rows } else { 1 };
+    if fitting < vectors { fitting } else { vectors }
+}
+
+/// How many of the `left` vectors to compute together: at most three, and at most those of a register tile. Four are
+/// two pairs, because a single vector would use the registers badly.
+#[inline(always)]
+pub(crate) fn vectors_per_step(left: usize, of_tile: usize) -> usize {
+    let vectors = match left {
+        1 => 1,
+        2 | 4 => 2,
+        _ => 3,
+    };
+    vectors.min(of_tile)
 }
 
 /// Moves both operands by some terms, each of so many `columns`.

@@ -1,10 +1,10 @@
 //! `vpdpbusd` on vectors of 32 bytes in the encoding of AVX-512. With it, the kernels for AVX-VNNI are tested where a
 //! processor has AVX512-VNNI only; and those of AVX2 on every processor.
 
-use super::avx2::Avx2;
-use super::kernel::{InstructionSet, Int8Kernel, Kernel};
-use crate::int8::avx2::Avx2Int8;
-use crate::int8::vnni::Vnni;
+use crate::int8::kernel::{Int8InstructionSet, Int8Kernel};
+use crate::int8::x86::{Avx2Int8, Vnni};
+use crate::isa::avx2::Avx2;
+use crate::isa::kernel::{InstructionSet, Kernel};
 
 /// AVX2 with this instruction. Only tests have it.
 #[derive(Debug, Clone, Copy)]
@@ -26,7 +26,9 @@ impl InstructionSet for VnniEvex {
     fn run<K: Kernel>(self, kernel: K) {
         self.0.run(kernel);
     }
+}
 
+impl Int8InstructionSet for VnniEvex {
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
         self.1.run(kernel);
     }
@@ -51,7 +53,9 @@ impl InstructionSet for PlainAvx2 {
     fn run<K: Kernel>(self, kernel: K) {
         self.0.run(kernel);
     }
+}
 
+impl Int8InstructionSet for PlainAvx2 {
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
         Avx2Int8(self.0).run(kernel);
     }

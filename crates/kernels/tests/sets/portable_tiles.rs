@@ -1,7 +1,21 @@
 //! int8 tiles in plain Rust. With them, what surrounds the instructions of AMX is tested on every machine.
 
-use super::tiles::{Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
-use crate::isa::portable_bf16::PortableBf16;
+use super::portable_bf16::PortableBf16;
+use crate::int8::kernel::{Int8InstructionSet, Int8Kernel, Int8TileKernel};
+use crate::int8::tiles::{Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
+use crate::isa::portable::Portable;
+
+impl Int8InstructionSet for PortableBf16 {
+    const HAS_INT8_TILES: bool = true;
+
+    fn run_int8<K: Int8Kernel>(self, kernel: K) {
+        Portable.run_int8(kernel);
+    }
+
+    fn run_int8_tiles<K: Int8TileKernel>(self, kernel: K) {
+        kernel.run(Portable, self);
+    }
+}
 
 // SAFETY: the rows and steps that the caller promises are read.
 unsafe impl Int8Tiles for PortableBf16 {
