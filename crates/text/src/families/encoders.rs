@@ -1,11 +1,9 @@
-//! Whole models of encoder families: BERT and the models that changed a part of it.
+//! Whole models of encoder families: BERT and the models that changed a part of it, and the encoder of T5.
 
 use candle_attention::NormKind;
 use candle_nn::Activation;
 
-use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, ExpertsRow, FeedForwardNames, GateKey, Model, SegmentTypes,
-};
+use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, GateKey, Model, SegmentTypes};
 use crate::families::task_heads::{
     ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
 };
@@ -35,9 +33,9 @@ pub(crate) const BERT_MODEL: Model = Model {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
         feed_forward_bias: true,
-        experts: None,
-        convolution: None,
-        embedding_gate: None,
+        has_experts: false,
+        has_convolutions: false,
+        has_embedding_gate: false,
     },
     final_norm: None,
     final_projection: None,
@@ -48,7 +46,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     mask_must_be_stated: false,
     sees_both_ways: false,
     activation: None,
-    inner_size: None,
+    adjusts_inner_size: false,
     activation_key: None,
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
@@ -92,7 +90,7 @@ pub(super) const JINA_CODE_MODEL: Model = Model {
     ..JINA_MODEL
 };
 
-/// What NomicBERT shares with the models that grew out of the same code.
+/// The columns that NomicBERT shares with the models that grew out of the same code.
 const NOMIC_BASE: Model = Model {
     prefixes: &["bert", "nomic_bert"],
     positions: AbsolutePositions::None,
@@ -308,16 +306,7 @@ pub(super) const NOMIC_MODEL: Model = Model {
 pub(super) const NOMIC_MOE_MODEL: Model = Model {
     block: Block {
         feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
-        experts: Some(ExpertsRow {
-            every: "moe_every_n_layers",
-            count: "num_experts",
-            top_k: "moe_top_k",
-            normalized: "moe_normalize_expert_weights",
-            router: "mlp.router.layer",
-            first: "mlp.experts.mlp.w1",
-            last: "mlp.experts.mlp.w2",
-            bias: "mlp.experts.bias",
-        }),
+        has_experts: true,
         ..NOMIC_BASE.block
     },
     gate: None,
@@ -367,4 +356,58 @@ pub(super) const DEBERTA_MODEL: Model = Model {
         ..ClassifierHead::BERT
     }),
     ..BERT_MODEL
+};
+
+/// The encoder of T5 alone ([Raffel 2020](https://arxiv.org/abs/1910.10683)), as sentence-t5 and GTR have it.
+pub(super) const T5_MODEL: Model = Model {
+    prefixes: &["transformer"],
+    word_embeddings: "shared",
+    own_word_embeddings: Some("encoder.embed_tokens"),
+    positions: AbsolutePositions::None,
+    types: SegmentTypes::Never,
+    pair_types: false,
+    embeddings_norm: None,
+    layers: "encoder.block",
+    heads_can_be_pruned: false,
+    block: Block {
+        attention: "layer.0.SelfAttention",
+        norms: BlockNorms::Pre { attention: "layer.0.layer_norm", feed_forward: "layer.1.layer_norm" },
+        norm_kind: NormKind::Rms,
+        norm_bias: false,
+        feed_forward: FeedForwardNames::Plain { first: "layer.1.DenseReluDense.wi", last: "layer.1.DenseReluDense.wo" },
+        feed_forward_bias: false,
+        ..BERT_MODEL.block
+    },
+    final_norm: Some("encoder.final_layer_norm"),
+    renamed_keys: &[
+        ("d_model", "hidden_size"),
+        ("d_kv", "head_dim"),
+        ("d_ff", "intermediate_size"),
+        ("num_layers", "num_hidden_layers"),
+        ("num_heads", "num_attention_heads"),
+        ("layer_norm_epsilon", "layer_norm_eps"),
+        ("dropout_rate", "hidden_dropout_prob"),
+    ],
+    // Distances have no bound. This one is far beyond what a tokenizer states, which is the limit that counts.
+    default_keys: &[("layer_norm_eps", 1e-6), ("head_dim", 64.0), ("max_position_embeddings", 1_048_576.0)],
+    ignored_tensors: &["shared", "decoder"],
+    activation_key: Some(("feed_forward_proj", "relu")),
+    unsupported_keys: &[],
+    classifier: None,
+    masked_lm: None,
+    ..BERT_MODEL
+};
+
+/// T5 1.1 and later, with a gated feed-forward.
+pub(super) const GATED_T5_MODEL: Model = Model {
+    block: Block {
+        feed_forward: FeedForwardNames::Apart {
+            activated: "layer.1.DenseReluDense.wi_0",
+            plain: "layer.1.DenseReluDense.wi_1",
+            last: "layer.1.DenseReluDense.wo",
+        },
+        ..T5_MODEL.block
+    },
+    activation_key: Some(("feed_forward_proj", "gated-gelu")),
+    ..T5_MODEL
 };

@@ -40,7 +40,7 @@ pub(crate) struct TokenClassifierHead {
     pub last: &'static str,
 }
 
-/// What a head for token classification computes before its last projection (ModernBERT).
+/// The layers of a head for token classification before its last projection (ModernBERT).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenClassifierFirst {
     /// Its bias may be absent.

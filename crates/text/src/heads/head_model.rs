@@ -151,7 +151,7 @@ impl<K: HeadKind> HeadModel<K> {
     }
 }
 
-/// What heads compute before their last projection: `norm(activation(dense(x)))`.
+/// The layers of a head before its last projection: `norm(activation(dense(x)))`.
 #[derive(Clone)]
 pub(crate) struct Transform {
     dense: Linear,

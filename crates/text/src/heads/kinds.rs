@@ -260,7 +260,7 @@ fn labels(config: &TextModelConfig, source: &AnySource, last: &str, head: TaskHe
     (0..count).map(label).collect()
 }
 
-/// What a JSON value is, in words.
+/// The kind of a JSON value, in words.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

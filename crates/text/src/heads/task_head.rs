@@ -6,7 +6,7 @@ use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource};
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
-use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::folder::ModelFolder;
 use crate::gguf::{check_classifier, is_alone};
 use crate::model::config::TextModelConfig;
 use crate::model::places::Places;
@@ -35,7 +35,7 @@ impl TaskHead {
             // Its heads are those of texts.
             return check_classifier(&Checkpoint::open(folder)?, "classifier").map(|()| Self::SequenceClassification);
         }
-        let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+        let transformer = ModelFolder::new(folder).transformer()?;
         let config = ModelFolder::new(folder).transformer_config(&transformer)?;
         if let Some(stated) = Self::stated(&config) {
             return Ok(stated);
@@ -56,7 +56,7 @@ impl TaskHead {
         }
     }
 
-    /// What the configuration states.
+    /// The head that the configuration states.
     fn stated(config: &TextModelConfig) -> Option<Self> {
         let names = config.key("architectures").and_then(Value::as_array)?;
         names.iter().filter_map(Value::as_str).find_map(|name| match name {
@@ -66,7 +66,7 @@ impl TaskHead {
         })
     }
 
-    /// What the head does, in words.
+    /// The task of the head, in words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SequenceClassification => "sequence classification",

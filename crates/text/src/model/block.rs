@@ -92,12 +92,9 @@ impl Block {
             attention_norms,
             feed_forward: FeedForward::load(config, row, source, index)?,
             feed_forward_norms,
-            embedding_gate: match (&row.embedding_gate, projections) {
-                (Some(names), Some(projections)) => {
-                    Some(EmbeddingGate::load(config, row, names, projections, source, index)?)
-                }
-                _ => None,
-            },
+            embedding_gate: projections
+                .map(|projections| EmbeddingGate::load(config, row, projections, source, index))
+                .transpose()?,
         })
     }
 
@@ -173,9 +170,9 @@ mod tests {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "up", last: "down" },
         feed_forward_bias: true,
-        experts: None,
-        convolution: None,
-        embedding_gate: None,
+        has_experts: false,
+        has_convolutions: false,
+        has_embedding_gate: false,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };

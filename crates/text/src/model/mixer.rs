@@ -27,9 +27,8 @@ impl Mixer {
         index: usize,
         shared: &SharedTables,
     ) -> Result<Self> {
-        if let Some(convolution) = row.convolution.filter(|_| config.is_convolution(index)) {
-            let convolution = ShortConvolution::load(config, &convolution, &source.child(convolution.prefix))?;
-            return Ok(Self::Convolution(convolution));
+        if config.is_convolution(index) {
+            return Ok(Self::Convolution(ShortConvolution::load(config, source)?));
         }
         let source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&source, index)?;

@@ -182,15 +182,15 @@ impl TextModel {
             };
             let ids = pad(&|i| ids[i], self.config.pad_token_id)?;
             let types = pad(&|i| types[i].as_ref(), 0)?;
-            let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
+            let in_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
             let mask = match visible {
-                Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
+                Some(visible) => AttentionMask::lengths(&in_bucket(visible)),
                 None if self.blocks.iter().filter_map(|block| block.mixer.attention()).any(rotates_for_length) => {
-                    AttentionMask::padding(&of_bucket(&lengths))
+                    AttentionMask::padding(&in_bucket(&lengths))
                 }
-                None => AttentionMask::lengths(&of_bucket(&lengths)),
+                None => AttentionMask::lengths(&in_bucket(&lengths)),
             };
-            let lengths = of_bucket(if zeroed { visible.unwrap_or(&lengths) } else { &lengths });
+            let lengths = in_bucket(if zeroed { visible.unwrap_or(&lengths) } else { &lengths });
             let options = ForwardOptions::default();
             Ok::<_, Error>(self.forward_padded(&ids, Some(&types), &mask, Some(&lengths), &options)?.hidden)
         };

@@ -187,8 +187,8 @@ impl TextModel {
 
     /// The format of the projections and of the word embeddings, if some of them are in few bits.
     pub fn quantization(&self) -> Option<Quantization> {
-        let of_block = |block: &Block| block.mixer.quantization().or(block.feed_forward.quantization());
-        self.blocks.iter().find_map(of_block).or(self.embeddings.words.quantization())
+        let format = |block: &Block| block.mixer.quantization().or(block.feed_forward.quantization());
+        self.blocks.iter().find_map(format).or(self.embeddings.words.quantization())
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -31,7 +31,7 @@ const MAX_CARD_BYTES: u64 = 1 << 20;
 /// The largest weights of a module beside the transformer, in bytes: 4 GiB. Published ones have at most 1 GB.
 const MAX_MODULE_BYTES: u64 = 1 << 32;
 
-/// What a pruned model gets of the other files: the names of settings and tokenizers in sentence-transformers and
+/// The other files that a pruned model gets: the names of settings and tokenizers in sentence-transformers and
 /// transformers. Weights in other formats would be those of the whole model.
 const COPIED: [&str; 20] = [
     CARD,
@@ -174,16 +174,16 @@ fn replace(
         return Err(Error::value("the model to prune", &config.model_type, allowed));
     }
     for (index, place) in places.iter().enumerate() {
-        let of_layer = heads.for_layer(index);
-        if of_layer.is_empty() {
+        let layer_heads = heads.for_layer(index);
+        if layer_heads.is_empty() {
             continue;
         }
         let layer = source.child(place).child(row.block.attention);
         let (attention, _) = config.attention_of(&layer, index)?;
         if masked {
-            mask(checkpoint, &layer, &attention, &of_layer, tensors)?
+            mask(checkpoint, &layer, &attention, &layer_heads, tensors)?
         } else {
-            shrink(checkpoint, &layer, attention, &of_layer, tensors)?
+            shrink(checkpoint, &layer, attention, &layer_heads, tensors)?
         }
     }
     Ok(())

@@ -18,12 +18,12 @@ pub enum Precision {
     Float32,
     /// 256 steps between the least and the largest value of each feature, from -128.
     Int8,
-    /// The same from 0.
+    /// 256 steps between the least and the largest value of each feature, from 0.
     Uint8,
     /// One bit per feature, whether it is above 0: eight in an `i8`, the first feature in the highest bit; 128 is
     /// subtracted from the byte.
     Binary,
-    /// The same in a `u8`, without the subtraction.
+    /// One bit per feature, eight in a `u8`, without the subtraction.
     Ubinary,
 }
 

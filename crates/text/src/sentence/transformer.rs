@@ -10,7 +10,8 @@ use crate::model::text_model::TextModel;
 use crate::sentence::adapters::Adapters;
 use crate::sentence::static_embedding::StaticEmbedding;
 use crate::text::batches::TextBatcher;
-use crate::text::tokenizer::{Text, Tokens};
+use crate::text::options::EncodeOptions;
+use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
 /// Turns a text into a vector.
 #[derive(Clone)]
@@ -38,6 +39,11 @@ impl Transformer {
             Some(pooled) => Ok(pooled),
             None => self.pool_hidden(&self.batcher.hidden(model, batch)?, excluded_prefix),
         }
+    }
+
+    /// The tokenizer of a call: it cuts texts where the options say, or else at the model's own maximum.
+    pub fn tokenizer_for(&self, options: &EncodeOptions) -> Result<Tokenizer> {
+        self.batcher.tokenizer_for(self.batcher.max_length_for(options), &self.model)
     }
 
     /// The pooled vectors of texts with these hidden states, `(b, size)`, without the first `excluded_prefix` tokens of
@@ -86,7 +92,7 @@ impl Input {
     /// The size of the vectors.
     pub fn output_size(&self) -> usize {
         match self {
-            Self::Transformer(of) => of.pooling.output_size(of.model.output_size()),
+            Self::Transformer(own) => own.pooling.output_size(own.model.output_size()),
             Self::Static(table) => table.width(),
         }
     }

@@ -78,8 +78,8 @@ impl TokenScorer {
         without_dimensions(options)?;
         let mut texts: Vec<Text> = pairs.iter().map(|pair| (*pair).into()).collect();
         let (mut before, mut suffix, rendered) = (prompt, Vec::new(), self.rendered(pairs, prompt)?);
-        if let Some((of_template, rendered)) = &rendered {
-            (before, suffix) = ("", of_template.clone());
+        if let Some((template_suffix, rendered)) = &rendered {
+            (before, suffix) = ("", template_suffix.clone());
             texts = rendered.iter().map(|text| Text::One(text)).collect();
         }
         let model = &self.head.model;

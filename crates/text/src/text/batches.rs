@@ -264,8 +264,8 @@ impl<'a> Batches<'a> {
         self.options.check_cancelled()?;
         let waiting = self.waiting.as_slice();
         let group = self.group(waiting[0].0);
-        let of_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
-        let lengths: Vec<usize> = of_group.map(|(_, tokens)| tokens.len()).collect();
+        let same_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
+        let lengths: Vec<usize> = same_group.map(|(_, tokens)| tokens.len()).collect();
         let count = batch_size(&lengths, [most_texts, max_batch_tokens], self.padded);
         let most_queued = max_batch_tokens.min(MOST_QUEUED);
         self.permit = Some(self.batcher.in_flight.begin(count * lengths[0], most_queued));
