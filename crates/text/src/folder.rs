@@ -256,23 +256,6 @@ pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     Ok(Some(modules))
 }
 
-/// The longest input in tokens of a transformer with these settings.
-pub(crate) fn max_seq_length(
-    folder: ModelFolder,
-    transformer: &Path,
-    settings: &TransformerSettings,
-    max_position_embeddings: usize,
-) -> Result<usize> {
-    let tokenizer = TokenizerConfig::load(folder, transformer)?;
-    let stated = settings.max_length.or(tokenizer.max_length());
-    let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
-    if limit < 3 {
-        Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"))
-    } else {
-        Ok(limit)
-    }
-}
-
 /// The transformer of a model without further modules, and its configuration. `kind` names such a model in the error.
 pub(crate) fn only_transformer(folder: ModelFolder, kind: &str) -> Result<(PathBuf, TextModelConfig)> {
     if let Some(file) = folder.gguf() {

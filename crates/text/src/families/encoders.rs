@@ -4,9 +4,9 @@ use candle_attention::NormKind;
 use candle_nn::Activation;
 
 use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, GateKey, Model, SegmentTypes};
-use crate::families::task_heads::{
-    ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
-};
+use crate::families::task_heads::{ClassifierHead, HeadActivation, HeadLayers, MaskedLmHead, TokenClassifierHead};
+
+const GELU: HeadActivation = HeadActivation::Fixed(Activation::Gelu);
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)), on which the other models build.
 pub(crate) const BERT_MODEL: Model = Model {
@@ -120,15 +120,18 @@ pub(super) const GTE_MODEL: Model = Model {
     },
     pad_token_id: 1,
     unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
-    masked_lm: Some(MaskedLmHead { norm: "lm_head.norm", bias: "lm_head.decoder.bias", ..MaskedLmHead::ROBERTA }),
+    masked_lm: Some(MaskedLmHead {
+        first: HeadLayers { norm: Some("lm_head.norm"), ..MaskedLmHead::ROBERTA.first },
+        bias: "lm_head.decoder.bias",
+        ..MaskedLmHead::ROBERTA
+    }),
     ..BERT_MODEL
 };
 
 /// GTE with its own code, whose head has the activation of the blocks.
 pub(super) const NEW_MODEL: Model = Model {
     masked_lm: Some(MaskedLmHead {
-        activation: HeadActivation::Hidden,
-        norm: "lm_head.norm",
+        first: HeadLayers::new("lm_head.dense", HeadActivation::Hidden, Some("lm_head.norm")),
         bias: "lm_head.decoder.bias",
         ..MaskedLmHead::ROBERTA
     }),
@@ -140,15 +143,13 @@ pub(super) const ELECTRA_MODEL: Model = Model {
     prefixes: &["electra"],
     classifier: Some(ClassifierHead {
         // Whatever the activation of its blocks.
-        activation: HeadActivation::Fixed(Activation::Gelu),
+        first: HeadLayers::new("classifier.dense", GELU, None),
         ..ClassifierHead::ROBERTA
     }),
     masked_lm: Some(MaskedLmHead {
-        first: "generator_predictions.dense",
-        norm: "generator_predictions.LayerNorm",
+        first: HeadLayers::new("generator_predictions.dense", GELU, Some("generator_predictions.LayerNorm")),
         decoder: "generator_lm_head",
         bias: "generator_lm_head.bias",
-        ..MaskedLmHead::ROBERTA
     }),
     ..BERT_MODEL
 };
@@ -186,17 +187,13 @@ pub(super) const DISTILBERT_MODEL: Model = Model {
         ("attention_dropout", "attention_probs_dropout_prob"),
     ],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        first: "pre_classifier",
-        activation: HeadActivation::Fixed(Activation::Relu),
+        first: HeadLayers::new("pre_classifier", HeadActivation::Fixed(Activation::Relu), None),
         ..ClassifierHead::BERT
     }),
     masked_lm: Some(MaskedLmHead {
-        first: "vocab_transform",
-        norm: "vocab_layer_norm",
+        first: HeadLayers::new("vocab_transform", HeadActivation::Hidden, Some("vocab_layer_norm")),
         decoder: "vocab_projector",
         bias: "vocab_projector.bias",
-        ..MaskedLmHead::BERT
     }),
     ..BERT_MODEL
 };
@@ -212,15 +209,22 @@ pub(super) const ALBERT_MODEL: Model = Model {
         feed_forward: FeedForwardNames::Plain { first: "ffn", last: "ffn_output" },
         ..BERT_MODEL.block
     },
-    classifier: Some(ClassifierHead { first: "pooler", ..ClassifierHead::BERT }),
+    classifier: Some(ClassifierHead {
+        first: HeadLayers { dense: "pooler", ..ClassifierHead::BERT.first },
+        ..ClassifierHead::BERT
+    }),
     masked_lm: Some(MaskedLmHead {
-        first: "predictions.dense",
-        norm: "predictions.LayerNorm",
+        first: HeadLayers::new("predictions.dense", HeadActivation::Hidden, Some("predictions.LayerNorm")),
         decoder: "predictions.decoder",
         bias: "predictions.bias",
-        ..MaskedLmHead::BERT
     }),
     ..BERT_MODEL
+};
+
+/// The layers before the last projection of all heads of ModernBERT.
+const MODERNBERT_HEAD: HeadLayers = HeadLayers {
+    optional_bias: true,
+    ..HeadLayers::new("head.dense", HeadActivation::Stated("classifier_activation"), Some("head.norm"))
 };
 
 /// ModernBERT.
@@ -248,30 +252,12 @@ pub(super) const MODERNBERT_MODEL: Model = Model {
         ("attention_dropout", "attention_probs_dropout_prob"),
     ],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        first: "head.dense",
-        optional_bias: true,
-        activation: HeadActivation::Stated("classifier_activation"),
-        norm: Some("head.norm"),
+        first: MODERNBERT_HEAD,
         pooling_key: Some("classifier_pooling"),
         ..ClassifierHead::BERT
     }),
-    token_classifier: TokenClassifierHead {
-        first: Some(TokenClassifierFirst {
-            dense: "head.dense",
-            activation: HeadActivation::Stated("classifier_activation"),
-            norm: "head.norm",
-        }),
-        ..TokenClassifierHead::BERT
-    },
-    masked_lm: Some(MaskedLmHead {
-        first: "head.dense",
-        activation: HeadActivation::Stated("classifier_activation"),
-        norm: "head.norm",
-        decoder: "decoder",
-        bias: "decoder.bias",
-        optional_bias: true,
-    }),
+    token_classifier: TokenClassifierHead { first: Some(MODERNBERT_HEAD), ..TokenClassifierHead::BERT },
+    masked_lm: Some(MaskedLmHead { first: MODERNBERT_HEAD, decoder: "decoder", bias: "decoder.bias" }),
     ..BERT_MODEL
 };
 
@@ -351,8 +337,7 @@ pub(super) const DEBERTA_MODEL: Model = Model {
     ignored_tensors: &["pooler", "embeddings.position_embeddings"],
     unsupported_keys: &["conv_kernel_size"],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        activation: HeadActivation::Stated("pooler_hidden_act"),
+        first: HeadLayers::new("pooler.dense", HeadActivation::Stated("pooler_hidden_act"), None),
         ..ClassifierHead::BERT
     }),
     ..BERT_MODEL

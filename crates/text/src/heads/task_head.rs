@@ -6,6 +6,7 @@ use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource};
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
+use crate::families::task_heads::HeadLayers;
 use crate::folder::ModelFolder;
 use crate::gguf::{check_classifier, is_alone};
 use crate::model::config::TextModelConfig;
@@ -43,11 +44,12 @@ impl TaskHead {
         let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
         let Places { root, body } = Places::find(&config, &AnySource::new(&source));
         let has = |name: &str| root.contains(&format!("{name}.weight"));
-        let first =
-            |pooler: bool, name: &str| if pooler { body.contains(&format!("{name}.weight")) } else { has(name) };
+        let first = |HeadLayers { dense, pooler, .. }: HeadLayers| {
+            if pooler { body.contains(&format!("{dense}.weight")) } else { has(dense) }
+        };
         let row = config.row();
         match row.classifier {
-            Some(names) if has(names.last) && first(names.pooler, names.first) => Ok(Self::SequenceClassification),
+            Some(names) if has(names.last) && first(names.first) => Ok(Self::SequenceClassification),
             _ if has(row.token_classifier.last) => Ok(Self::TokenClassification),
             _ => {
                 let why = "the checkpoint has no head that classifies texts or tokens".to_string();

@@ -431,18 +431,12 @@ impl TextModelConfig {
 
     /// The text at a key of the file. A value of another kind is an error, because the default would be another model.
     pub(crate) fn key_text(&self, key: &'static str) -> Result<Option<&str>> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(Error::config(key, other, "a text")),
-        }
+        self.key_as(key, "a text", Value::as_str)
     }
 
     /// The whole number at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_number(&self, key: &'static str) -> Result<Option<usize>> {
-        let Some(value) = self.key(key) else { return Ok(None) };
-        let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
+        self.key_as(key, "a whole number from 0", |value| usize::try_from(value.as_u64()?).ok())
     }
 
     /// The number from 1 to `most` at a key that must be there; `what` says more of it in the error.
@@ -455,10 +449,11 @@ impl TextModelConfig {
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_flag(&self, key: &'static str) -> Result<Option<bool>> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
-            Some(other) => Err(Error::config(key, other, "true or false")),
-        }
+        self.key_as(key, "true or false", Value::as_bool)
+    }
+
+    fn key_as<'a, T>(&'a self, key: &'static str, kind: &str, read: fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.key(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| Error::config(key, value, kind))
     }
 }

@@ -33,7 +33,7 @@ use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::check_dtype;
 use crate::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
-use crate::text::tokenizer::Text;
+use crate::{text::attention_maps::MapOptions, text::tokenizer::Text, visualize::AttentionMaps};
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`](crate::TextModel), pooling,
 /// normalization and maximum length are those of the model's folder.
@@ -201,11 +201,7 @@ impl SentenceEncoder {
     /// # Errors
     /// A layer, head or prompt that does not exist; a token that the model does not have.
     #[cfg(feature = "visualize")]
-    pub fn attention<'a>(
-        &self,
-        text: impl Into<Text<'a>>,
-        options: &crate::MapOptions,
-    ) -> Result<crate::visualize::AttentionMaps> {
+    pub fn attention<'a>(&self, text: impl Into<Text<'a>>, options: &MapOptions) -> Result<AttentionMaps> {
         let prompts = &self.settings.prompts;
         let prompt = options.prompt.map_or_else(|| prompts.named(options.prompt_name), Ok)?;
         let (first, second) = text.into().parts();

@@ -5,7 +5,7 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::hidden_states::HiddenStates;
-use crate::model::pooling::Pooling;
+use crate::model::pooling::{Pooling, TextPooling};
 use crate::model::text_model::TextModel;
 use crate::sentence::adapters::Adapters;
 use crate::sentence::static_embedding::StaticEmbedding;
@@ -35,7 +35,8 @@ impl Transformer {
     /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of
     /// each text. On the CPU each text is pooled as soon as its hidden states are there.
     pub fn encode_and_pool(&self, model: &TextModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
-        match self.batcher.pooled(model, batch, &self.pooling, excluded_prefix)? {
+        let pooling = TextPooling { pooling: &self.pooling, excluded: excluded_prefix };
+        match self.batcher.pooled(model, batch, pooling)? {
             Some(pooled) => Ok(pooled),
             None => self.pool_hidden(&self.batcher.hidden(model, batch)?, excluded_prefix),
         }
