@@ -110,7 +110,7 @@ fn check(checkpoint: &Checkpoint, layers: &[LayerInfo]) -> Result<()> {
 /// The keys of config.json that count layers, by the families that write them.
 const COUNTS: [&str; 4] = ["num_hidden_layers", "n_layer", "num_layers", "n_layers"];
 
-/// What to say if config.json counts more layers than the checkpoint has.
+/// A note if config.json counts more layers than the checkpoint has.
 fn missing_layers(checkpoint: &Checkpoint, layers: &[LayerInfo], json: &Value) -> Option<String> {
     // Layers of ALBERT share their weights.
     if json.get("num_hidden_groups").is_some() {

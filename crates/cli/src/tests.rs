@@ -1,4 +1,4 @@
-//! What the help of every command says.
+//! Tests of the help of every command.
 
 use candle_attention_cli::completions::with_hints;
 use clap::{Arg, ArgAction, Command, CommandFactory, ValueHint};

@@ -1,7 +1,7 @@
 //! The constructors that all models have.
 
 /// `constructors! { /// Docs of from_folder. from_folder, from_files, …; }` defines those of the constructors of a
-/// model that are named. They call its `open(ModelFolder, ComputeType, &Device)` and
+/// model that are named. They call its `open(ModelSource)` and
 /// `with_source(ModelFolder, &AnySource)`, of which `open` is made from the other if it is named too.
 macro_rules! constructors {
     ($(#[$documentation:meta])* from_folder $(, $more:ident)*;) => {
@@ -12,13 +12,15 @@ macro_rules! constructors {
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
             let compute_type = compute_type.into();
-            crate::folder::with_folder(folder.as_ref(), |folder| Self::open(folder, compute_type, device))
+            crate::folder::with_folder(folder.as_ref(), |folder| {
+                Self::open(crate::folder::ModelSource { folder, compute_type, device })
+            })
         }
 
         $(crate::constructors::constructors! { @ $more })*
     };
     (@ from_files) => {
-        /// The same from memory.
+        /// The model of files in memory.
         ///
         /// # Errors
         /// The errors of [`from_folder`](Self::from_folder).
@@ -27,7 +29,8 @@ macro_rules! constructors {
             compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::folder::ModelFolder::in_memory(files), compute_type.into(), device)
+            let (folder, compute_type) = (crate::folder::ModelFolder::in_memory(files), compute_type.into());
+            Self::open(crate::folder::ModelSource { folder, compute_type, device })
         }
     };
     (@ from_hub) => {
@@ -42,11 +45,12 @@ macro_rules! constructors {
             compute_type: impl Into<candle_attention::ComputeType>,
             device: &candle_core::Device,
         ) -> candle_attention::Result<Self> {
-            Self::open(crate::hub::snapshot(id, options)?.folder(), compute_type.into(), device)
+            let (snapshot, compute_type) = (crate::hub::snapshot(id, options)?, compute_type.into());
+            Self::open(crate::folder::ModelSource { folder: snapshot.folder(), compute_type, device })
         }
     };
     (@ load) => {
-        /// The same with the weights from any source, such as variables that are being trained or bytes.
+        /// The model of a folder with the weights from any source, such as variables that are being trained or bytes.
         ///
         /// # Errors
         /// The errors of [`from_folder`](Self::from_folder).
@@ -59,14 +63,9 @@ macro_rules! constructors {
         }
     };
     (@ open) => {
-        pub(crate) fn open(
-            folder: crate::folder::ModelFolder,
-            compute_type: candle_attention::ComputeType,
-            device: &candle_core::Device,
-        ) -> candle_attention::Result<Self> {
-            let transformer = crate::folder::transformer_of(folder.path, crate::folder::modules(folder)?.as_deref());
-            let source = folder.checkpoint(&transformer)?.at("", compute_type, device);
-            Self::with_source(folder, &candle_attention::checkpoint::AnySource::new(&source))
+        pub(crate) fn open(source: crate::folder::ModelSource) -> candle_attention::Result<Self> {
+            let weights = source.weights(&source.folder.transformer()?)?;
+            Self::with_source(source.folder, &candle_attention::checkpoint::AnySource::new(&weights))
         }
     };
 }

@@ -1,9 +1,9 @@
-//! What an encoder computes in where nobody asks for a dtype.
+//! The dtype that an encoder computes in by default.
 
 use candle_attention::ComputeType;
 use candle_core::{DType, Device};
 
-/// What suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere; on the CPU with the weights that a model's
+/// The compute type that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere; on the CPU with the weights that a model's
 /// files hold in few bits as they are (`ComputeType::default()`).
 ///
 /// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more

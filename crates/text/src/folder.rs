@@ -8,10 +8,11 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use candle_attention::checkpoint::Checkpoint;
+use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
 use candle_attention::ensure;
 use candle_attention::io::{is_present, parse_json, read_limited};
-use candle_attention::{Error, Result};
+use candle_attention::{ComputeType, Error, Result};
+use candle_core::Device;
 use serde::de::DeserializeOwned;
 
 use crate::gguf;
@@ -88,6 +89,11 @@ impl<'a> ModelFolder<'a> {
         parse_json(path, &self.read(path, MAX_CONFIG_BYTES)?)
     }
 
+    /// Where the transformer itself is.
+    pub fn transformer(self) -> Result<PathBuf> {
+        Ok(transformer_of(self.path, modules(self)?.as_deref()))
+    }
+
     /// Opens the weights in a folder inside of this one.
     pub fn checkpoint(self, inside: &Path) -> Result<Checkpoint> {
         if self.is_in_memory() { self.tensors(&inside.join(WEIGHTS)) } else { Checkpoint::open(inside) }
@@ -124,6 +130,21 @@ impl<'a> ModelFolder<'a> {
     /// Reads an optional JSON file of the folder, or returns the default if it is absent.
     pub fn json_or_default<T: DeserializeOwned + Default>(self, path: &Path) -> Result<T> {
         Ok(self.optional(path)?.unwrap_or_default())
+    }
+}
+
+/// The folder of a model, and what its weights are loaded for.
+#[derive(Clone, Copy)]
+pub(crate) struct ModelSource<'a> {
+    pub folder: ModelFolder<'a>,
+    pub compute_type: ComputeType,
+    pub device: &'a Device,
+}
+
+impl ModelSource<'_> {
+    /// The weights in a folder inside of that of the model.
+    pub fn weights(self, inside: &Path) -> Result<CheckpointSource> {
+        Ok(self.folder.checkpoint(inside)?.at("", self.compute_type, self.device))
     }
 }
 
@@ -197,7 +218,7 @@ pub(crate) fn modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     }
 }
 
-/// What an entry of `modules.json` states.
+/// An entry of `modules.json` as it is stored.
 #[derive(serde::Deserialize)]
 struct Entry {
     path: String,
@@ -233,23 +254,6 @@ pub(crate) fn any_modules(folder: ModelFolder) -> Result<Option<Vec<Module>>> {
     }
     ensure!(!modules.is_empty(), Error::file(&path, "no modules, expected `Transformer` first"));
     Ok(Some(modules))
-}
-
-/// The longest input in tokens of a transformer with these settings.
-pub(crate) fn max_seq_length(
-    folder: ModelFolder,
-    transformer: &Path,
-    settings: &TransformerSettings,
-    max_position_embeddings: usize,
-) -> Result<usize> {
-    let tokenizer = TokenizerConfig::load(folder, transformer)?;
-    let stated = settings.max_length.or(tokenizer.max_length());
-    let limit = stated.unwrap_or(max_position_embeddings).min(max_position_embeddings);
-    if limit < 3 {
-        Err(Error::config("max_seq_length", limit, "at least 3: two special tokens and one of text"))
-    } else {
-        Ok(limit)
-    }
 }
 
 /// The transformer of a model without further modules, and its configuration. `kind` names such a model in the error.

@@ -9,7 +9,7 @@ use crate::folder::{ModelFolder, Module};
 use crate::gguf;
 use crate::router::routes;
 
-/// What an encoder makes of a text.
+/// The kind of vectors that an encoder makes of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EncoderKind {

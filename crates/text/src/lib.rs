@@ -42,7 +42,6 @@
 //! | Module | Contents |
 //! |---|---|
 //! | [`search`] | an index of texts, its file, the nearest texts |
-//! | `train` | training a small encoder from lines of text |
 //! | `visualize` | attention maps in the terminal, as SVG and as an HTML page |
 //!
 //! # Cargo features
@@ -51,7 +50,6 @@
 //! |---|---|---|
 //! | `tasks` | yes | beyond dense sentence embeddings: classifiers, rerankers, masked tokens, sparse and multi-vector models, search, pruning |
 //! | `hub` | no | models by their id on the Hugging Face Hub |
-//! | `train` | no | the module `train` |
 //! | `visualize` | no | the module `visualize` |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `cuda`, `cudnn`, `flash-attn`, `metal`, `accelerate`, `mkl` | no | as in [`candle_attention`] |

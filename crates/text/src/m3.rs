@@ -3,11 +3,11 @@
 use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
-use candle_attention::{ComputeType, Error, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_attention::{Error, Result};
+use candle_core::{DType, Tensor};
 
 use crate::constructors::constructors;
-use crate::folder::{ModelFolder, TokenizerConfig, modules, transformer_of};
+use crate::folder::{ModelSource, TokenizerConfig};
 use crate::model::hidden_states::first_not_finite;
 use crate::model::mlp::linear;
 use crate::model::pooling::l2_normalize;
@@ -66,12 +66,13 @@ impl M3Encoder {
         from_folder, from_files;
     }
 
-    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
-        let transformer = transformer_of(folder.path, modules(folder)?.as_deref());
+    fn open(source: ModelSource) -> Result<Self> {
+        let folder = source.folder;
+        let transformer = folder.transformer()?;
         let config = folder.transformer_config(&transformer)?;
-        let sparse = head(folder, "sparse_linear", config.hidden_size, Some(1), compute_type.dtype(), device)?;
-        let colbert = head(folder, "colbert_linear", config.hidden_size, None, compute_type.dtype(), device)?;
-        let model = TextModel::load(&config, folder.checkpoint(&transformer)?.at("", compute_type, device))?;
+        let sparse = head(source, "sparse_linear", config.hidden_size, Some(1))?;
+        let colbert = head(source, "colbert_linear", config.hidden_size, None)?;
+        let model = TextModel::load(&config, source.weights(&transformer)?)?;
         let batcher = TextBatcher::load(folder, &transformer, &model)?;
         let tokenizer = &batcher.tokenizer;
         let stated = TokenizerConfig::load(folder, &transformer)?;
@@ -133,23 +134,15 @@ impl M3Encoder {
 const MAX_FEATURES: usize = 1 << 24;
 
 /// The head in `<name>.safetensors`, `(out, hidden)`.
-fn head(
-    folder: ModelFolder,
-    name: &str,
-    hidden: usize,
-    out: Option<usize>,
-    dtype: DType,
-    device: &Device,
-) -> Result<Linear> {
+fn head(source: ModelSource, name: &str, hidden: usize, out: Option<usize>) -> Result<Linear> {
+    let ModelSource { folder, compute_type, device } = source;
     let file = folder.path.join(format!("{name}.safetensors"));
     let pickle = folder.path.join(format!("{name}.pt"));
     if !folder.holds(&file)? && folder.holds(&pickle)? {
-        return Err(Error::file(
-            pickle,
-            format!("a pickle, which is not read: save its tensors as {name}.safetensors"),
-        ));
+        let reason = format!("a pickle, which is not read: save its tensors as {name}.safetensors");
+        return Err(Error::file(pickle, reason));
     }
-    let source = folder.tensors(&file)?.at("", dtype, device);
+    let source = folder.tensors(&file)?.at("", compute_type.dtype(), device);
     let found = match source.shape("weight")?.as_deref() {
         Some([found, _]) if (1..=MAX_FEATURES).contains(found) && out.is_none_or(|out| out == *found) => *found,
         other => {

@@ -21,7 +21,7 @@ use safetensors::Dtype;
 use safetensors::tensor::View;
 use serde_json::{Value, json};
 
-use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::folder::{ModelFolder, modules};
 use crate::gguf::refuse;
 use crate::model::config::TextModelConfig;
 use crate::model::places::Places;
@@ -57,8 +57,9 @@ pub fn int8_weights(folder: impl AsRef<Path>) -> Result<Vec<String>> {
 /// Where in a folder the transformer is, and its configuration.
 fn transformer(folder: &Path) -> Result<(PathBuf, TextModelConfig)> {
     refuse(folder, "its weights are in the format of their file, and cannot be written in int8")?;
-    let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
-    let config = ModelFolder::new(folder).transformer_config(&transformer)?;
+    let model = ModelFolder::new(folder);
+    let transformer = model.transformer()?;
+    let config = model.transformer_config(&transformer)?;
     match config.tasks()? {
         Some(_) => {
             let reason = "its weights have adapters for tasks (`parametrizations`), which the format has no place for: \
@@ -114,7 +115,7 @@ pub fn int8_groups(folder: impl AsRef<Path>) -> Result<Vec<Vec<String>>> {
 /// The name of the format of compressed-tensors: a byte for each number.
 const FORMAT: &str = "int-quantized";
 
-/// What the name of a weight ends with, after the name of its module.
+/// The end of the name of a weight, after the name of its module.
 const WEIGHT: &str = ".weight";
 
 /// Writes the model of a folder to another folder, with those of its [`int8_weights`] in int8 for whose names `is_int8`

@@ -17,7 +17,7 @@ const WEIGHT_DECAY: f64 = 0.01;
 /// Gradients are clipped to this global norm.
 const MAX_GRAD_NORM: f64 = 1.0;
 
-/// What is saved of a variable: its value, and the first and second moments of its gradient.
+/// The tensors that are saved of a variable: its value, and the first and second moments of its gradient.
 const KINDS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
 
 pub(super) struct AdamW {

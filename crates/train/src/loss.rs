@@ -8,7 +8,7 @@ use crate::student::{Student, unit};
 /// The weight of the loss of similarities, relative to that of directions.
 pub(super) const SIMILARITY_WEIGHT: f64 = 30.0;
 
-/// What the student learns: the direction of each text's vector, projected to the student's dimension, and the
+/// The targets of the student: the direction of each text's vector, projected to the student's dimension, and the
 /// similarities of all pairs of a batch.
 pub(super) struct Distillation {
     /// The teacher's vectors, `(texts, d)` f16.

@@ -44,7 +44,7 @@ pub struct Trainer {
     step: usize,
     /// The saved run.
     path: PathBuf,
-    /// What identifies the run: its configuration, and a fingerprint of the texts and the teacher.
+    /// The identity of the run: its configuration, and a fingerprint of the texts and the teacher.
     identity: [(String, String); 2],
 }
 

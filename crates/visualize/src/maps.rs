@@ -160,7 +160,7 @@ impl AttentionMaps {
         self.truncation.as_ref().map(|truncation| truncation.total_tokens)
     }
 
-    /// What was cut, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens are left.
+    /// A note on the part that was read, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens are left.
     pub(super) fn truncation_note(&self) -> Option<String> {
         let (shown, total) = (grouped(self.queries.len()), grouped(self.total_tokens()?));
         Some(match self.queries.border() {
@@ -169,7 +169,7 @@ impl AttentionMaps {
         })
     }
 
-    /// What was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say.
+    /// The note on what was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say.
     /// The name comes last, because a narrow picture shortens the line.
     pub(super) fn subtitle(&self) -> String {
         let model = Some(self.model.clone()).filter(|model| !model.is_empty());

@@ -1,10 +1,10 @@
-//! What is known of the tokens of a map beside their labels: special tokens, pieces of words, the second text, and what
+//! Facts about the tokens of a map beside their labels: special tokens, pieces of words, the second text, and what
 //! was cut from the text.
 
 use candle_attention::setters;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What a token is. Default: a whole word, or the first piece of one, of the only or first text.
+/// The kind of a token. Default: a whole word, or the first piece of one, of the only or first text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TokenMarks {
@@ -71,7 +71,7 @@ impl Axis {
     }
 }
 
-/// What was cut from a text, or from a pair of texts.
+/// The end that was cut from a text, or from a pair of texts.
 #[derive(Debug, Clone)]
 pub(super) struct Truncation {
     /// Number of tokens before the cut.

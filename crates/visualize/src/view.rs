@@ -75,13 +75,13 @@ fn sharpness(weights: &[f32], width: usize, queries: &[usize], keys: &[usize], a
     let weight = |query: usize, key: usize| weights[query * width + key];
     let distance = |query: usize, key: usize| height + key - query;
     // The sum of the weights at each distance, and their number; the sum for each key.
-    let (mut of_distance, mut of_key) = (vec![(0.0, 0); height + width], vec![0.0; width]);
+    let (mut by_distance, mut by_key) = (vec![(0.0, 0); height + width], vec![0.0; width]);
     for &query in queries {
         for &key in keys {
-            let (sum, count) = &mut of_distance[distance(query, key)];
+            let (sum, count) = &mut by_distance[distance(query, key)];
             *sum += weight(query, key);
             *count += 1;
-            of_key[key] += weight(query, key);
+            by_key[key] += weight(query, key);
         }
     }
     let (mut found, mut far) = (Sharpness { sum: 0.0, largest: 0.0, query: 0 }, 0.0);
@@ -89,9 +89,9 @@ fn sharpness(weights: &[f32], width: usize, queries: &[usize], keys: &[usize], a
         for &key in keys.iter().filter(|key| key.abs_diff(query) >= apart) {
             let weight = weight(query, key);
             far += weight;
-            let of_others = |sum: f32, count: usize| (sum - weight) / (count.max(2) - 1) as f32;
-            let (sum, count) = of_distance[distance(query, key)];
-            let explained = of_others(sum, count).max(of_others(of_key[key], queries.len()));
+            let mean_of_others = |sum: f32, count: usize| (sum - weight) / (count.max(2) - 1) as f32;
+            let (sum, count) = by_distance[distance(query, key)];
+            let explained = mean_of_others(sum, count).max(mean_of_others(by_key[key], queries.len()));
             let rest = (weight - explained).max(0.0);
             found.sum += rest * rest;
             if rest > found.largest {
@@ -99,6 +99,6 @@ fn sharpness(weights: &[f32], width: usize, queries: &[usize], keys: &[usize], a
             }
         }
     }
-    found.sum *= far / of_key.iter().sum::<f32>().max(f32::MIN_POSITIVE);
+    found.sum *= far / by_key.iter().sum::<f32>().max(f32::MIN_POSITIVE);
     found
 }

@@ -2,7 +2,8 @@
 
 mod machine;
 mod measure;
-mod report;
+
+use std::io::Write;
 
 use candle_attention::{ComputeType, Quantization};
 use candle_attention_kernels::{Blas, Isa};
@@ -10,7 +11,7 @@ use candle_attention_text::{EncodeOptions, SentenceEncoder, SimilarityFunction::
 use candle_core::{DType, Device, Tensor};
 use clap::Parser;
 use measure::{Speed, texts};
-use report::{InDtype, Report};
+use serde::Serialize;
 
 use super::shared::model::{Model, embeddings, examples};
 use super::shared::program::Command;
@@ -102,7 +103,7 @@ impl Command for Bench {
         } else {
             report.print(&mut out)?
         }
-        Ok(std::io::Write::flush(&mut out)?)
+        Ok(out.flush()?)
     }
 }
 
@@ -122,4 +123,72 @@ impl Bench {
 fn least_cosine(ours: &Tensor, exact: &Tensor) -> Result<f32> {
     let cosines = Cosine.similarity_pairwise(ours, exact)?.to_vec1::<f32>()?;
     Ok(cosines.into_iter().fold(1.0, f32::min))
+}
+
+/// All figures of a benchmark.
+#[derive(Serialize)]
+struct Report {
+    candle_attention: &'static str,
+    model: String,
+    device: String,
+    processor: Option<String>,
+    instruction_set: &'static str,
+    /// The library that multiplies on the CPU in f32, f16 and bf16, if it is not this crate.
+    library: Option<&'static str>,
+    threads: usize,
+    /// The operating system and the architecture.
+    system: String,
+    /// Of the process, in all dtypes.
+    peak_memory_bytes: Option<u64>,
+    results: Vec<InDtype>,
+}
+
+#[derive(Serialize)]
+struct InDtype {
+    dtype: String,
+    /// The least cosine of an embedding to the same in f32 on the CPU.
+    least_cosine_to_f32: f32,
+    speeds: Vec<Speed>,
+}
+
+impl Report {
+    /// Prints a table, and a line to share: a row of the table in the documentation.
+    fn print(&self, out: &mut impl Write) -> Result<()> {
+        writeln!(out, "{} on {}, {}", print::plain(&self.model), self.device, self.machine())?;
+        writeln!(out)?;
+        writeln!(out, "dtype  texts  tokens        ms   texts/s  tokens/s    cosine to f32")?;
+        for result in &self.results {
+            for Speed { texts, tokens, milliseconds, texts_per_second, tokens_per_second, .. } in &result.speeds {
+                write!(out, "{:<5}  {texts:>5}  {tokens:>6}  {milliseconds:>8.2}", result.dtype)?;
+                write!(out, "  {texts_per_second:>8.0}  {tokens_per_second:>8.0}")?;
+                writeln!(out, "  {:>15.6}", result.least_cosine_to_f32)?;
+            }
+        }
+        if let Some(bytes) = self.peak_memory_bytes {
+            writeln!(out, "\nAt most {:.0} MB of memory, in all dtypes.", bytes as f64 / 1e6)?;
+        }
+        writeln!(out, "\nTo share it, copy this line, with texts per second of 1, 8 and 64 texts:")?;
+        writeln!(out, "{}", self.row())?;
+        Ok(())
+    }
+
+    fn machine(&self) -> String {
+        let processor = self.processor.as_deref().unwrap_or("unknown processor");
+        let threads = print::count(self.threads, "thread");
+        let library = self.library.map_or(String::new(), |name| format!(" and {name}"));
+        format!("{processor}, {}{library}, {threads}, {}", self.instruction_set, self.system)
+    }
+
+    /// A row of a table in Markdown.
+    fn row(&self) -> String {
+        let speeds = |result: &InDtype| {
+            let speeds: Vec<String> =
+                result.speeds.iter().map(|speed| format!("{:.0}", speed.texts_per_second)).collect();
+            format!("{} {}", result.dtype, speeds.join(" / "))
+        };
+        let speeds: Vec<String> = self.results.iter().map(speeds).collect();
+        let memory = self.peak_memory_bytes.map_or("–".to_string(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6));
+        let cells = [&self.machine(), &self.device, &self.model, self.candle_attention, &speeds.join(", "), &memory];
+        format!("| {} |", cells.map(|cell| print::plain(cell).replace('|', "/")).join(" | "))
+    }
 }

@@ -145,7 +145,7 @@ impl Encode {
     }
 }
 
-/// What a model makes of a text, if that is not one dense vector.
+/// The vectors that a model makes of a text, if that is not one dense vector.
 fn other_vectors(folder: Option<&Path>) -> Result<Option<&'static str>> {
     Ok(match folder.map(EncoderKind::from_folder).transpose()? {
         Some(EncoderKind::Sparse) => Some("sparse vectors"),

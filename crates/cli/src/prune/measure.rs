@@ -14,20 +14,6 @@ use super::super::shared::{Result, bar};
 /// How many of the least and the most important heads are listed.
 const LISTED: usize = 8;
 
-/// The importance of each head for these texts.
-pub fn importance(
-    encoder: &SentenceEncoder,
-    texts: &[&str],
-    method: ImportanceMethod,
-    options: &EncodeOptions,
-) -> Result<HeadImportance> {
-    let bar = bar::bar(texts.len(), "ranking heads by", "texts")?;
-    let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
-    let importance = encoder.head_importance(texts, method, &options.with_on_progress(&on_progress))?;
-    bar.finish_and_clear();
-    Ok(importance)
-}
-
 /// Prints a table of all heads, and the least and the most important ones.
 pub fn print_importance(out: &mut impl Write, importance: &HeadImportance) -> Result<()> {
     let most = importance.scores().iter().flatten().copied().fold(0.0, f64::max);
@@ -60,6 +46,16 @@ pub struct Texts<'a> {
 }
 
 impl Texts<'_> {
+    /// The importance of each head for these texts.
+    pub fn importance(&self, encoder: &SentenceEncoder, method: ImportanceMethod) -> Result<HeadImportance> {
+        let bar = bar::bar(self.texts.len(), "ranking heads by", "texts")?;
+        let on_progress = |done: usize, _: usize| bar.set_position(done as u64);
+        let options = self.options.with_on_progress(&on_progress);
+        let importance = encoder.head_importance(self.texts, method, &options)?;
+        bar.finish_and_clear();
+        Ok(importance)
+    }
+
     fn encode(&self, encoder: &SentenceEncoder) -> Result<Tensor> {
         Ok(encoder.encode(self.texts, &self.options)?)
     }
@@ -118,7 +114,7 @@ pub fn measure(
     let time = if runs > 0 { format!(" {:>18}", "time of the whole") } else { String::new() };
     writeln!(out, "\n{:>7} {:>6} {:>8}{time}", "pruned", "heads", "cosine")?;
     let bar = bar::bar(counts.len(), "measuring", "rows")?;
-    let mut of_chosen = None;
+    let mut chosen_cosine = None;
     for count in counts {
         bar.tick();
         let pruned = encoder.prune_heads(&importance.least_important(count))?;
@@ -133,8 +129,8 @@ pub fn measure(
             Ok(out.flush()?)
         })?;
         bar.inc(1);
-        of_chosen = of_chosen.or(Some(cosine).filter(|_| chosen == Some(count)));
+        chosen_cosine = chosen_cosine.or(Some(cosine).filter(|_| chosen == Some(count)));
     }
     bar.finish_and_clear();
-    Ok(of_chosen)
+    Ok(chosen_cosine)
 }

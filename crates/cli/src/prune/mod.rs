@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use candle_attention_text::ImportanceMethod;
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
-use measure::{Texts, importance, measure, print_importance};
+use measure::{Texts, measure, print_importance};
 
 use super::shared::model::{Batches, Model, examples};
 use super::shared::output::{check_new_folder, check_outside};
@@ -126,7 +126,7 @@ impl Command for Prune {
         let chosen = share.map(|share| (share * all as f64).round() as usize);
         let [rank, judge] = read::halves(&texts);
         let options = self.batches.options(self.model.prompt_name.as_deref());
-        let importance = importance(&encoder, &rank, self.by.method(), &options)?;
+        let importance = Texts { texts: &rank, options }.importance(&encoder, self.by.method())?;
         let importance = if self.by_layer { importance.normalized_by_layer() } else { importance };
         print_importance(&mut out, &importance)?;
         out.flush()?;

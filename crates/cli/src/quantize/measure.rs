@@ -1,4 +1,4 @@
-//! What int8 costs: the loss of each projection alone, and which are kept so that the model loses little.
+//! The cost of int8: the loss of each projection alone, and which are kept so that the model loses little.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -24,7 +24,7 @@ pub struct Hit<'a> {
 /// The share of words that two passages have in common, of the words of both, from which they are one hit.
 const NEAR_EQUAL: f32 = 0.8;
 
-/// What is searched, with its vectors.
+/// The corpus that is searched, with its vectors.
 pub struct Searched<'a> {
     pub corpus: &'a Corpus,
     pub texts: &'a [&'a str],

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-/// What a passage is.
+/// The unit of a passage.
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
 pub enum By {
     /// A line
@@ -31,7 +31,7 @@ const TAGGED: [&str; 5] = ["html", "htm", "xhtml", "xml", "svg"];
 const INLINE: &str = " a abbr b cite code em font i kbd mark samp small span strong sub sup tt u var ";
 /// A form feed: what is between two is as a line of its own.
 const BREAK: char = '\u{c}';
-/// What a line of a comment begins with.
+/// The starts of lines of comments.
 const COMMENTS: [&str; 6] = ["///", "//!", "//", "#", "--", ";"];
 
 /// The least length of a passage, in bytes. A shorter one is taken together with what follows it.

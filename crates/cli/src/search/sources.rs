@@ -1,4 +1,4 @@
-//! What is searched: files, the text files of folders, or standard input.
+//! The texts that are searched: files, the text files of folders, or standard input.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

@@ -48,7 +48,7 @@ pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     }
 }
 
-/// What to say of a path that is no model, if that is plain: of a file in the folder of a model or another text file,
+/// A hint about a path that is no model, if there is a plain one: of a file in the folder of a model or another text file,
 /// and of a folder with a model further down.
 fn hint(path: &Path) -> Option<String> {
     if path.is_dir() {
@@ -125,8 +125,8 @@ pub fn weight_bytes(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The name of the model that `--model` names, for titles of pictures and for model cards: the title of its model card, or else the name of its folder or file.
-/// What is no path is the id of a hub model.
+/// The name of the model that `--model` names, for titles of pictures and for model cards: the title of its model card,
+/// or else the name of its folder or file. A model that is no path is a hub id.
 #[cfg(feature = "program")]
 pub fn model_name(model: &str) -> String {
     let Ok(path) = std::fs::canonicalize(model) else { return model.to_string() };

@@ -1,4 +1,4 @@
-//! What the commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
+//! The parts that commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
 //! interrupts.
 
 use std::fmt::Display;

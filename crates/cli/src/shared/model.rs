@@ -14,10 +14,10 @@ use super::checkpoint::{check_weights, locate};
 use super::device::Compute;
 use super::{Result, bar, count_cut, positive, print};
 
-/// What the value of an option is called that is a model folder or a hub id.
+/// The name of the value of an option that is a model folder or a hub id.
 pub const FOLDER_OR_ID: &str = if cfg!(feature = "hub") { "FOLDER|ID" } else { "FOLDER" };
 
-/// What the value of an option is called that is a checkpoint or a hub id.
+/// The name of the value of an option that is a checkpoint or a hub id.
 pub const PATH_OR_ID: &str = if cfg!(feature = "hub") { "PATH|ID" } else { "PATH" };
 
 /// The help of an option that is one of these paths, or a hub id. `after` is its end, such as the default.
@@ -144,10 +144,10 @@ pub fn with_progress<R>(
 pub const MAX_LENGTH: &str = "--max-length";
 
 /// Prints how many texts were cut, if any were, and at how many tokens, if that is known; `options` change it.
-pub fn note_cut(cut: usize, of: usize, at: Option<usize>, options: &str) {
+pub fn note_cut(cut: usize, all: usize, at: Option<usize>, options: &str) {
     if cut > 0 {
-        let (of, were) = (print::count(of, "text"), if cut == 1 { "was" } else { "were" });
+        let (all, were) = (print::count(all, "text"), if cut == 1 { "was" } else { "were" });
         let at = at.map_or("the model's maximum length".to_string(), |at| print::count(at, "token"));
-        print::note(format_args!("{cut} of {of} {were} cut at {at} ({options})"));
+        print::note(format_args!("{cut} of {all} {were} cut at {at} ({options})"));
     }
 }

@@ -15,7 +15,7 @@ use candle_core::Tensor;
 
 use super::{Result, about, fail, interrupt, print};
 
-/// What is written, and so what may be replaced.
+/// The kind of file that is written, and so may be replaced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Html,
@@ -33,7 +33,7 @@ const EXTENSIONS: [&str; 9] = ["html", "svg", "png", "pdf", "jpg", "npy", "safet
 const START: u64 = 4096;
 
 impl Kind {
-    /// What it is, and the extension of its name.
+    /// The kind in words, and the extension of its name.
     fn name(self) -> (&'static str, &'static str) {
         match self {
             Self::Html => ("an HTML page", "html"),

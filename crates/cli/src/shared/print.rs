@@ -112,7 +112,7 @@ pub fn one_line(text: &str, width: usize) -> String {
     console::truncate_str(&plain(text), width, "…").into_owned()
 }
 
-/// The same, filled up with spaces to `width` columns.
+/// [One line](one_line), filled up with spaces to `width` columns.
 pub fn column(text: &str, width: usize) -> String {
     console::pad_str(&one_line(text, width), width, console::Alignment::Left, None).into_owned()
 }

@@ -3,10 +3,7 @@
 use candle_attention::NormKind;
 
 use crate::families::encoders::BERT_MODEL;
-use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, ConvolutionRow, EmbeddingGateRow, FeedForwardNames, InnerSizeRow, Model,
-    SegmentTypes,
-};
+use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, Model, SegmentTypes};
 use crate::families::task_heads::ClassifierHead;
 
 const NORM_EPS: (&str, f64) = ("layer_norm_eps", 1e-6);
@@ -98,7 +95,7 @@ pub(super) const EUROBERT_MODEL: Model = Model {
 /// Qwen 3 that sees both ways (pplx-embed).
 pub(super) const QWEN3_BOTH_WAYS_MODEL: Model = Model { sees_both_ways: true, classifier: None, ..QWEN3_MODEL };
 
-/// The same with a projection of each token (voyage-4-nano).
+/// Qwen 3 that sees both ways, with a projection of each token (voyage-4-nano).
 pub(super) const VOYAGE_MODEL: Model =
     Model { final_projection: Some(("linear", "num_labels")), ..QWEN3_BOTH_WAYS_MODEL };
 
@@ -112,17 +109,7 @@ pub(super) const LFM2_MODEL: Model = Model {
             plain: "feed_forward.w3",
             last: "feed_forward.w2",
         },
-        convolution: Some(ConvolutionRow {
-            kind: "conv",
-            width: "conv_L_cache",
-            default_width: 3,
-            bias: "conv_bias",
-            prefix: "conv",
-            input: "in_proj",
-            kernel: "conv",
-            output: "out_proj",
-            attention_layers: "full_attn_idxs",
-        }),
+        has_convolutions: true,
         ..LLAMA_MODEL.block
     },
     final_norm: Some("embedding_norm"),
@@ -130,12 +117,7 @@ pub(super) const LFM2_MODEL: Model = Model {
     renamed_keys: &[("norm_eps", "layer_norm_eps"), ("block_ff_dim", "intermediate_size")],
     default_keys: &[("layer_norm_eps", 1e-5), ("max_position_embeddings", 128_000.0), ("num_key_value_heads", 8.0)],
     activation: Some("silu"),
-    inner_size: Some(InnerSizeRow {
-        adjusts: "block_auto_adjust_ff_dim",
-        factor: "block_ffn_dim_multiplier",
-        multiple: "block_multiple_of",
-        default_multiple: 256,
-    }),
+    adjusts_inner_size: true,
     classifier: None,
     ..LLAMA_MODEL
 };
@@ -146,19 +128,7 @@ pub(super) const LFM2_BOTH_WAYS_MODEL: Model = Model { sees_both_ways: true, ..L
 /// The text model of EmbeddingGemma 2, which is an encoder. The model around it has images and sounds too.
 pub(super) const EMBEDDING_GEMMA2_MODEL: Model = Model {
     prefixes: &["language_model", "model.language_model", "model"],
-    block: Block {
-        norm_kind: NormKind::Rms,
-        embedding_gate: Some(EmbeddingGateRow {
-            size: "hidden_size_per_layer_input",
-            projection: "ple.per_layer_model_projection",
-            projection_norm: "ple.per_layer_projection_norm",
-            first: "ple_block.per_layer_input_gate",
-            last: "ple_block.per_layer_projection",
-            norm: "ple_block.post_per_layer_input_norm",
-            factor: "layer_scalar",
-        }),
-        ..GEMMA3_MODEL.block
-    },
+    block: Block { norm_kind: NormKind::Rms, has_embedding_gate: true, ..GEMMA3_MODEL.block },
     final_projection: Some(("embedding_projection", "embedding_dim")),
     heads_can_be_pruned: false,
     activation: Some("gelu_pytorch_tanh"),

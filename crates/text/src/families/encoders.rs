@@ -1,14 +1,12 @@
-//! Whole models of encoder families: BERT and the models that changed a part of it.
+//! Whole models of encoder families: BERT and the models that changed a part of it, and the encoder of T5.
 
 use candle_attention::NormKind;
 use candle_nn::Activation;
 
-use crate::families::model::{
-    AbsolutePositions, Block, BlockNorms, ExpertsRow, FeedForwardNames, GateKey, Model, SegmentTypes,
-};
-use crate::families::task_heads::{
-    ClassifierHead, HeadActivation, MaskedLmHead, TokenClassifierFirst, TokenClassifierHead,
-};
+use crate::families::model::{AbsolutePositions, Block, BlockNorms, FeedForwardNames, GateKey, Model, SegmentTypes};
+use crate::families::task_heads::{ClassifierHead, HeadActivation, HeadLayers, MaskedLmHead, TokenClassifierHead};
+
+const GELU: HeadActivation = HeadActivation::Fixed(Activation::Gelu);
 
 /// BERT ([Devlin 2019](https://arxiv.org/abs/1810.04805)), on which the other models build.
 pub(crate) const BERT_MODEL: Model = Model {
@@ -35,9 +33,9 @@ pub(crate) const BERT_MODEL: Model = Model {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "intermediate.dense", last: "output.dense" },
         feed_forward_bias: true,
-        experts: None,
-        convolution: None,
-        embedding_gate: None,
+        has_experts: false,
+        has_convolutions: false,
+        has_embedding_gate: false,
     },
     final_norm: None,
     final_projection: None,
@@ -48,7 +46,7 @@ pub(crate) const BERT_MODEL: Model = Model {
     mask_must_be_stated: false,
     sees_both_ways: false,
     activation: None,
-    inner_size: None,
+    adjusts_inner_size: false,
     activation_key: None,
     gate: None,
     unsupported_keys: &["is_decoder", "add_cross_attention"],
@@ -92,7 +90,7 @@ pub(super) const JINA_CODE_MODEL: Model = Model {
     ..JINA_MODEL
 };
 
-/// What NomicBERT shares with the models that grew out of the same code.
+/// The columns that NomicBERT shares with the models that grew out of the same code.
 const NOMIC_BASE: Model = Model {
     prefixes: &["bert", "nomic_bert"],
     positions: AbsolutePositions::None,
@@ -122,15 +120,18 @@ pub(super) const GTE_MODEL: Model = Model {
     },
     pad_token_id: 1,
     unsupported_keys: &["is_decoder", "add_cross_attention", "logn_attention_scale"],
-    masked_lm: Some(MaskedLmHead { norm: "lm_head.norm", bias: "lm_head.decoder.bias", ..MaskedLmHead::ROBERTA }),
+    masked_lm: Some(MaskedLmHead {
+        first: HeadLayers { norm: Some("lm_head.norm"), ..MaskedLmHead::ROBERTA.first },
+        bias: "lm_head.decoder.bias",
+        ..MaskedLmHead::ROBERTA
+    }),
     ..BERT_MODEL
 };
 
 /// GTE with its own code, whose head has the activation of the blocks.
 pub(super) const NEW_MODEL: Model = Model {
     masked_lm: Some(MaskedLmHead {
-        activation: HeadActivation::Hidden,
-        norm: "lm_head.norm",
+        first: HeadLayers::new("lm_head.dense", HeadActivation::Hidden, Some("lm_head.norm")),
         bias: "lm_head.decoder.bias",
         ..MaskedLmHead::ROBERTA
     }),
@@ -142,15 +143,13 @@ pub(super) const ELECTRA_MODEL: Model = Model {
     prefixes: &["electra"],
     classifier: Some(ClassifierHead {
         // Whatever the activation of its blocks.
-        activation: HeadActivation::Fixed(Activation::Gelu),
+        first: HeadLayers::new("classifier.dense", GELU, None),
         ..ClassifierHead::ROBERTA
     }),
     masked_lm: Some(MaskedLmHead {
-        first: "generator_predictions.dense",
-        norm: "generator_predictions.LayerNorm",
+        first: HeadLayers::new("generator_predictions.dense", GELU, Some("generator_predictions.LayerNorm")),
         decoder: "generator_lm_head",
         bias: "generator_lm_head.bias",
-        ..MaskedLmHead::ROBERTA
     }),
     ..BERT_MODEL
 };
@@ -188,17 +187,13 @@ pub(super) const DISTILBERT_MODEL: Model = Model {
         ("attention_dropout", "attention_probs_dropout_prob"),
     ],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        first: "pre_classifier",
-        activation: HeadActivation::Fixed(Activation::Relu),
+        first: HeadLayers::new("pre_classifier", HeadActivation::Fixed(Activation::Relu), None),
         ..ClassifierHead::BERT
     }),
     masked_lm: Some(MaskedLmHead {
-        first: "vocab_transform",
-        norm: "vocab_layer_norm",
+        first: HeadLayers::new("vocab_transform", HeadActivation::Hidden, Some("vocab_layer_norm")),
         decoder: "vocab_projector",
         bias: "vocab_projector.bias",
-        ..MaskedLmHead::BERT
     }),
     ..BERT_MODEL
 };
@@ -214,15 +209,22 @@ pub(super) const ALBERT_MODEL: Model = Model {
         feed_forward: FeedForwardNames::Plain { first: "ffn", last: "ffn_output" },
         ..BERT_MODEL.block
     },
-    classifier: Some(ClassifierHead { first: "pooler", ..ClassifierHead::BERT }),
+    classifier: Some(ClassifierHead {
+        first: HeadLayers { dense: "pooler", ..ClassifierHead::BERT.first },
+        ..ClassifierHead::BERT
+    }),
     masked_lm: Some(MaskedLmHead {
-        first: "predictions.dense",
-        norm: "predictions.LayerNorm",
+        first: HeadLayers::new("predictions.dense", HeadActivation::Hidden, Some("predictions.LayerNorm")),
         decoder: "predictions.decoder",
         bias: "predictions.bias",
-        ..MaskedLmHead::BERT
     }),
     ..BERT_MODEL
+};
+
+/// The layers before the last projection of all heads of ModernBERT.
+const MODERNBERT_HEAD: HeadLayers = HeadLayers {
+    optional_bias: true,
+    ..HeadLayers::new("head.dense", HeadActivation::Stated("classifier_activation"), Some("head.norm"))
 };
 
 /// ModernBERT.
@@ -250,30 +252,12 @@ pub(super) const MODERNBERT_MODEL: Model = Model {
         ("attention_dropout", "attention_probs_dropout_prob"),
     ],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        first: "head.dense",
-        optional_bias: true,
-        activation: HeadActivation::Stated("classifier_activation"),
-        norm: Some("head.norm"),
+        first: MODERNBERT_HEAD,
         pooling_key: Some("classifier_pooling"),
         ..ClassifierHead::BERT
     }),
-    token_classifier: TokenClassifierHead {
-        first: Some(TokenClassifierFirst {
-            dense: "head.dense",
-            activation: HeadActivation::Stated("classifier_activation"),
-            norm: "head.norm",
-        }),
-        ..TokenClassifierHead::BERT
-    },
-    masked_lm: Some(MaskedLmHead {
-        first: "head.dense",
-        activation: HeadActivation::Stated("classifier_activation"),
-        norm: "head.norm",
-        decoder: "decoder",
-        bias: "decoder.bias",
-        optional_bias: true,
-    }),
+    token_classifier: TokenClassifierHead { first: Some(MODERNBERT_HEAD), ..TokenClassifierHead::BERT },
+    masked_lm: Some(MaskedLmHead { first: MODERNBERT_HEAD, decoder: "decoder", bias: "decoder.bias" }),
     ..BERT_MODEL
 };
 
@@ -308,16 +292,7 @@ pub(super) const NOMIC_MODEL: Model = Model {
 pub(super) const NOMIC_MOE_MODEL: Model = Model {
     block: Block {
         feed_forward: FeedForwardNames::Plain { first: "mlp.fc1", last: "mlp.fc2" },
-        experts: Some(ExpertsRow {
-            every: "moe_every_n_layers",
-            count: "num_experts",
-            top_k: "moe_top_k",
-            normalized: "moe_normalize_expert_weights",
-            router: "mlp.router.layer",
-            first: "mlp.experts.mlp.w1",
-            last: "mlp.experts.mlp.w2",
-            bias: "mlp.experts.bias",
-        }),
+        has_experts: true,
         ..NOMIC_BASE.block
     },
     gate: None,
@@ -362,9 +337,62 @@ pub(super) const DEBERTA_MODEL: Model = Model {
     ignored_tensors: &["pooler", "embeddings.position_embeddings"],
     unsupported_keys: &["conv_kernel_size"],
     classifier: Some(ClassifierHead {
-        pooler: false,
-        activation: HeadActivation::Stated("pooler_hidden_act"),
+        first: HeadLayers::new("pooler.dense", HeadActivation::Stated("pooler_hidden_act"), None),
         ..ClassifierHead::BERT
     }),
     ..BERT_MODEL
+};
+
+/// The encoder of T5 alone ([Raffel 2020](https://arxiv.org/abs/1910.10683)), as sentence-t5 and GTR have it.
+pub(super) const T5_MODEL: Model = Model {
+    prefixes: &["transformer"],
+    word_embeddings: "shared",
+    own_word_embeddings: Some("encoder.embed_tokens"),
+    positions: AbsolutePositions::None,
+    types: SegmentTypes::Never,
+    pair_types: false,
+    embeddings_norm: None,
+    layers: "encoder.block",
+    heads_can_be_pruned: false,
+    block: Block {
+        attention: "layer.0.SelfAttention",
+        norms: BlockNorms::Pre { attention: "layer.0.layer_norm", feed_forward: "layer.1.layer_norm" },
+        norm_kind: NormKind::Rms,
+        norm_bias: false,
+        feed_forward: FeedForwardNames::Plain { first: "layer.1.DenseReluDense.wi", last: "layer.1.DenseReluDense.wo" },
+        feed_forward_bias: false,
+        ..BERT_MODEL.block
+    },
+    final_norm: Some("encoder.final_layer_norm"),
+    renamed_keys: &[
+        ("d_model", "hidden_size"),
+        ("d_kv", "head_dim"),
+        ("d_ff", "intermediate_size"),
+        ("num_layers", "num_hidden_layers"),
+        ("num_heads", "num_attention_heads"),
+        ("layer_norm_epsilon", "layer_norm_eps"),
+        ("dropout_rate", "hidden_dropout_prob"),
+    ],
+    // Distances have no bound. This one is far beyond what a tokenizer states, which is the limit that counts.
+    default_keys: &[("layer_norm_eps", 1e-6), ("head_dim", 64.0), ("max_position_embeddings", 1_048_576.0)],
+    ignored_tensors: &["shared", "decoder"],
+    activation_key: Some(("feed_forward_proj", "relu")),
+    unsupported_keys: &[],
+    classifier: None,
+    masked_lm: None,
+    ..BERT_MODEL
+};
+
+/// T5 1.1 and later, with a gated feed-forward.
+pub(super) const GATED_T5_MODEL: Model = Model {
+    block: Block {
+        feed_forward: FeedForwardNames::Apart {
+            activated: "layer.1.DenseReluDense.wi_0",
+            plain: "layer.1.DenseReluDense.wi_1",
+            last: "layer.1.DenseReluDense.wo",
+        },
+        ..T5_MODEL.block
+    },
+    activation_key: Some(("feed_forward_proj", "gated-gelu")),
+    ..T5_MODEL
 };

@@ -5,7 +5,6 @@
 //! [`configure_layer`](candle_attention::checkpoint::configure_layer) applies.
 
 mod decoders;
-mod encoder_decoders;
 mod encoders;
 pub(crate) mod model;
 pub(crate) mod task_heads;
@@ -77,10 +76,10 @@ const FAMILIES: &[ModelFamily] = &[
     family(&["eurobert"], decoders::EUROBERT_MODEL),
     ModelFamily {
         required_config_key: Some(("feed_forward_proj", "gated-gelu")),
-        ..family(&["t5"], encoder_decoders::GATED_T5_MODEL)
+        ..family(&["t5"], encoders::GATED_T5_MODEL)
     },
-    family(&["t5"], encoder_decoders::T5_MODEL),
-    family(&["mt5", "umt5"], encoder_decoders::GATED_T5_MODEL),
+    family(&["t5"], encoders::T5_MODEL),
+    family(&["mt5", "umt5"], encoders::GATED_T5_MODEL),
 ];
 
 /// The whole model of this `model_type`. `value_of` gives the text that `config.json` has under a key or for [`CLASS`],

@@ -55,76 +55,6 @@ pub(crate) enum FeedForwardNames {
     Apart { activated: &'static str, plain: &'static str, last: &'static str },
 }
 
-/// A mixture of experts in the place of the feed-forward part of some blocks
-/// ([Shazeer 2017](https://arxiv.org/abs/1701.06538)): the config keys that describe it, and its names in the block. An
-/// expert is a plain part with the activation of the model; those of a block are stored one below the other, both of
-/// their matrices with a row per inner feature, as MegaBlocks stores them.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ExpertsRow {
-    /// The key for `n`: the second of each `n` blocks is a mixture, none if `n` is 0 or absent.
-    pub every: &'static str,
-    /// The key for the number of experts.
-    pub count: &'static str,
-    /// The key for the number of experts that a token goes to.
-    pub top_k: &'static str,
-    /// The key for whether the weights of the experts of a token are divided by their sum.
-    pub normalized: &'static str,
-    /// The layer whose softmax gives the weight of each expert.
-    pub router: &'static str,
-    /// The first and the last matrices of all experts.
-    pub first: &'static str,
-    pub last: &'static str,
-    /// The bias that is added to the sum of the experts.
-    pub bias: &'static str,
-}
-
-/// A short convolution in the place of attention in some blocks (LFM2), with its names in the block.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ConvolutionRow {
-    /// The entry of `layer_types` of these blocks.
-    pub kind: &'static str,
-    /// The keys for the width of the kernel, with its default, and for whether there are biases.
-    pub width: &'static str,
-    pub default_width: usize,
-    pub bias: &'static str,
-    /// The prefix, and the names below it.
-    pub prefix: &'static str,
-    pub input: &'static str,
-    pub kernel: &'static str,
-    pub output: &'static str,
-    /// The key for the blocks that have attention, if `layer_types` is absent; without it, all have.
-    pub attention_layers: &'static str,
-}
-
-/// A third part of each block, which multiplies its inner features by a projection of the token's embedding (the
-/// per-layer embeddings of EmbeddingGemma 2).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct EmbeddingGateRow {
-    /// The key for the number of inner features.
-    pub size: &'static str,
-    /// The projections of all blocks as one, beside the blocks, and the norm of what each gives.
-    pub projection: &'static str,
-    pub projection_norm: &'static str,
-    /// The names in the block: before and after the product, and the norm of what is added to the tokens.
-    pub first: &'static str,
-    pub last: &'static str,
-    pub norm: &'static str,
-    /// The scale of the block's output.
-    pub factor: &'static str,
-}
-
-/// An inner size that is two thirds of `intermediate_size`, rounded up (LFM2), by these config keys.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct InnerSizeRow {
-    /// Whether it is, by default true.
-    pub adjusts: &'static str,
-    /// A factor on it, by default 1.
-    pub factor: &'static str,
-    /// What it is a multiple of, and the default.
-    pub multiple: &'static str,
-    pub default_multiple: u64,
-}
-
 /// One block of the stack: attention and feed-forward, each with a residual connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
@@ -144,12 +74,12 @@ pub(crate) struct Block {
     pub feed_forward: FeedForwardNames,
     /// Whether a feed-forward part that is not gated has biases. In gated ones each bias is optional.
     pub feed_forward_bias: bool,
-    /// The mixture of experts that takes the place of the feed-forward part in some blocks.
-    pub experts: Option<ExpertsRow>,
-    /// The convolution that takes the place of attention in some blocks.
-    pub convolution: Option<ConvolutionRow>,
-    /// The third part.
-    pub embedding_gate: Option<EmbeddingGateRow>,
+    /// Whether a mixture of experts takes the place of the feed-forward part in some blocks (NomicBERT).
+    pub has_experts: bool,
+    /// Whether a short convolution takes the place of attention in some blocks (LFM2).
+    pub has_convolutions: bool,
+    /// Whether a third part multiplies its inner features by a projection of the token's embedding (EmbeddingGemma 2).
+    pub has_embedding_gate: bool,
 }
 
 /// A config key that names a gate instead of an activation (`swiglu`).
@@ -163,7 +93,7 @@ pub(crate) struct GateKey {
     pub required: bool,
 }
 
-/// What distinguishes a whole model from BERT.
+/// The differences of a whole model from BERT.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Model {
     /// Prefixes of all names in checkpoints that also have a task head.
@@ -216,8 +146,8 @@ pub(crate) struct Model {
     pub sees_both_ways: bool,
     /// The activation of a family whose configuration names none.
     pub activation: Option<&'static str>,
-    /// How the inner size follows from `intermediate_size`, if it is another one.
-    pub inner_size: Option<InnerSizeRow>,
+    /// Whether the inner size is two thirds of `intermediate_size`, rounded up (LFM2).
+    pub adjusts_inner_size: bool,
     /// The key that names the activation with the prefix `gated-` if the feed-forward part is gated, and its default
     /// (T5).
     pub activation_key: Option<(&'static str, &'static str)>,
@@ -242,7 +172,8 @@ impl Model {
         let Some(shared) = self.shared_layers else {
             return (0..layers).map(|i| format!("{}.{i}", self.layers)).collect();
         };
-        let of_group = |group: usize| (0..group_size).map(move |i| format!("{}.{group}.{shared}.{i}", self.layers));
-        (0..layers).flat_map(|i| of_group(i * groups / layers)).collect()
+        let group_prefixes =
+            |group: usize| (0..group_size).map(move |i| format!("{}.{group}.{shared}.{i}", self.layers));
+        (0..layers).flat_map(|i| group_prefixes(i * groups / layers)).collect()
     }
 }

@@ -15,16 +15,28 @@ pub(crate) enum HeadActivation {
     Stated(&'static str),
 }
 
-/// A head for sequence classification, `last(norm(activation(first(x))))`, where `x` is the first token.
+/// The layers of a head before its last projection: `norm(activation(dense(x)))`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ClassifierHead {
-    /// Whether `first` is the model's own pooler, with the model's prefix before its name.
+pub(crate) struct HeadLayers {
+    pub dense: &'static str,
+    /// Whether `dense` is the model's own pooler, with the model's prefix before its name.
     pub pooler: bool,
-    pub first: &'static str,
-    /// Whether the bias of `first` may be absent.
+    /// Whether the bias of `dense` may be absent.
     pub optional_bias: bool,
     pub activation: HeadActivation,
     pub norm: Option<&'static str>,
+}
+
+impl HeadLayers {
+    pub const fn new(dense: &'static str, activation: HeadActivation, norm: Option<&'static str>) -> Self {
+        Self { dense, pooler: false, optional_bias: false, activation, norm }
+    }
+}
+
+/// A head for sequence classification, `last(first(x))`, where `x` is the first token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClassifierHead {
+    pub first: HeadLayers,
     pub last: &'static str,
     /// The config key that may select the mean of all tokens instead of the first.
     pub pooling_key: Option<&'static str>,
@@ -33,71 +45,57 @@ pub(crate) struct ClassifierHead {
     pub last_token: bool,
 }
 
-/// A head for token classification, `last(x)`, or `last(norm(activation(first(x))))` where there is a `first`.
+/// A head for token classification, `last(x)`, or `last(first(x))` where there is a `first` (ModernBERT).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenClassifierHead {
-    pub first: Option<TokenClassifierFirst>,
+    pub first: Option<HeadLayers>,
     pub last: &'static str,
-}
-
-/// What a head for token classification computes before its last projection (ModernBERT).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct TokenClassifierFirst {
-    /// Its bias may be absent.
-    pub dense: &'static str,
-    pub activation: HeadActivation,
-    pub norm: &'static str,
 }
 
 impl TokenClassifierHead {
     pub const BERT: Self = Self { first: None, last: "classifier" };
 }
 
-/// A head for masked language modeling, `E norm(activation(first(x))) + b`, where `E` is the table of word embeddings
-/// or the decoder's own.
+/// A head for masked language modeling, `E first(x) + b`, where `E` is the table of word embeddings or the decoder's
+/// own.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MaskedLmHead {
-    pub first: &'static str,
-    pub activation: HeadActivation,
-    pub norm: &'static str,
+    /// Where its bias may be absent, that of the decoder may be, too, if `decoder_bias` is false.
+    pub first: HeadLayers,
     pub decoder: &'static str,
     /// The bias of the decoder, if its name is not `decoder` plus `.bias`.
     pub bias: &'static str,
-    /// Whether biases may be absent: that of `first`, and that of the decoder if `decoder_bias` is false.
-    pub optional_bias: bool,
 }
 
 impl ClassifierHead {
     pub const BERT: Self = Self {
-        pooler: true,
-        first: "pooler.dense",
-        optional_bias: false,
-        activation: HeadActivation::Tanh,
-        norm: None,
+        first: HeadLayers { pooler: true, ..HeadLayers::new("pooler.dense", HeadActivation::Tanh, None) },
         last: "classifier",
         pooling_key: None,
         last_token: false,
     };
-    pub const ROBERTA: Self =
-        Self { pooler: false, first: "classifier.dense", last: "classifier.out_proj", ..Self::BERT };
-    pub const DECODER: Self = Self { pooler: false, last: "score", last_token: true, ..Self::BERT };
+    pub const ROBERTA: Self = Self {
+        first: HeadLayers::new("classifier.dense", HeadActivation::Tanh, None),
+        last: "classifier.out_proj",
+        ..Self::BERT
+    };
+    pub const DECODER: Self =
+        Self { first: HeadLayers { pooler: false, ..Self::BERT.first }, last: "score", last_token: true, ..Self::BERT };
 }
 
 impl MaskedLmHead {
     pub const BERT: Self = Self {
-        first: "cls.predictions.transform.dense",
-        activation: HeadActivation::Hidden,
-        norm: "cls.predictions.transform.LayerNorm",
+        first: HeadLayers::new(
+            "cls.predictions.transform.dense",
+            HeadActivation::Hidden,
+            Some("cls.predictions.transform.LayerNorm"),
+        ),
         decoder: "cls.predictions.decoder",
         bias: "cls.predictions.bias",
-        optional_bias: false,
     };
     pub const ROBERTA: Self = Self {
-        first: "lm_head.dense",
-        activation: HeadActivation::Fixed(Activation::Gelu),
-        norm: "lm_head.layer_norm",
+        first: HeadLayers::new("lm_head.dense", HeadActivation::Fixed(Activation::Gelu), Some("lm_head.layer_norm")),
         decoder: "lm_head.decoder",
         bias: "lm_head.bias",
-        ..Self::BERT
     };
 }

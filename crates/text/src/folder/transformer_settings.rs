@@ -82,7 +82,7 @@ pub(crate) struct TransformerSettings {
     pub file: PathBuf,
     /// The longest input in tokens, special ones included.
     pub max_length: Option<usize>,
-    /// The same for queries and for documents.
+    /// The longest query and the longest document in tokens.
     pub query_length: Option<usize>,
     pub document_length: Option<usize>,
     /// Whether texts are lower-cased.

@@ -19,7 +19,7 @@ const YES_NO: [&str; 2] = ["yes", "no"];
 /// The key of the text around the query and the document of a pair.
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
 
-/// What a file has on top of its model.
+/// The head that a file has on top of its model.
 pub(super) enum Head {
     /// A classifier of texts or pairs.
     Classifier,
@@ -77,7 +77,7 @@ fn labels(metadata: &GgufMetadata) -> Result<Option<&[String]>> {
     metadata.texts(&format!("{}.classifier.output_labels", metadata.architecture()?))
 }
 
-/// What ModernBERT's classifier reads, of a file that states it. llama.cpp takes the mean in others.
+/// The pooling before ModernBERT's classifier, if the file states it. llama.cpp takes the mean in others.
 pub(super) fn classifier_pooling(metadata: &GgufMetadata) -> Result<Option<&'static str>> {
     for key in ["modern-bert.classifier.pooling_type", "modern-bert.classifier_pooling_type"] {
         match metadata.count(key)? {

@@ -126,8 +126,7 @@ fn modules(checkpoint: &Checkpoint, pooling: &str) -> Result<Vec<(String, Value)
     Ok(files)
 }
 
-/// What a user should know of a model in a GGUF file, because the file lacks something that its numbers depend on; none
-/// for other checkpoints.
+/// Notes for the user of a model in a GGUF file that lacks something its numbers depend on; none for other checkpoints.
 ///
 /// # Errors
 /// A key of the metadata has another type.

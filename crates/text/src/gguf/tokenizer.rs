@@ -26,7 +26,7 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
 
-/// What stands for a space in SentencePiece, and for the start of a word in the vocabularies of BERT's files.
+/// The sign for a space in SentencePiece, and for the start of a word in the vocabularies of BERT's files.
 const SPACE: &str = "\u{2581}";
 
 /// How a byte-level tokenizer splits texts, by llama.cpp's names for it. Others are refused: each has words of its own.
@@ -72,7 +72,7 @@ static SPLITS: &[Split] = &[
     },
 ];
 
-/// What a model does with its tokens. It decides on the special tokens that the metadata says nothing of.
+/// How a model uses its tokens. It decides on the special tokens that the metadata says nothing of.
 #[derive(Clone, Copy)]
 pub(super) struct Usage {
     /// Encoders are trained on texts with a start and an end, whatever llama.cpp takes for granted.
@@ -142,7 +142,7 @@ const SEPARATOR: &[&str] =
 const UNKNOWN: &[&str] = &["unknown_token_id", "unk_token_id"];
 const MASK: &[&str] = &["mask_token_id"];
 
-/// What differs between the kinds of tokenizers.
+/// The parts that differ between the kinds of tokenizers.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,

@@ -11,7 +11,7 @@ use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen, MapTensors, compute_dtype};
 use candle_core::{Module, Tensor};
 
-use crate::families::task_heads::HeadActivation;
+use crate::families::task_heads::{HeadActivation, HeadLayers};
 use crate::model::config::TextModelConfig;
 use crate::model::mlp::linear;
 use crate::model::places::Places;
@@ -151,7 +151,7 @@ impl<K: HeadKind> HeadModel<K> {
     }
 }
 
-/// What heads compute before their last projection: `norm(activation(dense(x)))`.
+/// The layers of a head before its last projection: `norm(activation(dense(x)))`.
 #[derive(Clone)]
 pub(crate) struct Transform {
     dense: Linear,
@@ -160,20 +160,14 @@ pub(crate) struct Transform {
 }
 
 impl Transform {
-    /// Reads the projection `dense` of `width` features and the norm. The activation is that of a row of the table of
-    /// families.
-    pub fn load(
-        config: &TextModelConfig,
-        dense: &AnySource,
-        width: usize,
-        optional_bias: bool,
-        activation: HeadActivation,
-        norm: Option<AnySource>,
-    ) -> Result<Self> {
-        let has_bias = !optional_bias || dense.contains("bias");
+    /// Reads the layers of a row of the table of families, of `width` features.
+    pub fn load(config: &TextModelConfig, row: &HeadLayers, places: &Places, width: usize) -> Result<Self> {
+        let dense = if row.pooler { &places.body } else { &places.root }.child(row.dense);
+        let has_bias = !row.optional_bias || dense.contains("bias");
+        let norm = row.norm.map(|norm| places.root.child(norm));
         Ok(Self {
-            dense: linear(dense, "", width, config.hidden_size, has_bias)?,
-            activation: match activation {
+            dense: linear(&dense, "", width, config.hidden_size, has_bias)?,
+            activation: match row.activation {
                 HeadActivation::Stated(key) => HeadActivation::Fixed(config.stated_activation(key)?),
                 HeadActivation::Hidden => HeadActivation::Fixed(config.hidden_act),
                 activation => activation,

@@ -64,10 +64,6 @@ impl HeadKind for SequenceHead {
             return Err(Error::config("model_type", &config.model_type, "one whose classification head is known"));
         };
         let labels = labels(config, source, names.last, TaskHead::SequenceClassification)?;
-        let first = if names.pooler { places.body.child(names.first) } else { source.child(names.first) };
-        let norm = names.norm.map(|name| source.child(name));
-        let load_first =
-            || Transform::load(config, &first, config.hidden_size, names.optional_bias, names.activation, norm);
         let head = Head {
             input: match names.last_token {
                 // Without an entry of the file, the model has none.
@@ -75,7 +71,10 @@ impl HeadKind for SequenceHead {
                 false if means(config, names.pooling_key)? => HeadInput::MeanOfTokens,
                 false => HeadInput::FirstToken,
             },
-            first: if names.last_token { None } else { Some(load_first()?) },
+            first: match names.last_token {
+                true => None,
+                false => Some(Transform::load(config, &names.first, places, config.hidden_size)?),
+            },
             last: linear(source, names.last, labels.len(), config.hidden_size, !names.last_token)?,
             labels,
         };
@@ -90,10 +89,7 @@ impl HeadKind for TokenHead {
         let source = &places.root;
         let names = config.row().token_classifier;
         let labels = labels(config, source, names.last, TaskHead::TokenClassification)?;
-        let first = names.first.map(|first| {
-            let (dense, norm) = (source.child(first.dense), source.child(first.norm));
-            Transform::load(config, &dense, config.hidden_size, true, first.activation, Some(norm))
-        });
+        let first = names.first.map(|first| Transform::load(config, &first, places, config.hidden_size));
         let first = first.transpose()?;
         let last = linear(source, names.last, labels.len(), config.hidden_size, true)?;
         let head = Head { input: HeadInput::EachToken, first, last, labels };
@@ -109,13 +105,11 @@ impl HeadKind for MaskedHead {
         let Some(names) = config.row().masked_lm else {
             return Err(Error::config("model_type", &config.model_type, "one whose masked-language head is known"));
         };
-        let (first, decoder) = (source.child(names.first), source.child(names.decoder));
-        let what = "masked language modelling";
-        check_head(&first, "weight", what)?;
+        let (what, decoder) = ("masked language modelling", source.child(names.decoder));
+        check_head(&source.child(names.first.dense), "weight", what)?;
         let (vocabulary, width) = (config.vocab_size, config.embedding_size());
-        let norm = Some(source.child(names.norm));
-        let first = Transform::load(config, &first, width, names.optional_bias, names.activation, norm)?;
-        let has_none = names.optional_bias && config.key_flag("decoder_bias")? == Some(false);
+        let first = Transform::load(config, &names.first, places, width)?;
+        let has_none = names.first.optional_bias && config.key_flag("decoder_bias")? == Some(false);
         let bias = match (decoder.contains("bias"), source.contains(names.bias)) {
             // Of two stored ones transformers takes this one: it ties what is missing or equal.
             (true, _) => Some(decoder.get("bias", &[vocabulary])?),
@@ -260,7 +254,7 @@ fn labels(config: &TextModelConfig, source: &AnySource, last: &str, head: TaskHe
     (0..count).map(label).collect()
 }
 
-/// What a JSON value is, in words.
+/// The kind of a JSON value, in words.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

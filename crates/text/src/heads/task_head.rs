@@ -6,7 +6,8 @@ use candle_attention::checkpoint::{AnySource, Checkpoint, WeightSource};
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
-use crate::folder::{ModelFolder, modules, transformer_of};
+use crate::families::task_heads::HeadLayers;
+use crate::folder::ModelFolder;
 use crate::gguf::{check_classifier, is_alone};
 use crate::model::config::TextModelConfig;
 use crate::model::places::Places;
@@ -35,7 +36,7 @@ impl TaskHead {
             // Its heads are those of texts.
             return check_classifier(&Checkpoint::open(folder)?, "classifier").map(|()| Self::SequenceClassification);
         }
-        let transformer = transformer_of(folder, modules(ModelFolder::new(folder))?.as_deref());
+        let transformer = ModelFolder::new(folder).transformer()?;
         let config = ModelFolder::new(folder).transformer_config(&transformer)?;
         if let Some(stated) = Self::stated(&config) {
             return Ok(stated);
@@ -43,11 +44,12 @@ impl TaskHead {
         let source = Checkpoint::open(&transformer)?.at("", candle_core::DType::F32, &candle_core::Device::Cpu);
         let Places { root, body } = Places::find(&config, &AnySource::new(&source));
         let has = |name: &str| root.contains(&format!("{name}.weight"));
-        let first =
-            |pooler: bool, name: &str| if pooler { body.contains(&format!("{name}.weight")) } else { has(name) };
+        let first = |HeadLayers { dense, pooler, .. }: HeadLayers| {
+            if pooler { body.contains(&format!("{dense}.weight")) } else { has(dense) }
+        };
         let row = config.row();
         match row.classifier {
-            Some(names) if has(names.last) && first(names.pooler, names.first) => Ok(Self::SequenceClassification),
+            Some(names) if has(names.last) && first(names.first) => Ok(Self::SequenceClassification),
             _ if has(row.token_classifier.last) => Ok(Self::TokenClassification),
             _ => {
                 let why = "the checkpoint has no head that classifies texts or tokens".to_string();
@@ -56,7 +58,7 @@ impl TaskHead {
         }
     }
 
-    /// What the configuration states.
+    /// The head that the configuration states.
     fn stated(config: &TextModelConfig) -> Option<Self> {
         let names = config.key("architectures").and_then(Value::as_array)?;
         names.iter().filter_map(Value::as_str).find_map(|name| match name {
@@ -66,7 +68,7 @@ impl TaskHead {
         })
     }
 
-    /// What the head does, in words.
+    /// The task of the head, in words.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SequenceClassification => "sequence classification",

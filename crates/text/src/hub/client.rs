@@ -121,7 +121,7 @@ impl Drop for Client {
     }
 }
 
-/// What arrived of a file.
+/// The bytes of a file that have arrived.
 struct Watch {
     bar: ProgressBar,
     size: AtomicU64,

@@ -20,7 +20,7 @@
 //! | length, silence, offline variables | not looked at | the same |
 //! | maintained | no, 1.0 is current | yes |
 //!
-//! What 1.0 does not look at is checked in `repository` and `client`, as far as a few lines reach; what is left to
+//! The gaps of 1.0 are checked in `repository` and `client`, as far as a few lines reach; what is left to
 //! trust is said at `download`.
 //!
 //! [141]: https://github.com/huggingface/hf-hub/issues/141

@@ -78,7 +78,7 @@ impl HubOptions {
     }
 }
 
-/// What the caller and the environment say, checked.
+/// The settings of the caller and the environment, checked.
 impl HubOptions {
     /// The revision. A branch becomes a path in the cache.
     pub(crate) fn checked_revision(&self) -> Result<String> {

@@ -244,7 +244,7 @@ fn create_parent(path: &Path) -> Result<()> {
     std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, e))
 }
 
-/// What is wrong with a file that was just downloaded. `size` is what the hub announced.
+/// The damage of a file that was just downloaded. `size` is what the hub announced.
 fn arrived(path: &Path, size: Option<u64>) -> Result<Option<String>> {
     let found = open_regular(path)?.1;
     if let Some(size) = size.filter(|size| *size != found) {
@@ -258,7 +258,7 @@ fn arrived(path: &Path, size: Option<u64>) -> Result<Option<String>> {
     damage(path)
 }
 
-/// What is wrong with a file of the cache, as far as it shows: JSON that does not parse, or safetensors whose length is
+/// The damage of a file of the cache, as far as it shows: JSON that does not parse, or safetensors whose length is
 /// not what the header says. Types of numbers that this version does not know are no damage.
 fn damage(path: &Path) -> Result<Option<String>> {
     let (file, length) = open_regular(path)?;

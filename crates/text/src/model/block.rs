@@ -1,7 +1,7 @@
 //! A block of the encoder: self-attention and feed-forward, each added to what it read.
 
 use candle_attention::Result;
-use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::{map_fields, share_fields};
 
@@ -9,7 +9,7 @@ use crate::families::model::{Block as BlockRow, BlockNorms};
 use crate::model::config::TextModelConfig;
 use crate::model::embedding_gate::{EmbeddingGate, EmbeddingProjections};
 use crate::model::feed_forward::FeedForward;
-use crate::model::mixer::Mixer;
+use crate::model::mixer::{Mixer, Stack};
 use crate::model::stream::Stream;
 
 /// A transformer block: `hidden += attention(hidden)`, then `hidden += feed_forward(hidden)`, with norms where the
@@ -57,16 +57,9 @@ impl Norms {
 }
 
 impl Block {
-    /// Reads block `index` from `source`. `shared` are the position tables that all layers share, where the family has
-    /// some; `projections` are those of embeddings.
-    pub fn load(
-        config: &TextModelConfig,
-        row: &BlockRow,
-        source: &AnySource,
-        index: usize,
-        shared: &SharedTables,
-        projections: Option<&EmbeddingProjections>,
-    ) -> Result<Self> {
+    /// Reads block `index` from `source`. `gates` are the projections of embeddings.
+    pub fn load(stack: Stack, source: &AnySource, index: usize, gates: Option<&EmbeddingProjections>) -> Result<Self> {
+        let Stack { config, row, .. } = stack;
         let norm = |name: &str| config.norm(row, config.hidden_size, &source.child(name));
         let (mut attention_norms, mut feed_forward_norms) = (Norms::default(), Norms::default());
         attention_norms.inner = row.inner_norm.map(norm).transpose()?;
@@ -88,16 +81,11 @@ impl Block {
             }
         }
         Ok(Self {
-            mixer: Mixer::load(config, row, source, index, shared)?,
+            mixer: Mixer::load(stack, source, index)?,
             attention_norms,
             feed_forward: FeedForward::load(config, row, source, index)?,
             feed_forward_norms,
-            embedding_gate: match (&row.embedding_gate, projections) {
-                (Some(names), Some(projections)) => {
-                    Some(EmbeddingGate::load(config, row, names, projections, source, index)?)
-                }
-                _ => None,
-            },
+            embedding_gate: gates.map(|gates| EmbeddingGate::load(config, row, gates, source, index)).transpose()?,
         })
     }
 
@@ -157,6 +145,7 @@ mod tests {
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};
     use crate::random::Random;
+    use candle_attention::checkpoint::SharedTables;
     use candle_attention::{AttentionMask, NormKind};
 
     const WIDTH: usize = 12;
@@ -173,9 +162,9 @@ mod tests {
         first_attention_norm: true,
         feed_forward: FeedForwardNames::Plain { first: "up", last: "down" },
         feed_forward_bias: true,
-        experts: None,
-        convolution: None,
-        embedding_gate: None,
+        has_experts: false,
+        has_convolutions: false,
+        has_embedding_gate: false,
     };
     const GATED: FeedForwardNames = FeedForwardNames::Apart { activated: "gate", plain: "up", last: "down" };
     const PRE: BlockNorms = BlockNorms::Pre { attention: "n1", feed_forward: "n2" };
@@ -286,8 +275,8 @@ mod tests {
         for (which, row) in rows.iter().enumerate() {
             for index in [0, 1] {
                 let source = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
-                let block =
-                    Block::load(&config, row, &AnySource::new(&source), index, &SharedTables::default(), None).unwrap();
+                let stack = Stack { config: &config, row, tables: &SharedTables::default() };
+                let block = Block::load(stack, &AnySource::new(&source), index, None).unwrap();
                 let sequence = |i: usize| xs.narrow(0, offsets[i], LENGTHS[i]).unwrap();
                 let want: Vec<Tensor> =
                     (0..LENGTHS.len()).map(|i| reference(row, index, &tensors, &sequence(i))).collect();

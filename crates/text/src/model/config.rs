@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer, head_sizes};
+use candle_attention::ensure;
 use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
 use candle_attention::norm::Norm;
@@ -13,8 +14,10 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::families;
-use crate::families::model::{AbsolutePositions, Block, EmbeddingGateRow, ExpertsRow, Model, SegmentTypes};
-use crate::model::config_keys::{MAX_LAYERS, MAX_MODEL_SIZE, normalize_config_keys, stated_text, supported_models};
+use crate::families::model::{AbsolutePositions, Block, Model, SegmentTypes};
+use crate::model::config_keys::{
+    CONVOLUTION, MAX_LAYERS, MAX_MODEL_SIZE, normalize_config_keys, stated_text, supported_models,
+};
 
 /// The `config.json` of BERT or a model that changed a part of it: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA,
 /// DistilBERT, MPNet, ALBERT, ModernBERT, NomicBERT, Jina-BERT v2, Jina embeddings v3, GTE, DeBERTa v1 to v3; and of
@@ -149,7 +152,7 @@ fn check_activation(key: &'static str, activation: Activation) -> Result<()> {
 /// The most experts of a block. Published encoders have eight; the largest decoders have fewer than a thousand.
 const MAX_EXPERTS: usize = 1 << 12;
 
-/// What a configuration states about its mixtures of experts.
+/// The mixtures of experts of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertsConfig {
     every: usize,
@@ -206,25 +209,18 @@ impl TextModelConfig {
         {
             return Err(Error::config(field, size, format!("at most {MAX_MODEL_SIZE}")));
         }
-        if row.projection.is_none() && self.embedding_size() != self.hidden_size {
-            let allowed = format!("hidden_size = {}", self.hidden_size);
-            return Err(Error::config("embedding_size", self.embedding_size(), allowed));
-        }
-        let all = self.num_hidden_layers.saturating_mul(self.inner_group_num);
-        if all > MAX_LAYERS {
-            let allowed = format!("at most {MAX_LAYERS} layers in all");
-            return Err(Error::config("num_hidden_layers", self.num_hidden_layers, allowed));
-        }
-        if self.pad_token_id as usize >= self.vocab_size {
-            let allowed = format!("less than vocab_size = {}", self.vocab_size);
-            return Err(Error::config("pad_token_id", self.pad_token_id, allowed));
-        }
-        if self.num_hidden_groups > self.num_hidden_layers {
-            let allowed = format!("at most num_hidden_layers = {}", self.num_hidden_layers);
-            return Err(Error::config("num_hidden_groups", self.num_hidden_groups, allowed));
-        }
-        if self.first_position() >= self.max_position_embeddings {
-            let allowed = format!("more than {}, the position of the first token", self.first_position());
+        let (hidden, layers, words) = (self.hidden_size, self.num_hidden_layers, self.vocab_size);
+        let (embedding, groups, pad, first) =
+            (self.embedding_size(), self.num_hidden_groups, self.pad_token_id as usize, self.first_position());
+        let has_width = row.projection.is_some() || embedding == hidden;
+        ensure!(has_width, Error::config("embedding_size", embedding, format!("hidden_size = {hidden}")));
+        let is_bounded = layers.saturating_mul(self.inner_group_num) <= MAX_LAYERS;
+        ensure!(is_bounded, Error::config("num_hidden_layers", layers, format!("at most {MAX_LAYERS} layers in all")));
+        ensure!(pad < words, Error::config("pad_token_id", pad, format!("less than vocab_size = {words}")));
+        let most = format!("at most num_hidden_layers = {layers}");
+        ensure!(groups <= layers, Error::config("num_hidden_groups", groups, most));
+        if first >= self.max_position_embeddings {
+            let allowed = format!("more than {first}, the position of the first token");
             return Err(Error::config("max_position_embeddings", self.max_position_embeddings, allowed));
         }
         // As the f32 that the norms compute with.
@@ -232,9 +228,7 @@ impl TextModelConfig {
             return Err(Error::config("layer_norm_eps", self.layer_norm_eps, "a finite number from 0"));
         }
         check_activation("hidden_act", self.hidden_act)?;
-        if let Some(experts) = &row.block.experts {
-            self.experts(experts)?;
-        }
+        self.experts()?;
         let dropouts = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
@@ -254,11 +248,9 @@ impl TextModelConfig {
             let allowed = format!("none: layers of {} share their weights", self.model_type);
             return Err(Error::config("pruned_heads", &self.pruned_heads, allowed));
         }
-        if row.block.convolution.is_some() {
-            self.first_attention_layer()?;
-        }
-        if let Some(gate) = &row.block.embedding_gate {
-            self.size_of_gate(gate)?;
+        self.first_attention_layer()?;
+        if row.block.has_embedding_gate {
+            self.size_of_gate()?;
         }
         self.output_size()?;
         let shared = self.num_key_value_heads.is_some_and(|heads| heads != self.num_attention_heads);
@@ -295,7 +287,7 @@ impl TextModelConfig {
     /// Whether layer `index` has a short convolution in the place of attention.
     pub(crate) fn is_convolution(&self, index: usize) -> bool {
         let kind = self.keys.get("layer_types").and_then(|kinds| kinds.get(index)).and_then(Value::as_str);
-        self.row().block.convolution.is_some_and(|convolution| kind == Some(convolution.kind))
+        self.row().block.has_convolutions && kind == Some(CONVOLUTION)
     }
 
     /// The first layer with attention.
@@ -312,8 +304,8 @@ impl TextModelConfig {
     }
 
     /// The number of inner features of the third part of a block.
-    pub(crate) fn size_of_gate(&self, row: &EmbeddingGateRow) -> Result<usize> {
-        self.needed_number(row.size, MAX_MODEL_SIZE, "")
+    pub(crate) fn size_of_gate(&self) -> Result<usize> {
+        self.needed_number("hidden_size_per_layer_input", MAX_MODEL_SIZE, "")
     }
 
     /// Reads a norm of hidden states, of the kind of these blocks.
@@ -414,38 +406,37 @@ impl TextModelConfig {
         self.keys.get(key)
     }
 
-    /// The mixtures of experts that the keys of `row` state; `None` if no block is a mixture.
+    /// The mixtures of experts that the keys state; `None` if no block is a mixture.
     ///
     /// # Errors
     /// A number of experts that is absent, 0 or too large; more experts per token than there are.
-    pub(crate) fn experts(&self, row: &ExpertsRow) -> Result<Option<ExpertsConfig>> {
-        let every = self.key_number(row.every)?.unwrap_or(0);
-        let normalized = self.key_flag(row.normalized)?.unwrap_or(false);
+    pub(crate) fn experts(&self) -> Result<Option<ExpertsConfig>> {
+        const EVERY: &str = "moe_every_n_layers";
+        const COUNT: &str = "num_experts";
+        if !self.row().block.has_experts {
+            return Ok(None);
+        }
+        let every = self.key_number(EVERY)?.unwrap_or(0);
+        let normalized = self.key_flag("moe_normalize_expert_weights")?.unwrap_or(false);
         match every {
             0 => return Ok(None),
             // Nomic's own code makes no block a mixture then, which nobody who writes it can mean.
-            1 => return Err(Error::config(row.every, 1, "0, or at least 2")),
+            1 => return Err(Error::config(EVERY, 1, "0, or at least 2")),
             _ => {}
         }
-        let count = self.needed_number(row.count, MAX_EXPERTS, "")?;
-        let top_k = self.needed_number(row.top_k, count, &format!(", the number of experts (`{}`)", row.count))?;
+        let count = self.needed_number(COUNT, MAX_EXPERTS, "")?;
+        let top_k = self.needed_number("moe_top_k", count, &format!(", the number of experts (`{COUNT}`)"))?;
         Ok(Some(ExpertsConfig { every, count, top_k, normalized }))
     }
 
     /// The text at a key of the file. A value of another kind is an error, because the default would be another model.
     pub(crate) fn key_text(&self, key: &'static str) -> Result<Option<&str>> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(Error::config(key, other, "a text")),
-        }
+        self.key_as(key, "a text", Value::as_str)
     }
 
     /// The whole number at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_number(&self, key: &'static str) -> Result<Option<usize>> {
-        let Some(value) = self.key(key) else { return Ok(None) };
-        let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
-        number.map(Some).ok_or_else(|| Error::config(key, value, "a whole number from 0"))
+        self.key_as(key, "a whole number from 0", |value| usize::try_from(value.as_u64()?).ok())
     }
 
     /// The number from 1 to `most` at a key that must be there; `what` says more of it in the error.
@@ -458,10 +449,11 @@ impl TextModelConfig {
 
     /// The boolean at a key of the file; see [`key_text`](Self::key_text).
     pub(crate) fn key_flag(&self, key: &'static str) -> Result<Option<bool>> {
-        match self.key(key) {
-            None => Ok(None),
-            Some(Value::Bool(flag)) => Ok(Some(*flag)),
-            Some(other) => Err(Error::config(key, other, "true or false")),
-        }
+        self.key_as(key, "true or false", Value::as_bool)
+    }
+
+    fn key_as<'a, T>(&'a self, key: &'static str, kind: &str, read: fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.key(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| Error::config(key, value, kind))
     }
 }

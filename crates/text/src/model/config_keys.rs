@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use candle_attention::checkpoint;
 
 use crate::families;
-use crate::families::model::{ConvolutionRow, FeedForwardNames, InnerSizeRow, SegmentTypes};
+use crate::families::model::{FeedForwardNames, SegmentTypes};
 
 /// The most layers of a model. Layers that share their weights add nothing to a file, so that its size does not bound
 /// their number. The deepest published encoders have 48.
@@ -21,6 +21,9 @@ pub(crate) const MAX_MODEL_SIZE: usize = 1 << 30;
 const GATES: &[(&str, &str)] = &[("swiglu", "silu"), ("geglu", "gelu"), ("reglu", "relu"), ("glu", "sigmoid")];
 
 const KV_HEADS: &str = "num_key_value_heads";
+
+/// The entry of `layer_types` of a block that has a short convolution in the place of attention.
+pub(crate) const CONVOLUTION: &str = "conv";
 
 /// The `model_type` values that are supported, for an error message.
 pub(crate) fn supported_models() -> String {
@@ -65,7 +68,7 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     let row = families::model(found, text, |_| false)
         .ok_or_else(|| Error::config("model_type", found, supported_models()))?;
     for (ours, _) in row.default_keys {
-        let names = row.renamed_keys.iter().filter(|(_, of)| of == ours).map(|(theirs, _)| *theirs).chain([*ours]);
+        let names = row.renamed_keys.iter().filter(|(_, own)| own == ours).map(|(theirs, _)| *theirs).chain([*ours]);
         if let Some(null) = names.clone().find(|name| nulls.iter().any(|null| null == name))
             && !names.into_iter().any(|name| keys.contains_key(name))
         {
@@ -85,8 +88,8 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
             Some(other) => return Err(Error::config(key, other, "true, or absent: the model sees both ways")),
         };
     }
-    if let Some(convolution) = &row.block.convolution {
-        list_layer_types(keys, convolution)?;
+    if row.block.has_convolutions {
+        list_layer_types(keys)?;
     }
     if row.mask_must_be_stated && !keys.contains_key("is_causal") && keys.contains_key("auto_map") {
         let allowed = "beside `is_causal`: the model's own code may see both ways, and nothing else tells";
@@ -115,8 +118,8 @@ pub(crate) fn normalize_config_keys(keys: &mut Map<String, Value>) -> Result<()>
     if let Some(activation) = row.activation {
         keys.entry("hidden_act").or_insert(activation.into());
     }
-    if let Some(inner) = &row.inner_size {
-        adjust_inner_size(keys, inner)?;
+    if row.adjusts_inner_size {
+        adjust_inner_size(keys)?;
     }
     for (key, default) in row.default_keys {
         // Sizes are whole numbers.
@@ -159,26 +162,28 @@ pub(crate) fn stated_text<'a>(keys: &'a Map<String, Value>, key: &str) -> Option
 }
 
 /// Writes the list of `layer_types` that follows from the blocks with attention, if there is none.
-fn list_layer_types(keys: &mut Map<String, Value>, row: &ConvolutionRow) -> Result<()> {
+fn list_layer_types(keys: &mut Map<String, Value>) -> Result<()> {
     const KEY: &str = "layer_types";
+    // Without it, all blocks have attention.
+    const ATTENTION_LAYERS: &str = "full_attn_idxs";
     let layers = keys.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     if let Some(stated) = keys.get(KEY) {
         let kinds = stated.as_array().into_iter().flatten();
-        let known = |kind: &&Value| kind.as_str() == Some(row.kind) || kind.as_str() == Some("full_attention");
+        let known = |kind: &&Value| [Some(CONVOLUTION), Some("full_attention")].contains(&kind.as_str());
         return match kinds.clone().find(|kind| !known(kind)) {
-            Some(other) => Err(Error::config(KEY, other, format!("{} or full_attention", row.kind))),
+            Some(other) => Err(Error::config(KEY, other, format!("{CONVOLUTION} or full_attention"))),
             None if stated.is_array() => Ok(()),
             None => Err(Error::config(KEY, stated, "a list")),
         };
     }
-    let listed = match keys.get(row.attention_layers) {
+    let listed = match keys.get(ATTENTION_LAYERS) {
         None => None,
         Some(Value::Array(listed)) => Some(listed.clone()),
-        Some(other) => return Err(Error::config(row.attention_layers, other, "a list of layers")),
+        Some(other) => return Err(Error::config(ATTENTION_LAYERS, other, "a list of layers")),
     };
     // More layers are refused when the sizes are checked.
     let kind = |layer: u64| match &listed {
-        Some(listed) if !listed.contains(&layer.into()) => row.kind,
+        Some(listed) if !listed.contains(&layer.into()) => CONVOLUTION,
         _ => "full_attention",
     };
     let kinds: Vec<Value> = (0..layers.min(MAX_LAYERS as u64)).map(|layer| kind(layer).into()).collect();
@@ -187,22 +192,25 @@ fn list_layer_types(keys: &mut Map<String, Value>, row: &ConvolutionRow) -> Resu
 }
 
 /// Puts the size of the feed-forward part in the place of `intermediate_size`, which states another one.
-fn adjust_inner_size(keys: &mut Map<String, Value>, row: &InnerSizeRow) -> Result<()> {
+fn adjust_inner_size(keys: &mut Map<String, Value>) -> Result<()> {
     const KEY: &str = "intermediate_size";
-    match keys.get(row.adjusts) {
+    const ADJUSTS: &str = "block_auto_adjust_ff_dim";
+    const FACTOR: &str = "block_ffn_dim_multiplier";
+    const MULTIPLE: &str = "block_multiple_of";
+    match keys.get(ADJUSTS) {
         None | Some(Value::Bool(true)) => {}
         Some(Value::Bool(false)) => return Ok(()),
-        Some(other) => return Err(Error::config(row.adjusts, other, "true or false")),
+        Some(other) => return Err(Error::config(ADJUSTS, other, "true or false")),
     }
     // One that is absent or no size gets its error where all are read.
     let Some(stated) = keys.get(KEY).and_then(Value::as_u64).filter(|size| *size <= MAX_MODEL_SIZE as u64) else {
         return Ok(());
     };
-    let factor = keys.get(row.factor).map_or(Some(1.0), Value::as_f64).filter(|factor| (0.0..=1e6).contains(factor));
-    let factor = factor.ok_or_else(|| Error::config(row.factor, &keys[row.factor], "a number from 0"))?;
-    let multiple = keys.get(row.multiple).map_or(Some(row.default_multiple), Value::as_u64);
+    let factor = keys.get(FACTOR).map_or(Some(1.0), Value::as_f64).filter(|factor| (0.0..=1e6).contains(factor));
+    let factor = factor.ok_or_else(|| Error::config(FACTOR, &keys[FACTOR], "a number from 0"))?;
+    let multiple = keys.get(MULTIPLE).map_or(Some(256), Value::as_u64);
     let multiple = multiple.filter(|multiple| (1..=MAX_MODEL_SIZE as u64).contains(multiple));
-    let multiple = multiple.ok_or_else(|| Error::config(row.multiple, &keys[row.multiple], "at least 1"))?;
+    let multiple = multiple.ok_or_else(|| Error::config(MULTIPLE, &keys[MULTIPLE], "at least 1"))?;
     // Casts of floats to integers round towards zero, as those of Python do.
     let size = (factor * (2 * stated / 3) as f64) as u64;
     keys.insert(KEY.to_string(), size.next_multiple_of(multiple).into());
@@ -241,7 +249,7 @@ mod tests {
     use super::*;
     use crate::model::config::TextModelConfig;
 
-    /// What transformers 5.23 does with null: absent in `head_dim` of Llama, false in `is_causal`, an error elsewhere.
+    /// Null as transformers 5.23 reads it: absent in `head_dim` of Llama, false in `is_causal`, an error elsewhere.
     #[test]
     fn null_is_absent_only_where_it_is_so_in_transformers() {
         let read = |model_type: &str, key: &str| {

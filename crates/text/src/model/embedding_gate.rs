@@ -6,12 +6,15 @@ use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Quantization, Result, map_fields, share_fields};
-use candle_attention_kernels::{Activation, Isa, ScratchPool, Team, element_count};
+use candle_attention_kernels::{Activation, Isa, element_count};
 use candle_core::{Module, Tensor};
 
-use crate::families::model::{Block as BlockRow, EmbeddingGateRow};
+use crate::families::model::Block as BlockRow;
 use crate::model::config::TextModelConfig;
-use crate::model::mlp::Mlp;
+use crate::model::mlp::{Mlp, Rows};
+
+/// The projections of embeddings of all blocks as one, beside the blocks.
+const PROJECTION: &str = "ple.per_layer_model_projection";
 
 /// The projections of embeddings for all blocks, and the norm of what each of them gives.
 pub(crate) struct EmbeddingProjections {
@@ -25,14 +28,16 @@ pub(crate) struct EmbeddingProjections {
 impl EmbeddingProjections {
     /// Reads the projections from the body of a checkpoint.
     pub fn load(config: &TextModelConfig, row: &BlockRow, source: &AnySource) -> Result<Option<Self>> {
-        let Some(names) = &row.embedding_gate else { return Ok(None) };
-        let (size, hidden) = (config.size_of_gate(names)?, config.hidden_size);
+        if !row.has_embedding_gate {
+            return Ok(None);
+        }
+        let (size, hidden) = (config.size_of_gate()?, config.hidden_size);
         let rows = element_count("the projections of embeddings", &[config.num_hidden_layers, size])?;
-        let projection = source.child(names.projection);
+        let projection = source.child(PROJECTION);
         let (weight, quantization) = (projection.get("weight", &[rows, hidden])?, projection.quantization("weight"));
         // The model divides by the root of `hidden_size` first, which to the norm is a larger epsilon.
         let eps = config.layer_norm_eps * hidden as f64;
-        let norm = Norm::load(row.norm_kind, false, size, eps, &source.child(names.projection_norm))?;
+        let norm = Norm::load(row.norm_kind, false, size, eps, &source.child("ple.per_layer_projection_norm"))?;
         Ok(Some(Self { weight, quantization, norm, size }))
     }
 }
@@ -53,7 +58,6 @@ impl EmbeddingGate {
     pub fn load(
         config: &TextModelConfig,
         row: &BlockRow,
-        names: &EmbeddingGateRow,
         projections: &EmbeddingProjections,
         source: &AnySource,
         index: usize,
@@ -61,7 +65,7 @@ impl EmbeddingGate {
         let (hidden, size) = (config.hidden_size, projections.size);
         let read = |name: &str, out, input| Linear::load_with(&source.child(name), out, input, false);
         let own = LinearWeights::new(projections.weight.narrow(0, index * size, size)?, None);
-        let mut projection = Linear::new(&source.full_name(names.projection), own, size, hidden)?;
+        let mut projection = Linear::new(&source.full_name(PROJECTION), own, size, hidden)?;
         projections.quantization.map_or(Ok(()), |format| projection.quantize(format))?;
         if source.gives_own_tensors() {
             projection.pack()?;
@@ -72,9 +76,13 @@ impl EmbeddingGate {
         Ok(Self {
             projection,
             projection_norm: projections.norm.clone(),
-            mlp: Mlp::plain(read(names.first, size, hidden)?, config.hidden_act, read(names.last, hidden, size)?),
-            norm: config.norm(row, hidden, &source.child(names.norm))?,
-            factor: source.get(names.factor, &[1])?,
+            mlp: Mlp::plain(
+                read("ple_block.per_layer_input_gate", size, hidden)?,
+                config.hidden_act,
+                read("ple_block.per_layer_projection", hidden, size)?,
+            ),
+            norm: config.norm(row, hidden, &source.child("ple_block.post_per_layer_input_norm"))?,
+            factor: source.get("layer_scalar", &[1])?,
         })
     }
 
@@ -99,22 +107,16 @@ impl EmbeddingGate {
         Ok(self.projection.packed()?.multiply_adds(tokens).saturating_add(self.mlp.multiply_adds(tokens)?))
     }
 
-    /// [`forward`](Self::forward) on CPU buffers `(tokens, hidden_size)`; only call it if
-    /// [`supports_rows`](Self::supports_rows).
-    pub fn forward_rows(
-        &self,
-        (isa, team): (Isa, Team),
-        [xs, embeddings]: [&[f32]; 2],
-        tokens: usize,
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
+    /// [`forward`](Self::forward) on CPU buffers, from rows and `embeddings` `(tokens, hidden_size)` to `outer` of the
+    /// same shape; only call it if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(&self, isa: Isa, rows: Rows, embeddings: &[f32], outer: &mut [f32]) -> Result<()> {
+        let Rows { team, tokens, scratch, .. } = rows;
         let projection = self.projection.packed()?;
         let size = element_count("the projected embeddings", &[tokens, projection.out_features()])?;
         let mut factors = scratch.take(size)?;
         projection.multiply_into(team, embeddings, tokens, Activation::Identity, &mut factors)?;
         self.projection_norm.forward_rows(isa, team, &mut factors, None)?;
-        self.mlp.forward_rows_times(team, xs, tokens, &factors, scratch, outer)
+        self.mlp.forward_rows_times(rows, &factors, outer)
     }
 }
 

@@ -140,16 +140,16 @@ impl Embeddings {
             Table::Quantized(words, _) => (&none, Some(words)),
         };
         let tables = [words, self.token_types.as_ref().unwrap_or(&none), self.positions.as_ref().unwrap_or(&none)];
-        with_slices(tables, |[words, of_types, of_positions]: [&[T]; 3]| {
+        with_slices(tables, |[words, types_table, positions_table]: [&[T]; 3]| {
             let tokens = ids.iter().zip(types).zip(positions);
             for (sum, ((&id, &kind), position)) in sums.chunks_exact_mut(width).zip(tokens) {
-                // In the order in which `of_padded` adds them.
+                // In the order in which `embed_padded` adds them.
                 if let Some(words) = quantized {
                     words.row_into(id as usize, sum);
                     let scale = self.scale.map_or(1.0, |scale| scale as f32);
                     sum.iter_mut().for_each(|x| *x *= scale);
                 }
-                let tables = [(words, id, self.scale), (of_types, kind, None), (of_positions, position, None)];
+                let tables = [(words, id, self.scale), (types_table, kind, None), (positions_table, position, None)];
                 for (table, row, scale) in tables.into_iter().filter(|(table, ..)| !table.is_empty()) {
                     let row = T::as_f32(&table[row as usize * width..][..width], &mut buffer);
                     let scale = scale.map_or(1.0, |scale| scale as f32);

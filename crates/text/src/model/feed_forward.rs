@@ -6,15 +6,15 @@ use candle_attention::ops::Linear;
 use candle_attention::tensor::compute_dtype;
 use candle_attention::weights::LinearWeights;
 use candle_attention::{Quantization, Result, map_fields, share_fields};
-use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
+use candle_attention_kernels::{Activation, element_count};
 use candle_core::{D, DType, Tensor};
 use candle_nn::ops::softmax;
 
-use crate::families::model::{Block, ExpertsRow};
+use crate::families::model::Block;
 use crate::model::config::{ExpertsConfig, TextModelConfig};
-use crate::model::mlp::{Mlp, linear};
+use crate::model::mlp::{Mlp, Rows, linear};
 
-/// What a block computes of each token for itself: `expert(x)`, or in a mixture `Σ wₑ · expertₑ(x) + b` over the
+/// The feed-forward part of a block, for each token alone: `expert(x)`, or in a mixture `Σ wₑ · expertₑ(x) + b` over the
 /// experts `e` with the largest weights `w = softmax(router(x))`.
 ///
 /// An expert runs on the tokens that are routed to it, all at once, and the sum of a token goes through its experts in
@@ -43,26 +43,22 @@ type Routed = Vec<(usize, f32)>;
 impl FeedForward {
     /// Loads the part of block `index`, which is at the prefix of `source`.
     pub fn load(config: &TextModelConfig, row: &Block, source: &AnySource, index: usize) -> Result<Self> {
-        if let Some(names) = &row.experts
-            && let Some(stated) = config.experts(names)?
-            && stated.is_mixture(index)
-        {
-            return Self::load_mixture(config, names, stated, source);
+        match config.experts()?.filter(|stated| stated.is_mixture(index)) {
+            Some(stated) => Self::load_mixture(config, stated, source),
+            None => Ok(Self { experts: vec![Mlp::load(config, row, source)?], mixture: None }),
         }
-        Ok(Self { experts: vec![Mlp::load(config, row, source)?], mixture: None })
     }
 
-    fn load_mixture(
-        config: &TextModelConfig,
-        row: &ExpertsRow,
-        stated: ExpertsConfig,
-        source: &AnySource,
-    ) -> Result<Self> {
+    /// Loads a mixture. Its experts are stored one below the other, both of their matrices with a row per inner feature,
+    /// as MegaBlocks stores them.
+    fn load_mixture(config: &TextModelConfig, stated: ExpertsConfig, source: &AnySource) -> Result<Self> {
+        const FIRST: &str = "mlp.experts.mlp.w1";
+        const LAST: &str = "mlp.experts.mlp.w2";
         let ExpertsConfig { count, top_k, normalized, .. } = stated;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let router = linear(source, row.router, count, hidden, false)?;
+        let router = linear(source, "mlp.router.layer", count, hidden, false)?;
         let all = [element_count("the inner features of all experts", &[count, inner])?, hidden];
-        let (first, last) = (source.get(row.first, &all)?, source.get(row.last, &all)?);
+        let (first, last) = (source.get(FIRST, &all)?, source.get(LAST, &all)?);
         let mut experts = Vec::with_capacity(count);
         for expert in 0..count {
             // Views, which follow the weights if these change.
@@ -70,14 +66,14 @@ impl FeedForward {
             let linear = |name: &str, weight: Tensor, out, input| {
                 Linear::new(&source.full_name(name), LinearWeights::new(weight, None), out, input)
             };
-            let first = linear(row.first, part(&first)?, inner, hidden)?;
-            let mut expert = Mlp::plain(first, config.hidden_act, linear(row.last, part(&last)?.t()?, hidden, inner)?);
-            for (linear, name) in [(&mut expert.activated, row.first), (&mut expert.last, row.last)] {
+            let first = linear(FIRST, part(&first)?, inner, hidden)?;
+            let mut expert = Mlp::plain(first, config.hidden_act, linear(LAST, part(&last)?.t()?, hidden, inner)?);
+            for (linear, name) in [(&mut expert.activated, FIRST), (&mut expert.last, LAST)] {
                 linear.pack_for(source, name)?;
             }
             experts.push(expert);
         }
-        let mixture = Mixture { router, bias: source.get(row.bias, &[hidden])?, top_k, normalized };
+        let mixture = Mixture { router, bias: source.get("mlp.experts.bias", &[hidden])?, top_k, normalized };
         Ok(Self { experts, mixture: Some(mixture) })
     }
 
@@ -139,19 +135,11 @@ impl FeedForward {
         Ok(router.saturating_add(self.experts[0].multiply_adds(tokens.saturating_mul(mixture.top_k))?))
     }
 
-    /// [`forward`](Self::forward) on CPU buffers, xs `(tokens, hidden_size)` to `outer` of the same shape; only call it
-    /// if [`supports_rows`](Self::supports_rows).
-    pub fn forward_rows(
-        &self,
-        team: Team,
-        xs: &[f32],
-        tokens: usize,
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
-        let Some(mixture) = &self.mixture else {
-            return self.experts[0].forward_rows(team, xs, tokens, scratch, outer);
-        };
+    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only call
+    /// it if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(&self, rows: Rows, outer: &mut [f32]) -> Result<()> {
+        let Some(mixture) = &self.mixture else { return self.experts[0].forward_rows(rows, outer) };
+        let Rows { team, xs, tokens, scratch } = rows;
         let (hidden, count) = (mixture.router.in_features(), self.experts.len());
         let mut weights = scratch.take(element_count("the weights of experts", &[tokens, count])?)?;
         mixture.router.packed()?.multiply_into(team, xs, tokens, Activation::Identity, &mut weights)?;
@@ -169,7 +157,7 @@ impl FeedForward {
             for (row, (token, _)) in own.chunks_exact_mut(hidden).zip(routed) {
                 row.copy_from_slice(&xs[token * hidden..][..hidden]);
             }
-            expert.forward_rows(team, &own, routed.len(), scratch, &mut ys)?;
+            expert.forward_rows(Rows { xs: &own, tokens: routed.len(), ..rows }, &mut ys)?;
             for (row, (token, weight)) in ys.chunks_exact(hidden).zip(routed) {
                 let weight = if mixture.normalized { weight / sums[*token] } else { *weight };
                 outer[token * hidden..][..hidden].iter_mut().zip(row).for_each(|(sum, y)| *sum += weight * y);

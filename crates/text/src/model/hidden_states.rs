@@ -21,7 +21,7 @@ impl HiddenStates {
         })
     }
 
-    /// The same one text after another, `(tokens, width)`.
+    /// All texts one after another, `(tokens, width)`.
     pub fn flat(&self) -> Result<Tensor> {
         if self.tokens.rank() == 2 {
             return Ok(self.tokens.clone());
@@ -30,7 +30,7 @@ impl HiddenStates {
         Ok(Tensor::cat(&texts, 0)?)
     }
 
-    /// The same padded on the right, `(b, s, width)`.
+    /// All texts padded on the right, `(b, s, width)`.
     pub fn padded(&self) -> Result<Tensor> {
         if self.tokens.rank() == 3 {
             return Ok(self.tokens.clone());

@@ -10,6 +10,14 @@ use crate::families::model::Block as BlockRow;
 use crate::model::config::TextModelConfig;
 use crate::model::short_convolution::ShortConvolution;
 
+/// The description of the blocks of a model, and the position tables that all layers share, where the family has some.
+#[derive(Clone, Copy)]
+pub(crate) struct Stack<'a> {
+    pub config: &'a TextModelConfig,
+    pub row: &'a BlockRow,
+    pub tables: &'a SharedTables,
+}
+
 /// The part of a block in which tokens see each other.
 #[derive(Debug, Clone)]
 pub(crate) enum Mixer {
@@ -20,21 +28,15 @@ pub(crate) enum Mixer {
 
 impl Mixer {
     /// Reads the mixer of block `index`, at `source`; see [`Block::load`](crate::model::block::Block::load).
-    pub fn load(
-        config: &TextModelConfig,
-        row: &BlockRow,
-        source: &AnySource,
-        index: usize,
-        shared: &SharedTables,
-    ) -> Result<Self> {
-        if let Some(convolution) = row.convolution.filter(|_| config.is_convolution(index)) {
-            let convolution = ShortConvolution::load(config, &convolution, &source.child(convolution.prefix))?;
-            return Ok(Self::Convolution(convolution));
+    pub fn load(stack: Stack, source: &AnySource, index: usize) -> Result<Self> {
+        let Stack { config, row, tables } = stack;
+        if config.is_convolution(index) {
+            return Ok(Self::Convolution(ShortConvolution::load(config, source)?));
         }
         let source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&source, index)?;
         let (mut weights, layout) = AttentionWeights::read_base(&attention, &source)?;
-        shared.insert_into(&mut weights.position, &config.pruned_heads.for_layer(index))?;
+        tables.insert_into(&mut weights.position, &config.pruned_heads.for_layer(index))?;
         let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
         attention.quantize_for(&source, layout)?;
         let mut attention = attention.with_changes(&source)?;

@@ -18,6 +18,15 @@ const BLOCK_VALUES: usize = 1 << 18;
 /// The most such rows: as many as a product multiplies with a panel before it fetches the next one.
 const MAX_BLOCK_ROWS: usize = 128;
 
+/// Rows of f32 on the CPU, `(tokens, width)`, and what multiplies them.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub team: Team<'a>,
+    pub xs: &'a [f32],
+    pub tokens: usize,
+    pub scratch: &'a ScratchPool,
+}
+
 /// A multi-layer perceptron with one inner layer.
 #[derive(Debug, Clone)]
 pub(crate) struct Mlp {
@@ -48,13 +57,13 @@ impl Mlp {
                 Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
             }
             FeedForwardNames::Halves { both, activated: half, last } => {
-                let of_both = source.base().child(both);
-                let weights = read_linear(&of_both, 2 * inner, hidden, of_both.contains("bias"))?;
+                let joint = source.base().child(both);
+                let weights = read_linear(&joint, 2 * inner, hidden, joint.contains("bias"))?;
                 let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
                 let [mut activated, mut plain] = halves(&whole, half)?;
-                [&mut activated, &mut plain].into_iter().try_for_each(|half| half.pack_for(&of_both, "weight"))?;
+                [&mut activated, &mut plain].into_iter().try_for_each(|half| half.pack_for(&joint, "weight"))?;
                 let with_changes = |linear: Linear, half: usize| {
-                    of_both.with_changes(linear, "weight", half * inner..(half + 1) * inner)
+                    joint.with_changes(linear, "weight", half * inner..(half + 1) * inner)
                 };
                 let (activated, plain) = (with_changes(activated, half)?, with_changes(plain, 1 - half)?);
                 Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
@@ -97,19 +106,11 @@ impl Mlp {
     }
 
     /// [`forward_times`](Self::forward_times) on CPU buffers; only call it if [`supports_rows`](Self::supports_rows).
-    pub fn forward_rows_times(
-        &self,
-        team: Team,
-        xs: &[f32],
-        tokens: usize,
-        factors: &[f32],
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
-        let mut inner = scratch.take(factors.len())?;
-        self.activated_rows(team, xs, tokens, &mut inner)?;
+    pub fn forward_rows_times(&self, rows: Rows, factors: &[f32], outer: &mut [f32]) -> Result<()> {
+        let mut inner = rows.scratch.take(factors.len())?;
+        self.activated_rows(rows, &mut inner)?;
         inner.iter_mut().zip(factors).for_each(|(x, factor)| *x *= *factor);
-        self.last_rows(team, &inner, tokens, outer)
+        self.last_rows(rows, &inner, outer)
     }
 
     pub fn supports_rows(&self) -> bool {
@@ -122,72 +123,50 @@ impl Mlp {
         all.into_iter().try_fold(0usize, |sum, part| Ok(sum.saturating_add(part.packed()?.multiply_adds(tokens))))
     }
 
-    /// [`forward`](Self::forward) on CPU buffers, xs `(tokens, hidden_size)` to `outer` of the same shape; only call it
-    /// if [`supports_rows`](Self::supports_rows).
+    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only call
+    /// it if [`supports_rows`](Self::supports_rows).
     ///
     /// Rows go through all products in blocks, whose intermediate features stay in the cache of a core. If there are
     /// fewer blocks than threads, these share each product instead.
-    pub fn forward_rows(
-        &self,
-        team: Team,
-        xs: &[f32],
-        tokens: usize,
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
+    pub fn forward_rows(&self, rows: Rows, outer: &mut [f32]) -> Result<()> {
+        let Rows { team, xs, tokens, scratch } = rows;
         let width = self.activated.packed()?.in_features();
         let inner = self.last.packed()?.in_features();
-        let rows = (BLOCK_VALUES / inner.max(1)).next_multiple_of(8).clamp(64, MAX_BLOCK_ROWS);
-        if team.threads() > 1 && tokens < team.threads() * rows {
-            return self.forward_block(team, xs, tokens, scratch, outer);
+        let size = (BLOCK_VALUES / inner.max(1)).next_multiple_of(8).clamp(64, MAX_BLOCK_ROWS);
+        if team.threads() > 1 && tokens < team.threads() * size {
+            return self.forward_block(rows, outer);
         }
-        team.try_for_chunks(outer, rows * width, |block, outer| {
-            let xs = &xs[block * rows * width..][..outer.len()];
-            self.forward_block(Team::ALONE, xs, outer.len() / width, scratch, outer)
+        team.try_for_chunks(outer, size * width, |block, outer| {
+            let xs = &xs[block * size * width..][..outer.len()];
+            self.forward_block(Rows { team: Team::ALONE, xs, tokens: outer.len() / width, scratch }, outer)
         })
     }
 
-    fn forward_block(
-        &self,
-        team: Team,
-        xs: &[f32],
-        rows: usize,
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
-        let size = element_count("the intermediate features", &[rows, self.last.packed()?.in_features()])?;
+    fn forward_block(&self, rows: Rows, outer: &mut [f32]) -> Result<()> {
+        let Rows { team, xs, tokens, scratch } = rows;
+        let size = element_count("the intermediate features", &[tokens, self.last.packed()?.in_features()])?;
         if self.plain.is_none() && self.last.packed()?.rounds_to_bf16() {
             // The next product rounds its inputs to bf16, so nothing wider is stored.
             let mut memory = scratch.take(size.div_ceil(2))?;
             let inner: &mut [bf16] = &mut bytemuck::cast_slice_mut(&mut memory)[..size];
-            self.activated_rows(team, xs, rows, inner)?;
-            return self.last_rows(team, inner, rows, outer);
+            self.activated_rows(rows, inner)?;
+            return self.last_rows(rows, inner, outer);
         }
         let mut inner = scratch.take(size)?;
-        self.activated_rows(team, xs, rows, &mut inner)?;
+        self.activated_rows(rows, &mut inner)?;
         if let Some(plain) = &self.plain {
             let mut factors = scratch.take(size)?;
-            plain.packed()?.multiply_into(team, xs, rows, kernels::Activation::Identity, &mut factors)?;
+            plain.packed()?.multiply_into(team, xs, tokens, kernels::Activation::Identity, &mut factors)?;
             inner.iter_mut().zip(&*factors).for_each(|(x, factor)| *x *= *factor);
         }
-        self.last_rows(team, &inner, rows, outer)
+        self.last_rows(rows, &inner, outer)
     }
 
-    fn activated_rows<T: Element + WithDType>(
-        &self,
-        team: Team,
-        xs: &[f32],
-        rows: usize,
-        inner: &mut [T],
-    ) -> Result<()> {
+    fn activated_rows<T: Element + WithDType>(&self, rows: Rows, inner: &mut [T]) -> Result<()> {
+        let Rows { team, xs, tokens, .. } = rows;
         let fused = fused_activation(self.activation);
-        self.activated.packed()?.multiply_into(
-            team,
-            xs,
-            rows,
-            fused.unwrap_or(kernels::Activation::Identity),
-            inner,
-        )?;
+        let activation = fused.unwrap_or(kernels::Activation::Identity);
+        self.activated.packed()?.multiply_into(team, xs, tokens, activation, inner)?;
         if fused.is_none() {
             let xs = Tensor::from_slice(inner, inner.len(), &Device::Cpu)?.to_dtype(DType::F32)?;
             inner.copy_from_slice(&self.activation.forward(&xs)?.to_dtype(T::DTYPE)?.to_vec1()?);
@@ -195,8 +174,9 @@ impl Mlp {
         Ok(())
     }
 
-    fn last_rows<T: Element>(&self, team: Team, inner: &[T], rows: usize, outer: &mut [f32]) -> Result<()> {
-        Ok(self.last.packed()?.multiply_into(team, inner, rows, kernels::Activation::Identity, outer)?)
+    fn last_rows<T: Element>(&self, rows: Rows, inner: &[T], outer: &mut [f32]) -> Result<()> {
+        let (last, identity) = (self.last.packed()?, kernels::Activation::Identity);
+        Ok(last.multiply_into(rows.team, inner, rows.tokens, identity, outer)?)
     }
 }
 

@@ -6,7 +6,6 @@ mod config_keys;
 mod embedding_gate;
 pub(crate) mod embeddings;
 pub(crate) mod feed_forward;
-mod freeze;
 pub(crate) mod hidden_states;
 pub(crate) mod mixer;
 pub(crate) mod mlp;

@@ -8,7 +8,7 @@ use candle_attention::{Error, Result};
 use crate::families::model::Model;
 use crate::model::config::TextModelConfig;
 
-/// What trainers put in front of all names of a model: the attribute of their own module that holds it, and
+/// Prefixes that trainers put in front of all names of a model: the attribute of their own module that holds it, and
 /// sentence-transformers' `0.auto_model`, in weights that were saved from the state of its own module.
 const TRAINERS: [&str; 5] = ["", "model", "auto_model", "0.auto_model", "0.model"];
 
@@ -101,7 +101,7 @@ fn is_beyond_last_layer(config: &TextModelConfig, name: &str) -> bool {
     row.shared_layers.is_none() && number.is_some_and(|number| number >= config.num_hidden_layers)
 }
 
-/// What `load` makes of a source, all of whose tensors it has to read: those of a module's file.
+/// Loads a module from a source, all of whose tensors `load` has to read: those of the module's file.
 ///
 /// # Errors
 /// Those of `load`; [`Error::Tensor`] with the first tensor that was not read.

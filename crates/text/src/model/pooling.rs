@@ -64,23 +64,26 @@ impl Pooling {
     }
 }
 
-impl Pooling {
-    /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to `offsets[i +
-    /// 1]`, of which the first `excluded` do not count → `(texts, modes · d)`.
-    pub(crate) fn pool_sequences(
-        &self,
-        tokens: &[f32],
-        d: usize,
-        offsets: &[usize],
-        excluded: usize,
-        output: &mut [f32],
-    ) {
-        for (ends, output) in offsets.windows(2).zip(output.chunks_exact_mut(self.output_size(d).max(1))) {
+/// Pooling of texts whose first `excluded` tokens do not count.
+#[derive(Clone, Copy)]
+pub(crate) struct TextPooling<'a> {
+    pub pooling: &'a Pooling,
+    pub excluded: usize,
+}
+
+impl TextPooling<'_> {
+    /// Texts on the CPU: the rows of their tokens `(tokens, d)`, those of text `i` from `offsets[i]` to
+    /// `offsets[i + 1]` → `(texts, modes · d)`.
+    pub fn pool_sequences(self, tokens: &[f32], d: usize, offsets: &[usize], output: &mut [f32]) {
+        let Self { pooling, excluded } = self;
+        for (ends, output) in offsets.windows(2).zip(output.chunks_exact_mut(pooling.output_size(d).max(1))) {
             let length = ends[1] - ends[0];
-            self.pool_rows(&tokens[ends[0] * d..ends[1] * d], d, excluded.min(length)..length, output);
+            pooling.pool_rows(&tokens[ends[0] * d..ends[1] * d], d, excluded.min(length)..length, output);
         }
     }
+}
 
+impl Pooling {
     /// One text on the CPU: the rows of its tokens `(s, d)`, of which those in `counted` count → `(modes · d)`.
     fn pool_rows(&self, tokens: &[f32], d: usize, counted: Range<usize>, output: &mut [f32]) {
         for (mode, output) in self.modes.iter().zip(output.chunks_exact_mut(d.max(1))) {

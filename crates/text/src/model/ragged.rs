@@ -14,7 +14,7 @@ use crate::model::block::Block;
 use crate::model::embeddings::check_ids;
 use crate::model::hidden_states::HiddenStates;
 use crate::model::options::ForwardOptions;
-use crate::model::pooling::Pooling;
+use crate::model::pooling::TextPooling;
 use crate::model::row_stream::RowStream;
 use crate::model::tensor_stream::{Batch, TensorStream};
 use crate::model::text_model::TextModel;
@@ -58,42 +58,35 @@ impl TextModel {
         self.forward_rows([ids, token_type_ids], &offsets, None)
     }
 
-    /// The pooled vectors of the sequences of a ragged batch, `(sequences, size)`, without the first `excluded_prefix`
-    /// tokens of each: pooled chunk by chunk, so that the hidden states of all sequences are never in memory at a time.
+    /// The pooled vectors of the sequences of a ragged batch, `(sequences, size)`: pooled chunk by chunk, so that the hidden states of all sequences are never in memory at a time.
     /// `None` if the model does not run on f32 rows on the CPU.
     ///
     /// # Errors
     /// The errors of [`forward_ragged`](Self::forward_ragged).
     pub(crate) fn pool_ragged(
         &self,
-        ids: &[u32],
-        token_type_ids: &[u32],
+        [ids, types]: [&[u32]; 2],
         lengths: &[usize],
-        pooling: &Pooling,
-        excluded_prefix: usize,
+        pooling: TextPooling,
     ) -> Result<Option<Tensor>> {
         if !self.supports_rows() {
             return Ok(None);
         }
         let offsets = offsets(lengths);
-        self.check_ragged(ids, token_type_ids, lengths, &offsets)?;
-        self.forward_rows([ids, token_type_ids], &offsets, Some((pooling, excluded_prefix))).map(Some)
+        self.check_ragged(ids, types, lengths, &offsets)?;
+        self.forward_rows([ids, types], &offsets, Some(pooling)).map(Some)
     }
 
     /// Runs a ragged batch over f32 rows, in chunks that threads share: hidden states `(tokens, hidden_size)`, or what
-    /// `pooling` makes of each sequence without its first tokens, `(sequences, size)`.
-    fn forward_rows(
-        &self,
-        [ids, types]: [&[u32]; 2],
-        offsets: &[usize],
-        pooling: Option<(&Pooling, usize)>,
-    ) -> Result<Tensor> {
+    /// `pooling` makes of each sequence, `(sequences, size)`.
+    fn forward_rows(&self, ids: [&[u32]; 2], offsets: &[usize], pooling: Option<TextPooling>) -> Result<Tensor> {
+        let [ids, types] = ids;
         let width = self.output_size();
         let rows_of = |sequences: &Range<usize>| match pooling {
             Some(_) => sequences.len(),
             None => offsets[sequences.end] - offsets[sequences.start],
         };
-        let size = pooling.map_or(width, |(pooling, _)| pooling.output_size(width));
+        let size = pooling.map_or(width, |TextPooling { pooling, .. }| pooling.output_size(width));
         let rows = rows_of(&(0..offsets.len() - 1));
         let mut output = zeros("hidden states", element_count("hidden states", &[rows, size])?)?;
         let part = |sequences: &Range<usize>| rows_of(sequences) * size;
@@ -106,7 +99,7 @@ impl TextModel {
             let mut stream = RowStream::new(team, hidden, &starts)?;
             self.run(&mut stream)?;
             match pooling {
-                Some((pooling, excluded)) => pooling.pool_sequences(&stream.hidden, width, &starts, excluded, output),
+                Some(pooling) => pooling.pool_sequences(&stream.hidden, width, &starts, output),
                 None => output.copy_from_slice(&stream.hidden),
             }
             Ok(())
@@ -182,15 +175,15 @@ impl TextModel {
             };
             let ids = pad(&|i| ids[i], self.config.pad_token_id)?;
             let types = pad(&|i| types[i].as_ref(), 0)?;
-            let of_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
+            let in_bucket = |all: &[usize]| bucket.sequences.iter().map(|&i| all[i]).collect::<Vec<_>>();
             let mask = match visible {
-                Some(visible) => AttentionMask::lengths(&of_bucket(visible)),
+                Some(visible) => AttentionMask::lengths(&in_bucket(visible)),
                 None if self.blocks.iter().filter_map(|block| block.mixer.attention()).any(rotates_for_length) => {
-                    AttentionMask::padding(&of_bucket(&lengths))
+                    AttentionMask::padding(&in_bucket(&lengths))
                 }
-                None => AttentionMask::lengths(&of_bucket(&lengths)),
+                None => AttentionMask::lengths(&in_bucket(&lengths)),
             };
-            let lengths = of_bucket(if zeroed { visible.unwrap_or(&lengths) } else { &lengths });
+            let lengths = in_bucket(if zeroed { visible.unwrap_or(&lengths) } else { &lengths });
             let options = ForwardOptions::default();
             Ok::<_, Error>(self.forward_padded(&ids, Some(&types), &mask, Some(&lengths), &options)?.hidden)
         };

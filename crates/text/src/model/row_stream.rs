@@ -10,6 +10,7 @@ use candle_core::{DType, Tensor};
 
 use crate::model::embedding_gate::EmbeddingGate;
 use crate::model::feed_forward::FeedForward;
+use crate::model::mlp::Rows;
 use crate::model::short_convolution::ShortConvolution;
 use crate::model::stream::Stream;
 
@@ -56,6 +57,15 @@ impl<'a> RowStream<'a> {
     fn tokens(&self) -> usize {
         self.offsets.last().copied().unwrap_or(0)
     }
+
+    /// The input of the next sub-layer.
+    fn input(&self) -> &[f32] {
+        if self.input_is_normalized { &self.normalized } else { &self.hidden }
+    }
+
+    fn rows<'b>(&'b self, xs: &'b [f32]) -> Rows<'b> {
+        Rows { team: self.team, xs, tokens: self.tokens(), scratch: &self.buffers.scratch }
+    }
 }
 
 impl Stream for RowStream<'_> {
@@ -71,22 +81,19 @@ impl Stream for RowStream<'_> {
 
     fn attend(&mut self, _: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.tokens() * attention.config().resolved_output_size())?;
-        let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        attention.attend_rows(self.team, input, self.offsets, mask, &self.buffers, &mut branch)?;
+        attention.attend_rows(self.team, self.input(), self.offsets, mask, &self.buffers, &mut branch)?;
         Ok(branch)
     }
 
     fn convolve(&mut self, convolution: &ShortConvolution) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.hidden.len())?;
-        let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        convolution.forward_rows(self.team, input, self.offsets, &self.buffers.scratch, &mut branch)?;
+        convolution.forward_rows(self.rows(self.input()), self.offsets, &mut branch)?;
         Ok(branch)
     }
 
     fn feed_forward(&mut self, feed_forward: &FeedForward) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.hidden.len())?;
-        let input = if self.input_is_normalized { &self.normalized } else { &self.hidden };
-        feed_forward.forward_rows(self.team, input, self.tokens(), &self.buffers.scratch, &mut branch)?;
+        feed_forward.forward_rows(self.rows(self.input()), &mut branch)?;
         Ok(branch)
     }
 
@@ -98,8 +105,7 @@ impl Stream for RowStream<'_> {
 
     fn gate_by_embeddings(&mut self, gate: &EmbeddingGate) -> Result<AlignedVec<f32>> {
         let mut branch = self.new_branch(self.hidden.len())?;
-        let (inputs, scratch) = ([&*self.hidden, &*self.embeddings], &self.buffers.scratch);
-        gate.forward_rows((self.isa, self.team), inputs, self.tokens(), scratch, &mut branch)?;
+        gate.forward_rows(self.isa, self.rows(&self.hidden), &self.embeddings, &mut branch)?;
         Ok(branch)
     }
 

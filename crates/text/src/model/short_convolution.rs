@@ -4,18 +4,18 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::ensure;
 use candle_attention::ops::Linear;
 use candle_attention::{Error, Quantization, Result, map_fields, share_fields};
-use candle_attention_kernels::{Activation, ScratchPool, Team, element_count};
+use candle_attention_kernels::{Activation, element_count};
 use candle_core::{DType, Tensor};
 
-use crate::families::model::ConvolutionRow;
 use crate::model::config::TextModelConfig;
+use crate::model::mlp::Rows;
 
 /// The widest kernel. Published models have 3.
 const MAX_KERNEL: usize = 1 << 8;
 
 /// `out(C · (kernel ∗ (B · x)))` with `B, C, x = in(xs)`: a kernel of a few tokens for each feature, between two gates.
 ///
-/// What lies outside of a text counts as zero, so that its numbers do not depend on padding.
+/// Places outside of a text count as zero, so that its numbers do not depend on padding.
 #[derive(Debug, Clone)]
 pub(crate) struct ShortConvolution {
     input: Linear,
@@ -29,31 +29,33 @@ pub(crate) struct ShortConvolution {
 }
 
 impl ShortConvolution {
-    /// Loads the convolution at the prefix of `source`.
+    /// Loads the convolution of the block at the prefix of `source`.
     ///
     /// # Errors
     /// A width that is no number from 1; a bias that the configuration does not state.
-    pub fn load(config: &TextModelConfig, row: &ConvolutionRow, source: &AnySource) -> Result<Self> {
-        let hidden = config.hidden_size;
-        let width = config.key_number(row.width)?.unwrap_or(row.default_width);
-        ensure!((1..=MAX_KERNEL).contains(&width), Error::config(row.width, width, format!("1 to {MAX_KERNEL}")));
-        let has_bias = config.key_flag(row.bias)?.unwrap_or(false);
+    pub fn load(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
+        const WIDTH: &str = "conv_L_cache";
+        const BIAS: &str = "conv_bias";
+        let (source, hidden) = (source.child("conv"), config.hidden_size);
+        let width = config.key_number(WIDTH)?.unwrap_or(3);
+        ensure!((1..=MAX_KERNEL).contains(&width), Error::config(WIDTH, width, format!("1 to {MAX_KERNEL}")));
+        let has_bias = config.key_flag(BIAS)?.unwrap_or(false);
         let linear = |name: &str, out| {
             let source = source.child(name);
             if source.contains("bias") != has_bias {
-                let expected = format!("`{}` = {has_bias} in config.json", row.bias);
+                let expected = format!("`{BIAS}` = {has_bias} in config.json");
                 let found = if has_bias { "is absent" } else { "is there" }.to_string();
                 return Err(Error::Tensor { name: source.full_name("bias"), found, expected });
             }
             Linear::load_with(&source, out, hidden, has_bias)
         };
-        let own = source.child(row.kernel);
+        let own = source.child("conv");
         let causal = config.key_flag("is_causal")?.unwrap_or(true);
         Ok(Self {
-            input: linear(row.input, 3 * hidden)?,
+            input: linear("in_proj", 3 * hidden)?,
             kernel: own.get("weight", &[hidden, 1, width])?,
             bias: has_bias.then(|| own.get("bias", &[hidden])).transpose()?,
-            output: linear(row.output, hidden)?,
+            output: linear("out_proj", hidden)?,
             before: if causal { width - 1 } else { width / 2 },
         })
     }
@@ -117,17 +119,10 @@ impl ShortConvolution {
         products.into_iter().try_fold(0usize, |sum, product: Result<usize>| Ok(sum.saturating_add(product?)))
     }
 
-    /// [`forward`](Self::forward) of sequences that start at `offsets`, on CPU buffers: xs `(tokens, hidden_size)` to
-    /// `outer` of the same shape; only call it if [`supports_rows`](Self::supports_rows).
-    pub fn forward_rows(
-        &self,
-        team: Team,
-        xs: &[f32],
-        offsets: &[usize],
-        scratch: &ScratchPool,
-        outer: &mut [f32],
-    ) -> Result<()> {
-        let (hidden, tokens) = (self.output.out_features(), offsets.last().copied().unwrap_or(0));
+    /// [`forward`](Self::forward) of sequences that start at `offsets`, on CPU buffers: from rows
+    /// `(tokens, hidden_size)` to `outer` of the same shape; only call it if [`supports_rows`](Self::supports_rows).
+    pub fn forward_rows(&self, rows: Rows, offsets: &[usize], outer: &mut [f32]) -> Result<()> {
+        let (Rows { team, xs, tokens, scratch }, hidden) = (rows, self.output.out_features());
         let (size, width) = (element_count("the input of a convolution", &[tokens, 3 * hidden])?, self.kernel.dim(2)?);
         let mut parts = scratch.take(size)?;
         self.input.packed()?.multiply_into(team, xs, tokens, Activation::Identity, &mut parts)?;

@@ -1,4 +1,4 @@
-//! What a block does to hidden states, independent of how they are stored.
+//! The operations of a block on hidden states, independent of how they are stored.
 
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;

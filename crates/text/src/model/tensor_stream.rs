@@ -19,7 +19,7 @@ use crate::model::stream::Stream;
 /// `(1, tokens, width)`.
 pub(crate) struct TensorStream<'a> {
     pub hidden: Tensor,
-    /// What attention observed so far, with the index of its layer.
+    /// The attention statistics observed so far, with the index of their layer.
     pub observed: Vec<(usize, AttentionStats)>,
     /// The input of the next sub-layer, if it is not `hidden`.
     input: Option<Tensor>,
@@ -80,18 +80,18 @@ impl Stream for TensorStream<'_> {
     fn attend(&mut self, index: usize, attention: &MultiHeadAttention, mask: &AttentionMask) -> Result<Tensor> {
         let xs = self.take_input();
         let branch = match &self.batch {
-            Batch::Padded { mask: of_batch, options, .. } => {
-                let mask = (*of_batch).clone().and(mask.clone());
+            Batch::Padded { mask: batch_mask, options, .. } => {
+                let mask = (*batch_mask).clone().and(mask.clone());
                 let inputs = AttentionInputs::self_attention(&xs, mask);
-                let of_layer = options.for_layer(index);
+                let layer_options = options.for_layer(index);
                 match options.observed_in(index) {
                     Some(what) => {
-                        let observed = attention.observe(&inputs, &of_layer, what)?;
+                        let observed = attention.observe(&inputs, &layer_options, what)?;
                         let output = observed.output.clone();
                         self.observed.push((index, observed));
                         output
                     }
-                    None => attention.attend_with(&inputs, &of_layer)?.output,
+                    None => attention.attend_with(&inputs, &layer_options)?.output,
                 }
             }
             Batch::Ragged { lengths, buffers } => {

@@ -14,6 +14,7 @@ use crate::model::block::Block;
 use crate::model::config::TextModelConfig;
 use crate::model::embedding_gate::EmbeddingProjections;
 use crate::model::embeddings::Embeddings;
+use crate::model::mixer::Stack;
 use crate::model::options::{ForwardOptions, ForwardOutput};
 use crate::model::places::Places;
 use crate::model::stream::Stream;
@@ -115,19 +116,13 @@ impl TextModel {
         let pruned = config.pruned_heads.for_layer(index).len();
         let shared = SharedTables::read(&attention, pruned, &Parameters::default(), &first)?;
         let projections = EmbeddingProjections::load(config, &row.block, source)?;
+        let stack = Stack { config, row: &row.block, tables: &shared };
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, prefix) in prefixes.iter().enumerate() {
             layers.push(match loaded.iter().position(|earlier| *earlier == prefix) {
                 Some(block) => block,
                 None => {
-                    blocks.push(Block::load(
-                        config,
-                        &row.block,
-                        &source.child(prefix),
-                        index,
-                        &shared,
-                        projections.as_ref(),
-                    )?);
+                    blocks.push(Block::load(stack, &source.child(prefix), index, projections.as_ref())?);
                     loaded.push(prefix);
                     blocks.len() - 1
                 }
@@ -187,8 +182,8 @@ impl TextModel {
 
     /// The format of the projections and of the word embeddings, if some of them are in few bits.
     pub fn quantization(&self) -> Option<Quantization> {
-        let of_block = |block: &Block| block.mixer.quantization().or(block.feed_forward.quantization());
-        self.blocks.iter().find_map(of_block).or(self.embeddings.words.quantization())
+        let format = |block: &Block| block.mixer.quantization().or(block.feed_forward.quantization());
+        self.blocks.iter().find_map(format).or(self.embeddings.words.quantization())
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -42,7 +42,7 @@ pub struct MultiVectorEncoder {
     model: TextModel,
     batcher: TextBatcher,
     rules: TokenRules,
-    /// What is done with the vectors of tokens; `None` is normalization.
+    /// The modules for the vectors of tokens; `None` is normalization.
     steps: Vec<Option<Dense>>,
     prompts: Prompts,
     is_mean: bool,
@@ -123,7 +123,7 @@ impl MultiVectorEncoder {
     /// # Errors
     /// The errors of [`max_sim`](crate::max_sim).
     pub fn similarity(&self, queries: &[Tensor], documents: &[Tensor]) -> Result<Vec<Vec<f32>>> {
-        let of_query = |query: &Tensor| {
+        let query_scores = |query: &Tensor| {
             let mut scores = max_sim(query, documents)?;
             if self.is_mean {
                 let count = query.dim(0)? as f32;
@@ -131,13 +131,13 @@ impl MultiVectorEncoder {
             }
             Ok(scores)
         };
-        queries.iter().map(of_query).collect()
+        queries.iter().map(query_scores).collect()
     }
 
     fn run(&self, texts: &[&str], options: &EncodeOptions, task: Option<Task<'static>>) -> Result<Vec<Tensor>> {
-        let (options, of_options) = &options.split_task()?;
+        let (options, stated_task) = &options.split_task()?;
         let prompt = self.prompts.choose(options, task)?;
-        let task = task.or(*of_options);
+        let task = task.or(*stated_task);
         let tokenizer = self.batcher.tokenizer_for(self.rules.max_length(task, options.max_length)?, &self.model)?;
         let (tokenizer, prompt) = self.rules.tokenizer(tokenizer, prompt)?;
         let all = self.batcher.batches_by(tokenizer, &self.model, texts, prompt, options)?.in_text_order(|batch| {

@@ -68,7 +68,7 @@ impl SentenceEncoder {
         Ok(HeadImportance::new(scores))
     }
 
-    /// The same encoder without these heads.
+    /// The encoder without these heads.
     ///
     /// # Errors
     /// As [`TextModel::prune_heads`](crate::TextModel::prune_heads).
@@ -188,12 +188,12 @@ impl Signs {
     /// The places of the signs of `count` texts, `size` signs each.
     fn for_texts(count: usize, size: usize) -> Vec<Self> {
         let mut next = Self(1);
-        let mut of_text = || {
-            let of_text = next;
+        let mut text_signs = || {
+            let first = next;
             (&mut next).take(size).for_each(drop);
-            of_text
+            first
         };
-        (0..count).map(|_| of_text()).collect()
+        (0..count).map(|_| text_signs()).collect()
     }
 }
 

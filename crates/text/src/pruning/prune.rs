@@ -20,11 +20,11 @@ impl TextModel {
         pruned.config.pruned_heads = self.config.pruned_heads.and(heads, self.config.num_attention_heads);
         pruned.config.validate()?;
         for (index, layer) in pruned.blocks.iter_mut().enumerate() {
-            let of_layer = heads.for_layer(index);
-            if !of_layer.is_empty() {
+            let layer_heads = heads.for_layer(index);
+            if !layer_heads.is_empty() {
                 // A layer without attention has no heads, which is checked.
                 if let Mixer::Attention(attention, _) = &mut layer.mixer {
-                    **attention = attention.prune_heads(&of_layer)?;
+                    **attention = attention.prune_heads(&layer_heads)?;
                 }
             }
         }

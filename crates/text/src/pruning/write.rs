@@ -31,7 +31,7 @@ const MAX_CARD_BYTES: u64 = 1 << 20;
 /// The largest weights of a module beside the transformer, in bytes: 4 GiB. Published ones have at most 1 GB.
 const MAX_MODULE_BYTES: u64 = 1 << 32;
 
-/// What a pruned model gets of the other files: the names of settings and tokenizers in sentence-transformers and
+/// The other files that a pruned model gets: the names of settings and tokenizers in sentence-transformers and
 /// transformers. Weights in other formats would be those of the whole model.
 const COPIED: [&str; 20] = [
     CARD,
@@ -115,11 +115,11 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     let config = ModelFolder::new(folder).transformer_config(&transformer)?;
     let checkpoint = Checkpoint::open(&transformer)?;
     let all = config.pruned_heads.and(heads, config.num_attention_heads);
-    let mut tensors = BTreeMap::new();
+    let mut weights = Weights { config: &config, checkpoint: &checkpoint, tensors: BTreeMap::new() };
     for name in checkpoint.names() {
-        tensors.insert(name.to_string(), checkpoint.tensor(name, &Device::Cpu)?);
+        weights.tensors.insert(name.to_string(), checkpoint.tensor(name, &Device::Cpu)?);
     }
-    replace(&config, &checkpoint, heads, options.masked, &mut tensors)?;
+    weights.remove_heads(heads, options.masked)?;
     if !options.masked {
         let mut pruned = config.clone();
         pruned.pruned_heads = all.clone();
@@ -147,92 +147,84 @@ fn write_into(folder: &Path, new: &Path, heads: &PrunedHeads, options: &PruneOpt
     } else {
         write_file(&inside.join("config.json"), text + "\n")?
     }
-    write_tensors(&inside.join("model.safetensors"), tensors, checkpoint.metadata().clone())?;
+    write_tensors(&inside.join("model.safetensors"), weights.tensors, checkpoint.metadata().clone())?;
     Ok(all)
 }
 
-/// Puts other weights in the place of those of layers that lose heads: smaller ones or, if `masked`, zeros.
-fn replace(
-    config: &TextModelConfig,
-    checkpoint: &Checkpoint,
-    heads: &PrunedHeads,
-    masked: bool,
-    tensors: &mut BTreeMap<String, Tensor>,
-) -> Result<()> {
-    let root = AnySource::new(&checkpoint.at("", DType::F32, &Device::Cpu));
-    let source = &Places::find(config, &root).body;
-    let row = config.row_in(source);
-    let places = config.block_prefixes();
-    let mut counts = Vec::new();
-    for (index, _) in places.iter().enumerate() {
-        let all = if config.is_convolution(index) { 0 } else { config.num_attention_heads };
-        counts.push(all - config.pruned_heads.for_layer(index).len());
-    }
-    heads.check(&counts)?;
-    if row.shared_layers.is_some() {
-        let allowed = "a model whose layers have weights of their own";
-        return Err(Error::value("the model to prune", &config.model_type, allowed));
-    }
-    for (index, place) in places.iter().enumerate() {
-        let of_layer = heads.for_layer(index);
-        if of_layer.is_empty() {
-            continue;
-        }
-        let layer = source.child(place).child(row.block.attention);
-        let (attention, _) = config.attention_of(&layer, index)?;
-        if masked {
-            mask(checkpoint, &layer, &attention, &of_layer, tensors)?
-        } else {
-            shrink(checkpoint, &layer, attention, &of_layer, tensors)?
-        }
-    }
-    Ok(())
+/// The weights of a model that are written.
+struct Weights<'a> {
+    config: &'a TextModelConfig,
+    checkpoint: &'a Checkpoint,
+    tensors: BTreeMap<String, Tensor>,
 }
 
-/// Puts the weights without `heads` in the place of those of a layer.
-fn shrink(
-    checkpoint: &Checkpoint,
-    layer: &AnySource,
-    mut config: AttentionConfig,
-    heads: &[usize],
-    tensors: &mut BTreeMap<String, Tensor>,
-) -> Result<()> {
-    let weights = checkpoint.layer_weights(&layer.full_name(""), &config)?;
-    if !weights.position.is_empty() {
-        let allowed = "one whose positions have no weights in its layers (DeBERTa v1 has): its heads can be masked";
-        return Err(Error::value("the model to make smaller", layer.full_name(""), allowed));
+impl Weights<'_> {
+    /// Puts other weights in the place of those of layers that lose heads: smaller ones or, if `masked`, zeros.
+    fn remove_heads(&mut self, heads: &PrunedHeads, masked: bool) -> Result<()> {
+        let Self { config, checkpoint, .. } = *self;
+        let root = AnySource::new(&checkpoint.at("", DType::F32, &Device::Cpu));
+        let source = &Places::find(config, &root).body;
+        let row = config.row_in(source);
+        let places = config.block_prefixes();
+        let mut counts = Vec::new();
+        for (index, _) in places.iter().enumerate() {
+            let all = if config.is_convolution(index) { 0 } else { config.num_attention_heads };
+            counts.push(all - config.pruned_heads.for_layer(index).len());
+        }
+        heads.check(&counts)?;
+        if row.shared_layers.is_some() {
+            let allowed = "a model whose layers have weights of their own";
+            return Err(Error::value("the model to prune", &config.model_type, allowed));
+        }
+        for (index, place) in places.iter().enumerate() {
+            let layer_heads = heads.for_layer(index);
+            if layer_heads.is_empty() {
+                continue;
+            }
+            let layer = source.child(place).child(row.block.attention);
+            let (attention, _) = config.attention_of(&layer, index)?;
+            if masked {
+                self.mask(&layer, &attention, &layer_heads)?
+            } else {
+                self.shrink(&layer, attention, &layer_heads)?
+            }
+        }
+        Ok(())
     }
-    // Tables that all layers share stay whole.
-    config.position = Position::None;
-    let layout = detect(layer)?;
-    for name in weights.to_layout(&config, layout)?.keys() {
-        tensors.remove(&layer.full_name(name));
-    }
-    let pruned = MultiHeadAttention::from_weights(&config, weights)?.prune_heads(heads)?;
-    for (name, tensor) in pruned.weights()?.to_layout(pruned.config(), layout)? {
-        tensors.insert(layer.full_name(&name), tensor);
-    }
-    Ok(())
-}
 
-/// Puts an output projection that reads nothing of `heads` in the place of that of a layer.
-fn mask(
-    checkpoint: &Checkpoint,
-    layer: &AnySource,
-    config: &AttentionConfig,
-    heads: &[usize],
-    tensors: &mut BTreeMap<String, Tensor>,
-) -> Result<()> {
-    let mut weights = checkpoint.layer_weights(&layer.full_name(""), config)?;
-    let d_v = config.resolved_value_head_dim();
-    let factor = |column: usize| if heads.contains(&(column / d_v)) { 0f32 } else { 1.0 };
-    let LinearWeights { weight, .. } = &weights.o; // (hidden_size, h · d_v)
-    let factors = Tensor::from_iter((0..weight.dim(1)?).map(factor), weight.device())?;
-    weights.o.weight = weight.broadcast_mul(&factors.to_dtype(weight.dtype())?)?;
-    let layout = detect(layer)?;
-    let named = weights.to_layout(config, layout)?.into_iter().find(|(name, _)| name == layout.output_weight());
-    tensors.extend(named.map(|(name, tensor)| (layer.full_name(&name), tensor)));
-    Ok(())
+    /// Puts the weights without `heads` in the place of those of a layer.
+    fn shrink(&mut self, layer: &AnySource, mut config: AttentionConfig, heads: &[usize]) -> Result<()> {
+        let weights = self.checkpoint.layer_weights(&layer.full_name(""), &config)?;
+        if !weights.position.is_empty() {
+            let allowed = "one whose positions have no weights in its layers (DeBERTa v1 has): its heads can be masked";
+            return Err(Error::value("the model to make smaller", layer.full_name(""), allowed));
+        }
+        // Tables that all layers share stay whole.
+        config.position = Position::None;
+        let layout = detect(layer)?;
+        for name in weights.to_layout(&config, layout)?.keys() {
+            self.tensors.remove(&layer.full_name(name));
+        }
+        let pruned = MultiHeadAttention::from_weights(&config, weights)?.prune_heads(heads)?;
+        for (name, tensor) in pruned.weights()?.to_layout(pruned.config(), layout)? {
+            self.tensors.insert(layer.full_name(&name), tensor);
+        }
+        Ok(())
+    }
+
+    /// Puts an output projection that reads nothing of `heads` in the place of that of a layer.
+    fn mask(&mut self, layer: &AnySource, config: &AttentionConfig, heads: &[usize]) -> Result<()> {
+        let mut weights = self.checkpoint.layer_weights(&layer.full_name(""), config)?;
+        let d_v = config.resolved_value_head_dim();
+        let factor = |column: usize| if heads.contains(&(column / d_v)) { 0f32 } else { 1.0 };
+        let LinearWeights { weight, .. } = &weights.o; // (hidden_size, h · d_v)
+        let factors = Tensor::from_iter((0..weight.dim(1)?).map(factor), weight.device())?;
+        weights.o.weight = weight.broadcast_mul(&factors.to_dtype(weight.dtype())?)?;
+        let layout = detect(layer)?;
+        let named = weights.to_layout(config, layout)?.into_iter().find(|(name, _)| name == layout.output_weight());
+        self.tensors.extend(named.map(|(name, tensor)| (layer.full_name(&name), tensor)));
+        Ok(())
+    }
 }
 
 /// Copies from one folder of a model the files of [`COPIED`] and [`TRANSFORMER_SETTINGS`], but for the configuration of

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::hash::hex;
 use crate::search::index::{Index, Key};
 
-/// What the file of this version begins with.
+/// The start of a file of this version.
 const VERSION: &str = "candle-attention search index 3 ";
 
 /// The bytes from which a file begins anew if most of its rows are of other texts: 1 GiB.
@@ -47,8 +47,8 @@ impl Index<'_> {
         Ok(count)
     }
 
-    /// Calls `see` with the rows of a file that are whole, and returns where the last one ends.
-    fn read(&self, path: &Path, file: &File, mut see: impl FnMut(&Key, &[f16])) -> Result<u64> {
+    /// Calls `on_row` with the rows of a file that are whole, and returns where the last one ends.
+    fn read(&self, path: &Path, file: &File, mut on_row: impl FnMut(&Key, &[f16])) -> Result<u64> {
         let mut reader = BufReader::with_capacity(1 << 20, file);
         let (mut start, expected) = (Vec::new(), self.start());
         reader.by_ref().take(expected.len() as u64).read_to_end(&mut start).map_err(|e| Error::io(path, e))?;
@@ -75,7 +75,7 @@ impl Index<'_> {
             let length: f32 = vector.iter().map(|x| x.to_f32().powi(2)).sum();
             // NaN fails the check too.
             if length == 0.0 || (length - 1.0).abs() <= 0.01 {
-                see(key, &vector);
+                on_row(key, &vector);
             }
         }
     }

@@ -70,7 +70,7 @@ impl Vectors {
         self.push_named(vector, || format!("vector {row}"))
     }
 
-    /// The same; errors name the vector by `what`.
+    /// [`push`](Self::push), whose errors name the vector by `what`.
     pub(super) fn push_named(&mut self, vector: &[f32], what: impl Fn() -> String) -> Result<()> {
         let unit = self.unit(vector, what)?;
         self.elements.extend(unit.into_iter().map(f16::from_f32));
@@ -96,7 +96,7 @@ impl Vectors {
         self.search_as(query, top_k, |row| row)
     }
 
-    /// The same, with an index of its own for each row.
+    /// [`search`](Self::search), with an index of its own for each row.
     pub(super) fn search_as(&self, query: &[f32], top_k: usize, index: impl Fn(usize) -> usize) -> Result<Vec<Ranked>> {
         let query = self.unit(query, || "the embedding of the query".to_string())?;
         // A vector rounded to f16 may be slightly longer than 1.

@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_attention::checkpoint::{Checkpoint, CheckpointSource};
 use candle_attention::lora::{AdaptedSource, LoraAdapter, LoraConfig, LoraTasks};
-use candle_attention::{ComputeType, Error, Result};
-use candle_core::Device;
+use candle_attention::{Error, Result};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, ModelSource};
 use crate::model::config::TextModelConfig;
 use crate::model::text_model::TextModel;
 
@@ -84,14 +83,13 @@ pub(super) fn base_folder(folder: ModelFolder, transformer: &Path) -> Result<Opt
     Ok(Some(base))
 }
 
+/// The configuration of a base model, and its weights with an adapter.
+type AdaptedWeights = (TextModelConfig, AdaptedSource<CheckpointSource>);
+
 /// The configuration of the base model of a folder that holds an adapter, as sentence-transformers saves a model with
 /// one, and the weights of both. `None` for a folder without an adapter.
-pub(super) fn adapted_folder(
-    folder: ModelFolder,
-    transformer: &Path,
-    compute_type: ComputeType,
-    device: &Device,
-) -> Result<Option<(TextModelConfig, AdaptedSource<CheckpointSource>)>> {
+pub(super) fn adapted_folder(source: ModelSource, transformer: &Path) -> Result<Option<AdaptedWeights>> {
+    let ModelSource { folder, compute_type, device } = source;
     let Some(base) = base_folder(folder, transformer)? else { return Ok(None) };
     let adapter = LoraAdapter::open(transformer)?;
     let checkpoint = Checkpoint::open(&base)?;

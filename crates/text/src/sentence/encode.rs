@@ -47,8 +47,8 @@ impl SentenceEncoder {
         match first_not_finite(&embeddings)? {
             Some(i) => {
                 let what = format_args!("the embedding of text {}, `{}`", options.first_text + i, cut_to(texts[i], 80));
-                let of_model = encoder.transformer().map(|transformer| transformer.batcher.dtype);
-                Err(Error::not_finite(what, of_model.unwrap_or(encoder.input.dtype())))
+                let model_dtype = encoder.transformer().map(|transformer| transformer.batcher.dtype);
+                Err(Error::not_finite(what, model_dtype.unwrap_or(encoder.input.dtype())))
             }
             None => Ok(embeddings),
         }
@@ -113,9 +113,7 @@ impl SentenceEncoder {
         let (encoder, options) = &self.route_of(options)?;
         let transformer = encoder.transformer()?;
         let texts: Vec<Text> = texts.iter().map(|text| Text::One(text)).collect();
-        let tokenizer =
-            transformer.batcher.tokenizer_for(transformer.batcher.max_length_for(options), &transformer.model)?;
-        let tokens = tokenizer.encode(&texts, encoder.prompt(options)?)?;
+        let tokens = transformer.tokenizer_for(options)?.encode(&texts, encoder.prompt(options)?)?;
         Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
     }
 

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::AnySource;
 use candle_attention::ensure;
-use candle_attention::{ComputeType, Error, Result};
-use candle_core::Device;
+use candle_attention::{Error, Result};
 use serde::Deserialize;
 
-use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
+use crate::folder::{FEATURES, ModelFolder, ModelSource, Module, TransformerSettings};
 use crate::gguf::check_embeds;
 use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
@@ -41,42 +40,41 @@ pub(super) enum Weights<'a> {
 
 /// Loads the modules of a folder. Modules that several routes share are loaded once.
 pub(super) struct Loader<'a> {
-    folder: ModelFolder<'a>,
+    source: ModelSource<'a>,
     weights: Weights<'a>,
-    compute_type: ComputeType,
-    device: &'a Device,
     transformers: BTreeMap<PathBuf, (TextModel, Adapters, TextBatcher)>,
     tables: BTreeMap<PathBuf, StaticEmbedding>,
 }
 
 impl<'a> Loader<'a> {
-    /// ComputeType and device are those of the folder's weights.
-    pub fn new(folder: ModelFolder<'a>, weights: Weights<'a>, compute_type: ComputeType, device: &'a Device) -> Self {
-        Self { folder, weights, compute_type, device, transformers: BTreeMap::new(), tables: BTreeMap::new() }
+    /// Compute type and device of `source` are those of the folder's weights.
+    pub fn new(source: ModelSource<'a>, weights: Weights<'a>) -> Self {
+        Self { source, weights, transformers: BTreeMap::new(), tables: BTreeMap::new() }
     }
 
     /// The transformer in a folder.
     fn model(&mut self, path: &Path) -> Result<(TextModel, Adapters)> {
-        let Self { folder, compute_type, device, .. } = *self;
+        let ModelSource { folder, .. } = self.source;
         if let Weights::Given(source) = &mut self.weights {
             let second = || Error::file(path, "is a second transformer, expected one, which takes the weights");
             let source = source.take().ok_or_else(second)?;
             return Ok((TextModel::load_from(&folder.transformer_config(path)?, &source)?, Adapters::default()));
         }
-        if let Some((config, source)) = adapted_folder(folder, path, compute_type, device)? {
+        if let Some((config, source)) = adapted_folder(self.source, path)? {
             return Ok((TextModel::load(&config, source)?, Adapters::default()));
         }
         let config = folder.transformer_config(path)?;
-        let source = folder.checkpoint(path)?.at("", compute_type, device);
+        let source = self.source.weights(path)?;
         let adapters = Adapters::new(&source, &config)?;
         Ok((TextModel::load(&config, source)?, adapters))
     }
 
     /// The routes of the folder, and the index of the default one, if there is one.
     pub fn load(mut self) -> Result<(Vec<Route>, Option<usize>)> {
-        self.folder.gguf().map_or(Ok(()), |file| check_embeds(&file))?;
-        let Some(Routes { all, default, .. }) = routes(self.folder)? else {
-            let alone = match model2vec(self.folder)? {
+        let folder = self.source.folder;
+        folder.gguf().map_or(Ok(()), |file| check_embeds(&file))?;
+        let Some(Routes { all, default, .. }) = routes(folder)? else {
+            let alone = match model2vec(folder)? {
                 Some(normalize) => self.bare_table(normalize)?,
                 None => self.route(None, &[])?,
             };
@@ -88,42 +86,44 @@ impl<'a> Loader<'a> {
 
     /// A folder of model2vec without `modules.json`.
     fn bare_table(&mut self, normalize: bool) -> Result<Route> {
-        let table = self.table(self.folder.path)?;
+        let table = self.table(self.source.folder.path)?;
         let modules = if normalize { Modules::normalize() } else { Modules::default() };
         Ok(Route { name: None, input: Input::Static(table), modules })
     }
 
     /// The route of a list of modules; of none, a transformer at the top whose tokens are averaged.
     fn route(&mut self, name: Option<String>, modules: &[Module]) -> Result<Route> {
-        let path = self.folder.path.join(modules.first().map_or("", |module| &module.path));
+        let folder = self.source.folder;
+        let path = folder.path.join(modules.first().map_or("", |module| &module.path));
         let rest: Vec<&Module> = modules.iter().skip(1).collect();
         let (input, rest) = match modules.first().map(Module::kind) {
             None | Some("Transformer") => self.transformer(&path, &rest, modules.is_empty())?,
             Some("StaticEmbedding") => (Input::Static(self.table(&path)?), rest),
             Some(other) => {
                 let reason = format!("the first module is `{other}`, expected `Transformer` or `StaticEmbedding`");
-                return Err(Error::file(self.folder.path.join("modules.json"), reason));
+                return Err(Error::file(folder.path.join("modules.json"), reason));
             }
         };
-        let modules = Modules::load(self.folder, &rest, input.output_size(), input.device())?;
+        let modules = Modules::load(folder, &rest, input.output_size(), input.device())?;
         Ok(Route { name, input, modules })
     }
 
     /// The transformer of a folder with its pooling, which is among the modules, and the modules that remain. `bare`:
     /// the folder lists no modules.
     fn transformer<'m>(&mut self, path: &Path, modules: &[&'m Module], bare: bool) -> Result<(Input, Vec<&'m Module>)> {
-        if ChatTemplate::load(self.folder, path, !bare)?.is_some() {
+        let folder = self.source.folder;
+        if ChatTemplate::load(folder, path, !bare)?.is_some() {
             let reason = "its texts go through a chat template, which this version does for cross-encoders alone";
             return Err(Error::file(path, reason));
         }
         let (model, adapters, batcher) = match self.transformers.get(path) {
             Some(loaded) => loaded.clone(),
             None => {
-                let settings = TransformerSettings::load(self.folder, path)?;
+                let settings = TransformerSettings::load(folder, path)?;
                 settings.check_task(FEATURES, FEATURES)?;
                 settings.check_no_expansion()?;
                 let (model, adapters) = self.model(path)?;
-                let batcher = TextBatcher::load(self.folder, path, &model)?;
+                let batcher = TextBatcher::load(folder, path, &model)?;
                 let loaded = (model, adapters, batcher);
                 self.transformers.insert(path.to_path_buf(), loaded.clone());
                 loaded
@@ -133,13 +133,13 @@ impl<'a> Loader<'a> {
         let mut rest: Vec<&Module> = modules.iter().copied().skip_while(|module| module.kind() == "Dropout").collect();
         let (mut modes, mut include_prompt) = (vec![default_mode(model.config(), bare)?], true);
         if rest.first().is_some_and(|module| module.kind() == "Pooling") {
-            let file = self.folder.path.join(&rest.remove(0).path).join("config.json");
-            let config: PoolingConfig = self.folder.json(&file)?;
+            let file = folder.path.join(&rest.remove(0).path).join("config.json");
+            let config: PoolingConfig = folder.json(&file)?;
             include_prompt = config.include_prompt;
             modes = config.modes().map_err(|e| Error::file(file, e))?;
         } else if let Some(module) = rest.first() {
             let reason = format!("module `{}` at this place is not one this version runs", module.kind());
-            return Err(Error::file(self.folder.path.join("modules.json"), reason));
+            return Err(Error::file(folder.path.join("modules.json"), reason));
         }
         let pooling = Pooling::new(modes)?;
         Ok((Input::Transformer(Box::new(Transformer { model, batcher, pooling, include_prompt, adapters })), rest))
@@ -150,7 +150,7 @@ impl<'a> Loader<'a> {
         if let Some(loaded) = self.tables.get(path) {
             return Ok(loaded.clone());
         }
-        let table = StaticEmbedding::load(self.folder, path, self.compute_type, self.device)?;
+        let table = StaticEmbedding::load(self.source, path)?;
         self.tables.insert(path.to_path_buf(), table.clone());
         Ok(table)
     }

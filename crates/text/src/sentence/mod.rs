@@ -19,12 +19,12 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
+use candle_attention::Result;
 use candle_attention::checkpoint::{AnySource, WeightSource};
-use candle_attention::{ComputeType, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::constructors::constructors;
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, ModelSource};
 use crate::model::hidden_states::HiddenStates;
 use crate::sentence::load::{Loader, Route, Settings, Weights};
 use crate::sentence::modules::Modules;
@@ -33,7 +33,7 @@ use crate::sentence::transformer::{Input, Transformer};
 use crate::text::batches::check_dtype;
 use crate::text::options::EncodeOptions;
 #[cfg(feature = "visualize")]
-use crate::text::tokenizer::Text;
+use crate::{text::attention_maps::MapOptions, text::tokenizer::Text, visualize::AttentionMaps};
 
 /// Sentence embeddings as sentence-transformers computes them: the tokenizer, [`TextModel`](crate::TextModel), pooling,
 /// normalization and maximum length are those of the model's folder.
@@ -99,12 +99,9 @@ impl SentenceEncoder {
         from_folder, from_files, from_hub;
     }
 
-    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
-        check_dtype(compute_type.dtype())?;
-        Ok(Self::from_routes(
-            Settings::load(folder)?,
-            Loader::new(folder, Weights::Folder, compute_type, device).load()?,
-        ))
+    fn open(source: ModelSource) -> Result<Self> {
+        check_dtype(source.compute_type.dtype())?;
+        Ok(Self::from_routes(Settings::load(source.folder)?, Loader::new(source, Weights::Folder).load()?))
     }
 
     /// The encoder of the default route, with one more for each further route.
@@ -118,15 +115,16 @@ impl SentenceEncoder {
         encoder
     }
 
-    /// The same with the weights of the transformer from any source, such as variables that are being trained
+    /// The encoder with the weights of the transformer from any source, such as variables that are being trained
     /// ([`VarMapSource`](candle_attention::checkpoint::VarMapSource)) or bytes; dense modules after it are read from
     /// the folder.
     ///
     /// # Errors
     /// The errors of [`from_folder`](Self::from_folder); a model with several transformers, or none.
     pub fn load(folder: impl AsRef<Path>, source: impl WeightSource) -> Result<Self> {
-        let (folder, source) = (ModelFolder::new(&folder), AnySource::new(&source));
-        let loaded = Loader::new(folder, Weights::Given(Some(source)), DType::F32.into(), &Device::Cpu).load()?;
+        let (folder, weights) = (ModelFolder::new(&folder), Weights::Given(Some(AnySource::new(&source))));
+        let source = ModelSource { folder, compute_type: DType::F32.into(), device: &Device::Cpu };
+        let loaded = Loader::new(source, weights).load()?;
         let encoder = Self::from_routes(Settings::load(folder)?, loaded);
         encoder.transformer()?;
         Ok(encoder)
@@ -191,9 +189,7 @@ impl SentenceEncoder {
     pub fn windows(&self, text: &str, options: &EncodeOptions) -> Result<Vec<Range<usize>>> {
         let prompt = self.prompt(options)?;
         match &self.route_of(options)?.0.input {
-            Input::Transformer(of) => {
-                of.batcher.tokenizer_for(of.batcher.max_length_for(options), &of.model)?.windows(text, prompt)
-            }
+            Input::Transformer(transformer) => transformer.tokenizer_for(options)?.windows(text, prompt),
             Input::Static(table) => table.tokenizer_for(options.max_length)?.windows(text, prompt),
         }
     }
@@ -205,11 +201,7 @@ impl SentenceEncoder {
     /// # Errors
     /// A layer, head or prompt that does not exist; a token that the model does not have.
     #[cfg(feature = "visualize")]
-    pub fn attention<'a>(
-        &self,
-        text: impl Into<Text<'a>>,
-        options: &crate::MapOptions,
-    ) -> Result<crate::visualize::AttentionMaps> {
+    pub fn attention<'a>(&self, text: impl Into<Text<'a>>, options: &MapOptions) -> Result<AttentionMaps> {
         let prompts = &self.settings.prompts;
         let prompt = options.prompt.map_or_else(|| prompts.named(options.prompt_name), Ok)?;
         let (first, second) = text.into().parts();
@@ -230,7 +222,7 @@ impl SentenceEncoder {
         self.input.transformer()
     }
 
-    /// The same encoder with another transformer in its route.
+    /// This encoder with another transformer in its route.
     pub(crate) fn with_transformer(&self, transformer: Transformer) -> Self {
         Self { input: Input::Transformer(Box::new(transformer)), ..self.clone() }
     }

@@ -18,12 +18,12 @@ pub enum Precision {
     Float32,
     /// 256 steps between the least and the largest value of each feature, from -128.
     Int8,
-    /// The same from 0.
+    /// 256 steps between the least and the largest value of each feature, from 0.
     Uint8,
     /// One bit per feature, whether it is above 0: eight in an `i8`, the first feature in the highest bit; 128 is
     /// subtracted from the byte.
     Binary,
-    /// The same in a `u8`, without the subtraction.
+    /// One bit per feature, eight in a `u8`, without the subtraction.
     Ubinary,
 }
 
@@ -95,14 +95,17 @@ impl QuantizationRanges {
     /// # Errors
     /// If there are fewer than two of them, or a value is not finite.
     pub fn from_embeddings(embeddings: &Tensor) -> Result<Self> {
-        let (rows, d) = rows_of(embeddings)?;
-        if rows.len() < 2 * d.max(1) {
+        Self::from_matrix(&Matrix::read(embeddings)?)
+    }
+
+    fn from_matrix(Matrix { values, rows, d }: &Matrix) -> Result<Self> {
+        if values.len() < 2 * d.max(&1) {
             let expected = "at least 2; give the ranges, or those of other embeddings";
-            return Err(Error::value("the number of embeddings to take ranges from", embeddings.dims()[0], expected));
+            return Err(Error::value("the number of embeddings to take ranges from", rows, expected));
         }
         let fold = |better: fn(f32, f32) -> f32| {
-            let mut folded = rows[..d].to_vec();
-            for row in rows.chunks_exact(d.max(1)) {
+            let mut folded = values[..*d].to_vec();
+            for row in values.chunks_exact(*d.max(&1)) {
                 folded.iter_mut().zip(row).for_each(|(folded, x)| *folded = better(*folded, *x));
             }
             folded
@@ -174,35 +177,30 @@ pub fn quantize_embeddings(
     precision: Precision,
     ranges: Option<&QuantizationRanges>,
 ) -> Result<QuantizedEmbeddings> {
-    let (values, d) = rows_of(embeddings)?;
-    let rows = embeddings.dims()[0];
+    let matrix = Matrix::read(embeddings)?;
+    let (rows, d) = (matrix.rows, matrix.d);
     let columns = if matches!(precision, Precision::Binary | Precision::Ubinary) { d.div_ceil(8) } else { d };
     // 128 less than a byte, as a signed byte: its highest bit changes.
     let signed = |bytes: Vec<u8>| QuantizedValues::Int8(bytes.into_iter().map(|byte| (byte ^ 0x80) as i8).collect());
     let values = match precision {
-        Precision::Float32 => QuantizedValues::Float32(values),
-        Precision::Int8 => signed(steps(&values, d, rows, embeddings, ranges)?),
-        Precision::Uint8 => QuantizedValues::Uint8(steps(&values, d, rows, embeddings, ranges)?),
-        Precision::Binary => signed(bits(&values, d)),
-        Precision::Ubinary => QuantizedValues::Uint8(bits(&values, d)),
+        Precision::Float32 => QuantizedValues::Float32(matrix.values),
+        Precision::Int8 => signed(steps(&matrix, ranges)?),
+        Precision::Uint8 => QuantizedValues::Uint8(steps(&matrix, ranges)?),
+        Precision::Binary => signed(bits(&matrix)),
+        Precision::Ubinary => QuantizedValues::Uint8(bits(&matrix)),
     };
     Ok(QuantizedEmbeddings { rows, columns, values })
 }
 
 /// The step of each value in the range of its feature.
-fn steps(
-    values: &[f32],
-    d: usize,
-    rows: usize,
-    embeddings: &Tensor,
-    ranges: Option<&QuantizationRanges>,
-) -> Result<Vec<u8>> {
+fn steps(matrix: &Matrix, ranges: Option<&QuantizationRanges>) -> Result<Vec<u8>> {
+    let &Matrix { ref values, rows, d } = matrix;
     if rows == 0 {
         return Ok(Vec::new());
     }
     let ranges = match ranges {
         Some(ranges) => ranges,
-        None => &QuantizationRanges::from_embeddings(embeddings)?,
+        None => &QuantizationRanges::from_matrix(matrix)?,
     };
     if ranges.least.len() != d {
         return Err(Error::value("the number of features of the ranges", ranges.least.len(), d.to_string()));
@@ -217,18 +215,26 @@ fn steps(
 }
 
 /// Whether each value is above 0, eight in a byte.
-fn bits(values: &[f32], d: usize) -> Vec<u8> {
+fn bits(Matrix { values, d, .. }: &Matrix) -> Vec<u8> {
     let byte = |xs: &[f32]| xs.iter().enumerate().fold(0, |byte, (i, x)| byte | (u8::from(*x > 0.0) << (7 - i)));
-    values.chunks_exact(d.max(1)).flat_map(|row| row.chunks(8).map(byte)).collect()
+    values.chunks_exact(*d.max(&1)).flat_map(|row| row.chunks(8).map(byte)).collect()
 }
 
-/// The numbers of `(n, d)` in f32, row by row, and `d`.
-fn rows_of(embeddings: &Tensor) -> Result<(Vec<f32>, usize)> {
-    let (_, d) = embeddings.dims2().map_err(|_| Error::shape("embeddings", embeddings.dims(), "(n, d)"))?;
-    ensure!(embeddings.dtype().is_float(), Error::dtype("embeddings", embeddings.dtype(), "a float"));
-    let embeddings = embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
-    if let Some(i) = first_not_finite(&embeddings)? {
-        return Err(Error::NotFinite { what: format!("embedding {i}") });
+/// Embeddings `(rows, d)` in f32, row by row.
+struct Matrix {
+    values: Vec<f32>,
+    rows: usize,
+    d: usize,
+}
+
+impl Matrix {
+    fn read(embeddings: &Tensor) -> Result<Self> {
+        let (rows, d) = embeddings.dims2().map_err(|_| Error::shape("embeddings", embeddings.dims(), "(n, d)"))?;
+        ensure!(embeddings.dtype().is_float(), Error::dtype("embeddings", embeddings.dtype(), "a float"));
+        let embeddings = embeddings.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+        if let Some(i) = first_not_finite(&embeddings)? {
+            return Err(Error::NotFinite { what: format!("embedding {i}") });
+        }
+        Ok(Self { values: embeddings.flatten_all()?.to_vec1()?, rows, d })
     }
-    Ok((embeddings.flatten_all()?.to_vec1()?, d))
 }

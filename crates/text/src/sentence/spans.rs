@@ -38,19 +38,15 @@ impl SentenceEncoder {
         let transformer = encoder.transformer()?;
         let modes = transformer.pooling.output_size(1);
         if modes != 1 {
-            return Err(Error::value(
-                "the number of pooling modes of the model",
-                modes,
-                "1, to average spans in its place",
-            ));
+            let expected = "1, to average spans in its place";
+            return Err(Error::value("the number of pooling modes of the model", modes, expected));
         }
-        let tokenizer =
-            transformer.batcher.tokenizer_for(transformer.batcher.max_length_for(options), &transformer.model)?;
+        let tokenizer = transformer.tokenizer_for(options)?;
         let (tokens, bytes) = tokenizer.encode_with_bytes(text, encoder.prompt(options)?)?;
         if let Some(on_truncated) = options.on_truncated.filter(|_| tokens.truncated) {
             on_truncated(0);
         }
-        let of_spans = spans.iter().map(|span| tokens_of(span, text, &bytes)).collect::<Result<Vec<_>>>()?;
+        let places = spans.iter().map(|span| tokens_of(span, text, &bytes)).collect::<Result<Vec<_>>>()?;
         if spans.is_empty() {
             return encoder.no_embeddings(options);
         }
@@ -58,11 +54,11 @@ impl SentenceEncoder {
         let permit = batcher.in_flight.begin(tokens.len(), MOST_QUEUED);
         let hidden = batcher.hidden(&models[0], &[tokens])?.text(0)?.to_dtype(encoder.input.dtype())?; // (tokens, width)
         permit.finish()?;
-        let mean = |of_span: &Vec<u32>| {
-            let of_span = Tensor::new(of_span.as_slice(), hidden.device())?;
-            Ok(hidden.index_select(&of_span, 0)?.mean_keepdim(0)?)
+        let mean = |places: &Vec<u32>| {
+            let places = Tensor::new(places.as_slice(), hidden.device())?;
+            Ok(hidden.index_select(&places, 0)?.mean_keepdim(0)?)
         };
-        let means = of_spans.iter().map(mean).collect::<Result<Vec<_>>>()?;
+        let means = places.iter().map(mean).collect::<Result<Vec<_>>>()?;
         let embeddings = encoder.finish(Tensor::cat(&means, 0)?, options)?;
         match first_not_finite(&embeddings)? {
             Some(i) => Err(Error::not_finite(format_args!("the embedding of span {i}"), batcher.dtype)),

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use tokenizers::parallelism::MaybeParallelRefIterator;
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, ModelSource};
 use crate::model::table::quantized_rows;
 use crate::text::options::EncodeOptions;
 use crate::text::tokenizer::{MAX_TOKENIZER_BYTES, Tokenizer};
@@ -111,7 +111,8 @@ pub(crate) fn model2vec(folder: ModelFolder) -> Result<Option<bool>> {
 impl StaticEmbedding {
     /// Reads `tokenizer.json` and `model.safetensors` of a folder. Its vectors are f64 for f64 and else f32, and the
     /// table is in f32, or in few bits if the compute type is.
-    pub fn load(folder: ModelFolder, path: &Path, compute_type: ComputeType, device: &Device) -> Result<Self> {
+    pub fn load(source: ModelSource, path: &Path) -> Result<Self> {
+        let ModelSource { folder, compute_type, device } = source;
         let file = path.join("tokenizer.json");
         let json = folder.read(&file, MAX_TOKENIZER_BYTES)?;
         let wrong = |e: &dyn std::fmt::Display| Error::file(&file, e);

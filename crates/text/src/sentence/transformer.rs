@@ -5,12 +5,13 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 
 use crate::model::hidden_states::HiddenStates;
-use crate::model::pooling::Pooling;
+use crate::model::pooling::{Pooling, TextPooling};
 use crate::model::text_model::TextModel;
 use crate::sentence::adapters::Adapters;
 use crate::sentence::static_embedding::StaticEmbedding;
 use crate::text::batches::TextBatcher;
-use crate::text::tokenizer::{Text, Tokens};
+use crate::text::options::EncodeOptions;
+use crate::text::tokenizer::{Text, Tokenizer, Tokens};
 
 /// Turns a text into a vector.
 #[derive(Clone)]
@@ -34,10 +35,16 @@ impl Transformer {
     /// The pooled vectors of a batch, `(b, size)`, computed by `model` without the first `excluded_prefix` tokens of
     /// each text. On the CPU each text is pooled as soon as its hidden states are there.
     pub fn encode_and_pool(&self, model: &TextModel, batch: &[Tokens], excluded_prefix: usize) -> Result<Tensor> {
-        match self.batcher.pooled(model, batch, &self.pooling, excluded_prefix)? {
+        let pooling = TextPooling { pooling: &self.pooling, excluded: excluded_prefix };
+        match self.batcher.pooled(model, batch, pooling)? {
             Some(pooled) => Ok(pooled),
             None => self.pool_hidden(&self.batcher.hidden(model, batch)?, excluded_prefix),
         }
+    }
+
+    /// The tokenizer of a call: it cuts texts where the options say, or else at the model's own maximum.
+    pub fn tokenizer_for(&self, options: &EncodeOptions) -> Result<Tokenizer> {
+        self.batcher.tokenizer_for(self.batcher.max_length_for(options), &self.model)
     }
 
     /// The pooled vectors of texts with these hidden states, `(b, size)`, without the first `excluded_prefix` tokens of
@@ -86,7 +93,7 @@ impl Input {
     /// The size of the vectors.
     pub fn output_size(&self) -> usize {
         match self {
-            Self::Transformer(of) => of.pooling.output_size(of.model.output_size()),
+            Self::Transformer(own) => own.pooling.output_size(own.model.output_size()),
             Self::Static(table) => table.width(),
         }
     }

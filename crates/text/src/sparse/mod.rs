@@ -6,11 +6,11 @@ pub(crate) mod vector;
 
 use std::path::Path;
 
-use candle_attention::{ComputeType, Error, Result};
-use candle_core::{DType, Device};
+use candle_attention::{Error, Result};
+use candle_core::DType;
 
 use crate::constructors::constructors;
-use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
+use crate::folder::{FEATURES, ModelFolder, ModelSource, Module, TransformerSettings};
 use crate::heads::kinds::MaskedLm;
 use crate::prompts::Prompts;
 use crate::router::{Routes, routes};
@@ -79,18 +79,19 @@ impl SparseEncoder {
         from_folder, from_files, from_hub;
     }
 
-    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
+    fn open(source: ModelSource) -> Result<Self> {
+        let folder = source.folder;
         let settings: Settings = folder.json_or_default(&folder.path.join("config_sentence_transformers.json"))?;
         let stated = routes(folder)?;
-        let (default, has_router) = stated.as_ref().map_or((Some(0), false), |of| (of.default, of.config.is_some()));
+        let (default, has_router) =
+            stated.as_ref().map_or((Some(0), false), |routes| (routes.default, routes.config.is_some()));
         let routes = match stated {
             // A masked language model at the top.
-            None => vec![(None, Route::splade(folder, folder.path, SpladePooling::default(), compute_type, device)?)],
+            None => vec![(None, Route::splade(source, folder.path, SpladePooling::default())?)],
             Some(Routes { all, config, .. }) => {
                 let file = config.unwrap_or_else(|| folder.path.join("modules.json"));
-                let load = |(name, modules): (Option<String>, Vec<Module>)| {
-                    Ok((name, Route::load(folder, &modules, &file, compute_type, device)?))
-                };
+                let load =
+                    |(name, modules): (Option<String>, Vec<Module>)| Ok((name, Route::load(source, &modules, &file)?));
                 all.into_iter().map(load).collect::<Result<_>>()?
             }
         };
@@ -120,7 +121,7 @@ impl SparseEncoder {
     pub fn embedding_size(&self) -> usize {
         match &self.routes[0].1 {
             Route::Splade(splade) => splade.head.model().config().vocab_size,
-            Route::Static(of_tokens) => of_tokens.weights.len(),
+            Route::Static(table) => table.weights.len(),
         }
     }
 
@@ -163,8 +164,8 @@ impl SparseEncoder {
             Some("cosine" | "cos_sim") => |a, b| a.dot(b) / (a.norm().max(1e-12) * b.norm().max(1e-12)),
             Some(other) => return Err(Error::config("similarity_fn_name", other, "dot or cosine")),
         };
-        let of_query = |a: &SparseVector| documents.iter().map(|b| similarity(a, b)).collect();
-        Ok(queries.iter().map(of_query).collect())
+        let scores = |a: &SparseVector| documents.iter().map(|b| similarity(a, b)).collect();
+        Ok(queries.iter().map(scores).collect())
     }
 
     /// The tokens of the largest entries of a vector, at most `top_k`, the largest first.
@@ -210,19 +211,14 @@ impl SparseEncoder {
 
 impl Route {
     /// Loads a chain of modules, as `file` lists them.
-    fn load(
-        folder: ModelFolder,
-        modules: &[Module],
-        file: &Path,
-        compute_type: ComputeType,
-        device: &Device,
-    ) -> Result<Self> {
+    fn load(source: ModelSource, modules: &[Module], file: &Path) -> Result<Self> {
+        let folder = source.folder;
         let kinds: Vec<&str> = modules.iter().map(Module::kind).collect();
         let path = |module: usize| folder.path.join(&modules[module].path);
         match kinds[..] {
             [transformer @ ("Transformer" | "MLMTransformer"), "SpladePooling"] => {
                 check_task(folder, &path(0), transformer)?;
-                Self::splade(folder, &path(0), folder.json(&path(1).join("config.json"))?, compute_type, device)
+                Self::splade(source, &path(0), folder.json(&path(1).join("config.json"))?)
             }
             ["SparseStaticEmbedding" | "IDF"] => Ok(Self::Static(StaticWeights::load(folder, &path(0))?)),
             _ => {
@@ -233,16 +229,10 @@ impl Route {
     }
 
     /// A masked language model, pooled so.
-    fn splade(
-        folder: ModelFolder,
-        transformer: &Path,
-        pooling: SpladePooling,
-        compute_type: ComputeType,
-        device: &Device,
-    ) -> Result<Self> {
-        let config = folder.transformer_config(transformer)?;
-        let head = MaskedLm::load(&config, folder.checkpoint(transformer)?.at("", compute_type, device))?;
-        let batcher = TextBatcher::load(folder, transformer, head.model())?;
+    fn splade(source: ModelSource, transformer: &Path, pooling: SpladePooling) -> Result<Self> {
+        let config = source.folder.transformer_config(transformer)?;
+        let head = MaskedLm::load(&config, source.weights(transformer)?)?;
+        let batcher = TextBatcher::load(source.folder, transformer, head.model())?;
         Ok(Self::Splade(Box::new(Splade { head, batcher, pooling })))
     }
 }

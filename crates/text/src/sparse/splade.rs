@@ -71,11 +71,11 @@ impl SpladePooling {
             if logits.len() != texts.len() * vocabulary {
                 return Err(Error::shape("logits", &[logits.len()], format!("{}", texts.len() * vocabulary)));
             }
-            let mut of_text = logits.as_slice();
+            let mut left = logits.as_slice();
             for text in texts.chunk_by(|a, b| a == b) {
-                let (own, rest) = of_text.split_at(text.len() * vocabulary);
+                let (own, rest) = left.split_at(text.len() * vocabulary);
                 self.add(own, &mut pooled[text[0]], tokens.device().is_cpu());
-                of_text = rest;
+                left = rest;
             }
         }
         if self.strategy == Strategy::Max {

@@ -14,6 +14,8 @@ use crate::tasks::text_classifier::TextClassifier;
 use crate::tasks::token_scorer::TokenScorer;
 use crate::text::chat_template::ChatTemplate;
 use crate::text::options::EncodeOptions;
+#[cfg(feature = "visualize")]
+use crate::{text::attention_maps::MapOptions, visualize::AttentionMaps};
 
 /// Scores pairs of texts, as the `CrossEncoder` of sentence-transformers: the model reads both texts together. The
 /// score is the sigmoid of the logit, unless the model's files name another activation. The logit is that of a
@@ -166,12 +168,7 @@ impl CrossEncoder {
     /// # Errors
     /// As [`TextClassifier::attention`].
     #[cfg(feature = "visualize")]
-    pub fn attention(
-        &self,
-        query: &str,
-        document: &str,
-        options: &crate::MapOptions,
-    ) -> Result<crate::visualize::AttentionMaps> {
+    pub fn attention(&self, query: &str, document: &str, options: &MapOptions) -> Result<AttentionMaps> {
         match &self.scorer {
             Scorer::Head(classifier) => classifier.attention((query, document), options),
             Scorer::Token(scorer) => scorer.attention(query, document, options),

@@ -56,14 +56,14 @@ pub(crate) fn entities(
     aggregation: Aggregation,
     join: &impl Fn(Vec<String>) -> Result<String>,
 ) -> Result<Vec<Entity>> {
-    let of_token = |token: &ScoredToken| {
+    let token_entity = |token: &ScoredToken| {
         let (best, score) = largest(&token.scores);
         let (entity, word) = (labels[best].clone(), token.word.clone());
         Entity { entity, score, word, start: token.start, end: token.end, index: Some(token.index) }
     };
     let parts: Vec<Entity> = match aggregation {
-        Aggregation::None => return Ok(tokens.iter().map(of_token).collect()),
-        Aggregation::Simple => tokens.iter().map(of_token).collect(),
+        Aggregation::None => return Ok(tokens.iter().map(token_entity).collect()),
+        Aggregation::Simple => tokens.iter().map(token_entity).collect(),
         _ => {
             let words = tokens.chunk_by(|_, next| next.is_subword);
             words.map(|tokens| word(tokens, labels, aggregation, join)).collect::<Result<_>>()?

@@ -1,12 +1,12 @@
 //! `FillMask`: masked-token prediction on texts.
 
 use candle_attention::checkpoint::AnySource;
-use candle_attention::{ComputeType, Error, Result};
-use candle_core::{D, Device};
+use candle_attention::{Error, Result};
+use candle_core::D;
 use candle_nn::ops::softmax;
 
 use crate::constructors::constructors;
-use crate::folder::{ModelFolder, TokenizerConfig};
+use crate::folder::{ModelFolder, ModelSource, TokenizerConfig};
 use crate::heads::kinds::MaskedLm;
 use crate::model::hidden_states::rows;
 use crate::text::batches::TextBatcher;
@@ -56,8 +56,8 @@ impl FillMask {
         from_folder, from_files, from_hub, load;
     }
 
-    fn open(folder: ModelFolder, compute_type: ComputeType, device: &Device) -> Result<Self> {
-        Self::with_source(folder, &AnySource::new(&folder.checkpoint(folder.path)?.at("", compute_type, device)))
+    fn open(source: ModelSource) -> Result<Self> {
+        Self::with_source(source.folder, &AnySource::new(&source.weights(source.folder.path)?))
     }
 
     fn with_source(folder: ModelFolder, source: &AnySource) -> Result<Self> {
@@ -115,15 +115,15 @@ impl FillMask {
             }
             let hidden = self.batcher.hidden(&self.head.model, &batch.tokens)?;
             // Only these are decoded: a vocabulary is wide.
-            let mut of_batch: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.tokens.len()];
+            let mut filled: Vec<Vec<Vec<MaskPrediction>>> = vec![Vec::new(); batch.tokens.len()];
             for places in places.chunks(HOLES) {
                 let xs = hidden.tokens_at(places)?.unsqueeze(0)?; // (1, holes, hidden)
                 let scores = rows(&softmax(&self.head.logits(&xs)?.squeeze(0)?, D::Minus1)?)?;
                 for ((text, _), scores) in places.iter().zip(scores) {
-                    of_batch[*text].push(self.best(&scores, top_k)?);
+                    filled[*text].push(self.best(&scores, top_k)?);
                 }
             }
-            Ok(of_batch)
+            Ok(filled)
         })?;
         let is_finite = |i: usize| Ok(fills[i].iter().flatten().all(|fill: &MaskPrediction| fill.score.is_finite()));
         check_finite("the scores", texts, self.batcher.dtype, is_finite)?;

@@ -10,10 +10,12 @@ use crate::model::config::TextModelConfig;
 use crate::model::feed_forward::softmax_row;
 use crate::model::hidden_states::rows;
 use crate::text::batches::TextBatcher;
-#[cfg(feature = "visualize")]
-use crate::text::options::without_prompt;
 use crate::text::options::{EncodeOptions, check_finite, without_dimensions, without_embeddings};
 use crate::text::tokenizer::Text;
+#[cfg(feature = "visualize")]
+use crate::text::{attention_maps::MapOptions, options::without_prompt};
+#[cfg(feature = "visualize")]
+use crate::visualize::AttentionMaps;
 
 /// Classifies texts or pairs of texts, as the `text-classification` pipeline of transformers.
 ///
@@ -160,11 +162,7 @@ impl TextClassifier {
     /// # Errors
     /// A layer or head that does not exist; a prompt; a token that the model does not have.
     #[cfg(feature = "visualize")]
-    pub fn attention<'a>(
-        &self,
-        text: impl Into<Text<'a>>,
-        options: &crate::MapOptions,
-    ) -> Result<crate::visualize::AttentionMaps> {
+    pub fn attention<'a>(&self, text: impl Into<Text<'a>>, options: &MapOptions) -> Result<AttentionMaps> {
         without_prompt(options.prompt_name, options.prompt)?;
         self.batcher.attention(&self.head.model, text.into(), options)
     }

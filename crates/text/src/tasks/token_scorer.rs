@@ -10,10 +10,12 @@ use crate::heads::token_score::TokenScore;
 use crate::model::config::TextModelConfig;
 use crate::text::batches::TextBatcher;
 use crate::text::chat_template::{ChatTemplate, Message};
-#[cfg(feature = "visualize")]
-use crate::text::options::without_prompt;
 use crate::text::options::{EncodeOptions, check_finite, without_dimensions};
 use crate::text::tokenizer::{Text, Tokens};
+#[cfg(feature = "visualize")]
+use crate::text::{attention_maps::MapOptions, options::without_prompt};
+#[cfg(feature = "visualize")]
+use crate::visualize::AttentionMaps;
 
 /// A decoder whose next token says how well a document answers a query, as the `LogitScore` module of
 /// sentence-transformers has it (Qwen3-Reranker).
@@ -78,8 +80,8 @@ impl TokenScorer {
         without_dimensions(options)?;
         let mut texts: Vec<Text> = pairs.iter().map(|pair| (*pair).into()).collect();
         let (mut before, mut suffix, rendered) = (prompt, Vec::new(), self.rendered(pairs, prompt)?);
-        if let Some((of_template, rendered)) = &rendered {
-            (before, suffix) = ("", of_template.clone());
+        if let Some((template_suffix, rendered)) = &rendered {
+            (before, suffix) = ("", template_suffix.clone());
             texts = rendered.iter().map(|text| Text::One(text)).collect();
         }
         let model = &self.head.model;
@@ -93,12 +95,7 @@ impl TokenScorer {
 
     /// The attention weights for a pair, in the text that the template makes of it.
     #[cfg(feature = "visualize")]
-    pub fn attention(
-        &self,
-        query: &str,
-        document: &str,
-        options: &crate::MapOptions,
-    ) -> Result<crate::visualize::AttentionMaps> {
+    pub fn attention(&self, query: &str, document: &str, options: &MapOptions) -> Result<AttentionMaps> {
         without_prompt(options.prompt_name, options.prompt)?;
         match &self.template {
             None => self.batcher.attention(&self.head.model, (query, document).into(), options),

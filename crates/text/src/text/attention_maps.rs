@@ -102,7 +102,7 @@ fn name(located: &Located, i: usize) -> String {
 }
 
 impl Located {
-    /// What was read of a text, and what was cut.
+    /// The start of a text that was read, and the end that was cut.
     fn split(&self, i: usize) -> (&str, &str) {
         let text = &self.texts[i];
         text.split_at(self.rests[i].map_or(text.len(), |rest| text.floor_char_boundary(rest.start)))
@@ -115,7 +115,7 @@ impl Located {
     /// The part of a text that a token stands for.
     fn part(&self, i: usize) -> Option<&str> {
         let (start, end) = self.encoding.get_offsets()[i];
-        let text = self.encoding.token_to_sequence(i).filter(|_| !self.is_special(i)).and_then(|of| self.texts.get(of));
+        let text = self.encoding.token_to_sequence(i).filter(|_| !self.is_special(i)).and_then(|i| self.texts.get(i));
         text.and_then(|text| text.get(start..end))
     }
 
@@ -124,7 +124,7 @@ impl Located {
         let Some(before) = i.checked_sub(1).filter(|&before| !self.is_special(before) && !self.is_special(i)) else {
             return false;
         };
-        let same = |of: fn(&Encoding, usize) -> Option<usize>| of(&self.encoding, i) == of(&self.encoding, before);
+        let same = |get: fn(&Encoding, usize) -> Option<usize>| get(&self.encoding, i) == get(&self.encoding, before);
         let word = |encoding: &Encoding, i: usize| encoding.get_word_ids()[i].map(|word| word as usize);
         let ((_, end), (start, _)) = (self.encoding.get_offsets()[before], self.encoding.get_offsets()[i]);
         let spaced = self.part(i).is_some_and(|part| part.starts_with(char::is_whitespace));
@@ -137,8 +137,8 @@ fn marks(located: &Located) -> Vec<TokenMarks> {
     let mut second = false;
     let mark = |i: usize| {
         let special = located.is_special(i);
-        if let Some(of) = located.encoding.token_to_sequence(i).filter(|_| !special) {
-            second = of == 1;
+        if let Some(sequence) = located.encoding.token_to_sequence(i).filter(|_| !special) {
+            second = sequence == 1;
         }
         let continues = located.continues(i);
         TokenMarks::default().with_special(special).with_continues(continues).with_second(second)

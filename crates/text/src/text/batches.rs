@@ -8,10 +8,10 @@ use candle_attention::ragged::Bucket;
 use candle_attention::{Error, PaddedIds, Result};
 use candle_core::{DType, Device, Tensor};
 
-use crate::folder::{ModelFolder, TokenizerConfig, TransformerSettings, max_seq_length};
+use crate::folder::{ModelFolder, TokenizerConfig, TransformerSettings};
 use crate::model::config::TextModelConfig;
 use crate::model::hidden_states::HiddenStates;
-use crate::model::pooling::Pooling;
+use crate::model::pooling::TextPooling;
 use crate::model::text_model::TextModel;
 use crate::text::in_flight::{InFlight, MOST_QUEUED, Permit};
 use crate::text::options::{EncodeOptions, Task, WINDOW};
@@ -56,10 +56,14 @@ impl TextBatcher {
     /// The tokenizer in the folder of the transformer itself, with the limits of the model.
     pub fn tokenizer(folder: ModelFolder, transformer: &Path, config: &TextModelConfig) -> Result<Tokenizer> {
         let settings = TransformerSettings::load(folder, transformer)?;
-        let max_seq_length = max_seq_length(folder, transformer, &settings, config.max_tokens())?;
+        let stated = TokenizerConfig::load(folder, transformer)?;
+        let most = config.max_tokens();
+        let length = settings.max_length.or(stated.max_length()).unwrap_or(most).min(most);
+        let allowed = "at least 3: two special tokens and one of text";
+        ensure!(length >= 3, Error::config("max_seq_length", length, allowed));
         let path = transformer.join("tokenizer.json");
-        let tokenizer = Tokenizer::load(folder, &path, max_seq_length, settings.lower_case)?;
-        if let Some(reason) = tokenizer.disagreement(&TokenizerConfig::load(folder, transformer)?) {
+        let tokenizer = Tokenizer::load(folder, &path, length, settings.lower_case)?;
+        if let Some(reason) = tokenizer.disagreement(&stated) {
             return Err(Error::file(transformer.join("tokenizer_config.json"), reason));
         }
         Ok(if settings.special_tokens { tokenizer } else { tokenizer.without_special_tokens() })
@@ -138,18 +142,12 @@ impl TextBatcher {
         model.forward_buckets(&ids, &types, Some(visible))
     }
 
-    /// The pooled vectors of a batch, `(b, size)`, without the first `excluded_prefix` tokens of each text: pooled as
-    /// soon as the hidden states of a text are there. `None` if the model does not run on f32 rows on the CPU.
-    pub fn pooled(
-        &self,
-        model: &TextModel,
-        batch: &[Tokens],
-        pooling: &Pooling,
-        excluded_prefix: usize,
-    ) -> Result<Option<Tensor>> {
+    /// The pooled vectors of a batch, `(b, size)`: pooled as soon as the hidden states of a text are there. `None` if
+    /// the model does not run on f32 rows on the CPU.
+    pub fn pooled(&self, model: &TextModel, batch: &[Tokens], pooling: TextPooling) -> Result<Option<Tensor>> {
         let (ids, types) = self.inputs(model, batch)?;
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
-        model.pool_ragged(&ids.concat(), &types.concat(), &lengths, pooling, excluded_prefix)
+        model.pool_ragged([&ids.concat(), &types.concat()], &lengths, pooling)
     }
 
     /// A batch as ids and segment types `(b, s)`, padded on the right.
@@ -264,8 +262,8 @@ impl<'a> Batches<'a> {
         self.options.check_cancelled()?;
         let waiting = self.waiting.as_slice();
         let group = self.group(waiting[0].0);
-        let of_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
-        let lengths: Vec<usize> = of_group.map(|(_, tokens)| tokens.len()).collect();
+        let same_group = waiting.iter().take(most_texts).take_while(|(text, _)| self.group(*text) == group);
+        let lengths: Vec<usize> = same_group.map(|(_, tokens)| tokens.len()).collect();
         let count = batch_size(&lengths, [most_texts, max_batch_tokens], self.padded);
         let most_queued = max_batch_tokens.min(MOST_QUEUED);
         self.permit = Some(self.batcher.in_flight.begin(count * lengths[0], most_queued));

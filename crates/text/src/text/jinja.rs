@@ -174,16 +174,16 @@ fn check_code(tokens: &[&str]) -> Result<()> {
         let before = tokens[at - 1];
         let is_name = before.starts_with(|c: char| c.is_alphanumeric() || c == '_') && !KEYWORDS.contains(&before);
         let after_value = is_name || before.ends_with([']', ')', '"', '\'']);
-        let of_filter = is_name && matches!(tokens[..at - 1], [.., "|" | "is"] | [.., "is", "not"]);
+        let calls_filter = is_name && matches!(tokens[..at - 1], [.., "|" | "is"] | [.., "is", "not"]);
         match *token {
             "*" | "~" | "+" | "/" | "%" | "{" => return refused(format!("an operator `{token}`")),
             // The text goes on behind this quote.
             _ if token.ends_with("\\'") || token.ends_with("\\\"") => {
                 return refused(format!("an escaped quote in {token}"));
             }
-            "(" if after_value && !of_filter => return refused(format!("a call of `{before}`")),
+            "(" if after_value && !calls_filter => return refused(format!("a call of `{before}`")),
             "[" if !after_value => return refused("a list".to_string()),
-            "(" | "[" => open.push(of_filter && *token == "("),
+            "(" | "[" => open.push(calls_filter && *token == "("),
             ")" | "]" => drop(open.pop()),
             "," if open.last() != Some(&true) => return refused("a list".to_string()),
             _ => {}

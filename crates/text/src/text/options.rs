@@ -10,7 +10,7 @@ use crate::text::tokenizer::Text;
 /// than these; sorting fewer by length would leave more padding.
 pub(crate) const WINDOW: usize = 8192;
 
-/// What the texts of a call are for.
+/// The purpose of the texts of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task<'a> {
     /// Search queries.
@@ -67,7 +67,7 @@ pub struct EncodeOptions<'a> {
     pub adapters: Option<&'a [Option<&'a str>]>,
     /// A prompt of its own, put before each text in place of the named one. Only sentence encoders have prompts.
     pub prompt: Option<&'a str>,
-    /// What the texts are for: it selects the route of a model that has several, or the adapter that a checkpoint holds
+    /// The purpose of the texts: it selects the route of a model that has several, or the adapter that a checkpoint holds
     /// for the task, whose instruction is put before each text unless a prompt is given. To other models
     /// [`Task::Query`] and [`Task::Document`] make no difference.
     pub task: Option<Task<'a>>,

@@ -6,10 +6,9 @@
 mod agreement;
 mod file;
 mod growth;
+mod parts;
 mod spans;
-mod strides;
 mod vocabulary;
-mod windows;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -52,7 +51,7 @@ pub(crate) struct Tokenizer {
     stride: Option<usize>,
 }
 
-/// What the file says.
+/// The content of the file.
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
     /// The steps of its normalizer.
@@ -86,7 +85,7 @@ pub(crate) struct Place {
     pub special: bool,
 }
 
-/// What is kept of a text or a pair.
+/// The tokens that are kept of a text or a pair.
 struct Kept {
     encoding: Encoding,
     /// Number of tokens that are kept of each text, without special ones.
@@ -112,7 +111,7 @@ pub(crate) struct Located {
     pub encoding: Encoding,
     /// Each text as it was read. The places are in bytes of it.
     pub texts: Vec<String>,
-    /// What was cut from each text.
+    /// The end that was cut from each text.
     pub rests: Vec<Option<Rest>>,
 }
 
@@ -169,12 +168,12 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The same tokenizer without special tokens around a text, for texts that have them inside.
+    /// This tokenizer without special tokens around a text, for texts that have them inside.
     pub(crate) fn without_special_tokens(&self) -> Self {
         Self { special: false, ..self.clone() }
     }
 
-    /// The same tokenizer with another maximum length.
+    /// This tokenizer with another maximum length.
     ///
     /// # Errors
     /// If it leaves no room for a token of the text.
@@ -187,12 +186,12 @@ impl Tokenizer {
         Ok(Self { max_length, ..self.clone() })
     }
 
-    /// The same tokenizer that keeps the place of each token in its text, the prompt included.
+    /// This tokenizer, which then keeps the place of each token in its text, the prompt included.
     pub(crate) fn with_places(&self) -> Self {
         Self { places: true, ..self.clone() }
     }
 
-    /// The same tokenizer that puts the token `id` into each text, as token `at`, within the maximum length.
+    /// This tokenizer, which then puts the token `id` into each text, as token `at`, within the maximum length.
     ///
     /// # Errors
     /// As [`with_max_length`](Self::with_max_length).
@@ -235,7 +234,7 @@ impl Tokenizer {
         Ok(Located { encoding, texts, rests })
     }
 
-    /// What remains of a text after its first `kept` tokens.
+    /// The end of a text after its first `kept` tokens.
     #[cfg(feature = "visualize")]
     fn rest(&self, text: &str, kept: usize) -> Result<Option<Rest>> {
         let whole = guarded(|| self.sequence(text, 0, OffsetType::Byte, None))?;
@@ -260,10 +259,10 @@ impl Tokenizer {
             let first = self.first_tokens(first, 0, offsets, most)?;
             let second = second.map(|text| self.first_tokens(text, 1, offsets, most)).transpose()?;
             let found = (first.len(), second.as_ref().map_or(0, Encoding::len));
-            let (of_first, of_second) = kept(found.0, found.1, room);
-            let truncated = (of_first, of_second) != found;
-            let counts = if second.is_some() { vec![of_first, of_second] } else { vec![of_first] };
-            let (first, second) = (part(&first, 0..of_first), second.map(|second| part(&second, 0..of_second)));
+            let (kept_first, kept_second) = kept(found.0, found.1, room);
+            let truncated = (kept_first, kept_second) != found;
+            let counts = if second.is_some() { vec![kept_first, kept_second] } else { vec![kept_first] };
+            let (first, second) = (part(&first, 0..kept_first), second.map(|second| part(&second, 0..kept_second)));
             Ok(Kept { encoding: self.process(first, second)?, counts, truncated })
         })
     }

@@ -14,12 +14,8 @@ impl Tokenizer {
 
     /// Whether a token is marked as special, such as those that begin and end a text.
     pub(crate) fn is_special(&self, id: u32) -> bool {
-        self.inner
-            .tokenizer
-            .get_added_vocabulary()
-            .get_added_tokens_decoder()
-            .get(&id)
-            .is_some_and(|token| token.special)
+        let added = self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&id).is_some_and(|token| token.special)
     }
 
     /// A token as it is in the vocabulary.
