@@ -22,9 +22,19 @@ pub(super) struct MechanismRow {
     /// The tensors that the mechanism has in a layer of a configuration; [absent](crate::weights::Presence::Absent)
     /// where the configuration does not ask for it.
     pub parameters: fn(&AttentionConfig) -> Vec<Parameter>,
+    /// Adds to a configuration of the sizes of projections what the shapes of the mechanism's tensors show.
+    pub infer: fn(AttentionConfig, ShapeOf) -> Result<AttentionConfig>,
     /// The mechanism of a layer, if it has it.
     pub from_layer: fn(LayerParts) -> Result<Option<Arc<dyn Mechanism>>>,
 }
+
+impl MechanismRow {
+    /// A mechanism that no layer has, without tensors.
+    pub const NONE: Self = Self { parameters: |_| Vec::new(), infer: |config, _| Ok(config), from_layer: |_| Ok(None) };
+}
+
+/// The shape of the tensor of this name, with so many dimensions, if a checkpoint holds it.
+pub(crate) type ShapeOf<'a> = &'a dyn Fn(&'static str, usize) -> Result<Option<Vec<usize>>>;
 
 /// What mechanisms are made of.
 #[derive(Clone, Copy)]

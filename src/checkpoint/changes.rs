@@ -10,6 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Tensor};
 
 use crate::attention::MultiHeadAttention;
+use crate::checkpoint::projection::Rows;
 use crate::checkpoint::read::has_places;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::KeyValueSource;
@@ -26,16 +27,14 @@ impl MultiHeadAttention {
     #[doc(hidden)]
     pub fn with_changes(self, source: &AnySource) -> Result<Self> {
         // Nothing is beside the weights of most sources.
-        if !source.has_low_rank() || !has_places(self.config(), source)? {
+        if !source.has_low_rank() || !has_places(source)? {
             return Ok(self);
         }
         let numbers = RowNumbers { source, changes: RefCell::default(), next: Cell::default() };
         let (read, _) = AttentionWeights::read_from(self.config(), &numbers, &numbers.root())?;
         let config = self.config();
-        let (h, h_kv) = (config.num_attention_heads, config.resolved_num_key_value_heads());
-        let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
-        let rows = [h * d, h_kv * d, h_kv * d_v];
-        let [q, k, v] = read.qkv.split(rows, h_kv)?;
+        let rows = Rows::from_config(config).map(Rows::count);
+        let [q, k, v] = read.qkv.split(rows, config.resolved_num_key_value_heads())?;
         let gate = match read.gate {
             Some(gate) => Some(gate),
             None => read.qkv.gate(rows[0])?,

@@ -12,8 +12,7 @@ use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
 use crate::families::layout::{
-    ApartNames, BESIDE, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES,
-    QkvNames,
+    BESIDE, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES,
 };
 use crate::families::layouts::{LAYOUTS, detected};
 
@@ -79,9 +78,9 @@ impl Layout {
     /// Whether the query projection has as many rows of a gate as of queries: twice as many as the output projection
     /// has inputs, while keys and values have heads of one size.
     fn query_holds_gate(&self, source: &dyn WeightSource) -> bool {
-        let QkvNames::Split([q, k, v]) = self.qkv else { return false };
+        let [q, k, v] = self.qkv.form().weights()[..] else { return false };
         let size = |name: &str, dim: usize| Some(*source.shape(name).ok()??.get(dim)?);
-        match (size(q.weight, 0), size(k.weight, 0), size(v.weight, 0), size(self.o.weight, 1)) {
+        match (size(q, 0), size(k, 0), size(v, 0), size(self.o.weight, 1)) {
             (Some(q), Some(k), Some(v), Some(o)) => q > 0 && k == v && q % 2 == 0 && q / 2 == o,
             _ => false,
         }
@@ -95,15 +94,13 @@ impl Layout {
         if let Orientation::Pointwise(ones) = self.o.orientation {
             return source.shape(self.o.weight).is_ok_and(|shape| shape.is_none_or(|shape| shape.len() == 2 + ones));
         }
-        let (QkvNames::Fused(linear, _) | QkvNames::Pair(_, linear)) = self.qkv else { return true };
-        if !self.check_orientation {
-            return true;
-        }
-        match source.shape(linear.weight) {
-            Ok(Some(shape)) if shape.len() == 2 => {
+        // The last weight is the one of keys and values, which other weights have the orientation of.
+        let weight = self.qkv.form().weights().last().copied().filter(|_| self.check_orientation);
+        match weight.map(|weight| source.shape(weight)) {
+            Some(Ok(Some(shape))) if shape.len() == 2 => {
                 // A layer without heads has no outputs.
                 let in_out = if shape.contains(&0) { shape[1] == 0 } else { shape[0] < shape[1] };
-                in_out == (linear.orientation == Orientation::InOut)
+                in_out == (self.o.orientation == Orientation::InOut)
             }
             _ => true,
         }
@@ -134,14 +131,12 @@ impl Layout {
         let unsupported = |name: &str, why: &str| {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
-        let mut read = self.required();
+        let (form, mut read) = (self.qkv.form(), self.required());
         let norm = CONTEXT_NORM_PARTS.map(|part| self.parameter_name(part));
         if let Some(gate) = self.gate_projection() {
             read.extend([gate.weight, gate.bias]);
         }
-        if let QkvNames::Apart(ApartNames { q: [_, place], .. }) = self.qkv {
-            read.extend([place.weight, place.bias]);
-        }
+        read.extend(form.optional());
         read.extend(norm.iter().flatten().map(String::as_str));
         let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();
         let applied = |name: &str| read.contains(&name) || position.contains(&name);
@@ -169,7 +164,7 @@ impl Layout {
         };
         // Whether it is needed depends on the call.
         let indexer = |name: &str| {
-            let indexed = matches!(self.qkv, QkvNames::Latent(_)) || self.holds_indexer(source);
+            let indexed = form.is_latent() || self.holds_indexer(source);
             indexed && below(INDEXER, name).is_some()
         };
         // GPT-2 and similar families store their causal mask next to the weights.

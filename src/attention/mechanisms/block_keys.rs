@@ -43,6 +43,11 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         };
         COMPRESSOR.into_iter().zip(shapes).map(row).collect()
     },
+    infer: |config, shape| {
+        let Some(shape) = shape(COMPRESSOR[2], 2)? else { return Ok(config) };
+        let overlapping = Some(shape[1]) == config.resolved_head_dim().checked_mul(2);
+        Ok(config.with_key_compression(KeyCompression::new(shape[0], overlapping)))
+    },
     from_layer: |layer| BlockKeys::from_layer(layer).map(boxed),
 };
 

@@ -12,10 +12,8 @@ use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::Call;
 
-pub(super) const ROW: MechanismRow = MechanismRow {
-    parameters: |_| Vec::new(),
-    from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Channels>())),
-};
+pub(super) const ROW: MechanismRow =
+    MechanismRow { from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Channels>())), ..MechanismRow::NONE };
 
 /// Attention between the channels of each head.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,10 +8,8 @@ use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::expected_limit;
 
-pub(super) const ROW: MechanismRow = MechanismRow {
-    parameters: |_| Vec::new(),
-    from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Clipping>())),
-};
+pub(super) const ROW: MechanismRow =
+    MechanismRow { from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<Clipping>())), ..MechanismRow::NONE };
 
 /// The largest magnitude of what the projections of queries, keys and values return.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -23,6 +23,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         norm_rows(CONTEXT_NORM_PARTS, "context_norm", norm.as_ref(), sizes).into()
     },
     from_layer: |layer| ContextNorm::from_layer(layer).map(boxed),
+    ..MechanismRow::NONE
 };
 
 /// The norm of the context in a configuration.

@@ -30,6 +30,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         LAMBDAS.map(row).into()
     },
     from_layer: |layer| Ok(boxed(DifferentialHeads::from_layer(layer))),
+    ..MechanismRow::NONE
 };
 
 /// Differential attention ([Ye 2024](https://arxiv.org/abs/2410.05258)): heads `i` and `i + h/2` are a pair, which

@@ -36,6 +36,7 @@ pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| (0..3).flat_map(|i| rows(config, i)).collect(),
     from_layer: |layer| GlobalTokens::from_layer(layer).map(boxed),
+    ..MechanismRow::NONE
 };
 
 /// Tokens may be global.

@@ -6,7 +6,7 @@ use crate::ensure;
 use crate::error::{Error, Result};
 
 pub(super) const ROW: MechanismRow =
-    MechanismRow { parameters: |_| Vec::new(), from_layer: |layer| Ok(boxed(KeyLimit::from_config(layer.config))) };
+    MechanismRow { from_layer: |layer| Ok(boxed(KeyLimit::from_config(layer.config))), ..MechanismRow::NONE };
 
 /// The most keys of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]

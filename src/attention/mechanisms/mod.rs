@@ -15,7 +15,6 @@ mod projection_limits;
 mod rotated_context;
 mod value_convolution;
 
-pub(crate) use block_keys::COMPRESSOR;
 pub use block_keys::KeyCompression;
 pub(crate) use context_norm::{CONTEXT_NORM, CONTEXT_NORM_PARTS};
 pub use differential::Differential;
@@ -23,12 +22,11 @@ pub(crate) use differential::LAMBDAS;
 pub(crate) use extra_keys::BIAS_KV;
 pub(crate) use global_tokens::GLOBAL;
 pub use output_gate::{GateActivation, GateOver, OutputGate};
-pub(crate) use output_groups::OUTPUT_GROUPS;
 pub use output_groups::OutputGroups;
 pub(crate) use projection_limits::PROJECTION_LIMITS;
 pub(crate) use value_convolution::VALUE_CONVOLUTION;
 
-use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms};
+use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms, ShapeOf};
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::weights::Parameter;
@@ -59,4 +57,10 @@ pub(super) fn from_layer(layer: LayerParts) -> Result<Mechanisms> {
 /// The rows of the tensors of all mechanisms in a layer of this configuration.
 pub(super) fn parameters(config: &AttentionConfig) -> impl Iterator<Item = Parameter> {
     ALL.iter().flat_map(|row| (row.parameters)(config))
+}
+
+/// Adds to a configuration of the sizes of projections what the shapes of the tensors of all mechanisms show.
+#[cfg(feature = "checkpoints")]
+pub(crate) fn infer(config: AttentionConfig, shape: ShapeOf) -> Result<AttentionConfig> {
+    ALL.iter().try_fold(config, |config, row| (row.infer)(config, shape))
 }

@@ -7,12 +7,13 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
 use crate::attention::steps::softplus;
 use crate::config::{AttentionConfig, MechanismConfig};
-use crate::error::Result;
+use crate::ensure;
+use crate::error::{Error, Result};
 use crate::setters;
 use crate::tensor::compute_dtype;
 
 pub(super) const ROW: MechanismRow =
-    MechanismRow { parameters: |_| Vec::new(), from_layer: |layer| Ok(boxed(layer.config.output_gate())) };
+    MechanismRow { from_layer: |layer| Ok(boxed(layer.config.output_gate())), ..MechanismRow::NONE };
 
 /// The function that makes a gate of a projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +88,18 @@ impl AttentionConfig {
             Some(gate) => self.with_output_gate(gate.with_bias(bias)),
             None => self,
         }
+    }
+
+    /// Checks that there is a gate over elements; `reason`: why there has to be one.
+    #[cfg(feature = "checkpoints")]
+    pub(crate) fn check_gates_elements(&self, reason: impl FnOnce() -> String) -> Result<()> {
+        let gate = self.output_gate();
+        let is_over_elements = gate.is_some_and(|gate| gate.over == GateOver::Element);
+        ensure!(
+            is_over_elements,
+            Error::config("output_gate", format!("{gate:?}"), format!("over elements: {}", reason()))
+        );
+        Ok(())
     }
 
     /// The outputs of the projection of the gate, and whether a new one has a bias, if there is a gate.

@@ -26,6 +26,13 @@ pub(super) const ROW: MechanismRow = MechanismRow {
                 .with_presence(Presence::required_if(grouped.is_some()))
         }]
     },
+    infer: |config, shape| {
+        let Some(shape) = shape(OUTPUT_GROUPS, 2)? else { return Ok(config) };
+        let heads = config.num_attention_heads * config.resolved_head_dim();
+        let count = heads.checked_div(shape[1]).unwrap_or(0);
+        let rank = shape[0].checked_div(count).unwrap_or(0);
+        Ok(config.with_output_groups(OutputGroups::new(count, rank)))
+    },
     from_layer: |layer| Ok(boxed(GroupedOutput::from_layer(layer))),
 };
 

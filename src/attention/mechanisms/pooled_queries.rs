@@ -13,8 +13,8 @@ use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::Call;
 
 pub(super) const ROW: MechanismRow = MechanismRow {
-    parameters: |_| Vec::new(),
     from_layer: |layer| Ok(boxed(layer.config.mechanisms.get::<PooledQueries>())),
+    ..MechanismRow::NONE
 };
 
 /// The side of the blocks of patches.

@@ -26,6 +26,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         PROJECTION_LIMITS.as_flattened().iter().enumerate().map(|(i, name)| row(config, i, name)).collect()
     },
     from_layer: |layer| ProjectionLimits::from_parameters(layer.parameters).map(boxed),
+    ..MechanismRow::NONE
 };
 
 /// The row of the `i`-th limit.

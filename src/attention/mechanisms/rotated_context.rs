@@ -10,10 +10,8 @@ use crate::error::{Error, Result};
 use crate::ops::concat_last;
 use crate::position::{Position, PositionScheme, Rotary};
 
-pub(super) const ROW: MechanismRow = MechanismRow {
-    parameters: |_| Vec::new(),
-    from_layer: |layer| Ok(boxed(RotatedContext::from_config(layer.config))),
-};
+pub(super) const ROW: MechanismRow =
+    MechanismRow { from_layer: |layer| Ok(boxed(RotatedContext::from_config(layer.config))), ..MechanismRow::NONE };
 
 /// The elements at the end of each head that are rotated, in values, too.
 struct RotatedContext {
