@@ -22,6 +22,9 @@ pub(super) struct MechanismRow {
     /// The tensors that the mechanism has in a layer of a configuration; [absent](crate::weights::Presence::Absent)
     /// where the configuration does not ask for it.
     pub parameters: fn(&AttentionConfig) -> Vec<Parameter>,
+    /// The names in published files of its tensors, or of the modules above them, by their own names. Without any they
+    /// have their own names in every layout.
+    pub names: &'static [Names],
     /// Adds to a configuration of the sizes of projections what the shapes of the mechanism's tensors show.
     pub infer: fn(AttentionConfig, ShapeOf) -> Result<AttentionConfig>,
     /// The mechanism of a layer, if it has it.
@@ -30,8 +33,12 @@ pub(super) struct MechanismRow {
 
 impl MechanismRow {
     /// A mechanism that no layer has, without tensors.
-    pub const NONE: Self = Self { parameters: |_| Vec::new(), infer: |config, _| Ok(config), from_layer: |_| Ok(None) };
+    pub const NONE: Self =
+        Self { parameters: |_| Vec::new(), names: &[], infer: |config, _| Ok(config), from_layer: |_| Ok(None) };
 }
+
+/// The own name of a tensor or a module, and its names in published files.
+pub(crate) type Names = (&'static str, &'static [&'static str]);
 
 /// The shape of the tensor of this name, with so many dimensions, if a checkpoint holds it.
 pub(crate) type ShapeOf<'a> = &'a dyn Fn(&'static str, usize) -> Result<Option<Vec<usize>>>;

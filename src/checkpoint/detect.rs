@@ -7,13 +7,11 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 
-use crate::attention::mechanisms::{CONTEXT_NORM_PARTS, PROJECTION_LIMITS};
+use crate::attention::mechanisms::CONTEXT_NORM_PARTS;
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
 use crate::error::{Error, Result};
-use crate::families::layout::{
-    BESIDE, DISTANCE_EMBEDDINGS, GateNames, IN_ALL_LAYOUTS, INDEXER, Layout, Orientation, PARAMETER_NAMES,
-};
+use crate::families::layout::{BESIDE, DISTANCE_EMBEDDINGS, GateNames, INDEXER, Layout, Orientation, parameter_names};
 use crate::families::layouts::{LAYOUTS, detected};
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
@@ -154,10 +152,10 @@ impl Layout {
         let names = source.names().unwrap_or_default();
         let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let parameter = |name: &str| {
-            let mut stored = PARAMETER_NAMES.iter().flat_map(|(_, names)| *names).chain(&IN_ALL_LAYOUTS);
-            let is_limit = |limit: &&str| self.parameter_name(limit).is_some_and(|limit| limit == name);
-            stored.any(|stored| *stored == name || below(stored, name).is_some())
-                || PROJECTION_LIMITS.as_flattened().iter().any(is_limit)
+            let is_it = |stored: &str| stored == name || below(stored, name).is_some();
+            parameter_names().any(|(own, names)| {
+                names.iter().any(|stored| is_it(stored)) || self.parameter_name(own).is_some_and(|own| is_it(&own))
+            })
         };
         let ignored = |name: &str| {
             parameter(name) || name.split('.').any(|part| IGNORED.contains(&part) || self.after.contains(&part))

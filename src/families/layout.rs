@@ -1,6 +1,7 @@
 //! `Layout`: tensor names, orientation and order of rows in the checkpoints of one or more families.
 
-use crate::attention::mechanisms::{BIAS_KV, GLOBAL, LAMBDAS, PROJECTION_LIMITS, VALUE_CONVOLUTION};
+use crate::attention::mechanisms;
+use crate::attention::mechanisms::BIAS_KV;
 use crate::config::ProjectionBias;
 use crate::weights::{FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
@@ -230,9 +231,8 @@ impl Layout {
     /// The layout's name for a parameter beside the projections, if its families have it.
     pub(crate) fn parameter_name(&self, parameter: &str) -> Option<String> {
         // This crate's own layout has all under their own names.
-        let own = PARAMETER_NAMES.iter().map(|(name, _)| *name).filter(|_| self.name == "candle-attention");
-        let limits = PROJECTION_LIMITS.as_flattened().iter().copied();
-        let anywhere = IN_ALL_LAYOUTS.into_iter().chain(limits).chain(own).map(|name| (name, name));
+        let is_own = self.name == "candle-attention";
+        let anywhere = parameter_names().filter(|(_, names)| names.is_empty() || is_own).map(|(name, _)| (name, name));
         self.parameters.iter().copied().chain(anywhere).find_map(|names| renamed(parameter, names))
     }
 
@@ -243,7 +243,7 @@ impl Layout {
         if parameter == BIAS_KV[1] && holds(CONTENT_BIAS) && !holds(BIAS_KV[0]) {
             return None;
         }
-        let others = PARAMETER_NAMES.iter().flat_map(|(own, names)| names.iter().map(|name| (*own, *name)));
+        let others = parameter_names().flat_map(|(own, names)| names.iter().map(move |name| (own, *name)));
         let others = others.filter_map(|names| renamed(parameter, names));
         let is_other = |name: &str| {
             // The norm between two projections of queries, which DeepSeek V4 calls as others call a norm of queries.
@@ -293,18 +293,15 @@ pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
 /// The names of sinks: GPT-OSS, MiMo, Flint, HY V4 and DeepSeek V4.
 pub(crate) const SINK_NAMES: [&str; 5] =
     ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param", "attn_sink"];
-/// The names of the projections of global tokens: this crate's own, Longformer's and LED's.
-pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
-    [GLOBAL[0], "self.query_global", "longformer_self_attn.query_global"],
-    [GLOBAL[1], "self.key_global", "longformer_self_attn.key_global"],
-    [GLOBAL[2], "self.value_global", "longformer_self_attn.value_global"],
-];
-/// Parameters that have the same name in all layouts.
-pub(crate) const IN_ALL_LAYOUTS: [&str; 7] =
-    [BIAS_KV[0], BIAS_KV[1], SCORE, LAMBDAS[0], LAMBDAS[1], LAMBDAS[2], LAMBDAS[3]];
-/// The names of the other parameters beside the projections in all families. A module stands for the tensors below it.
-/// The norm of the context has names by layout alone.
-pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
+/// The names of the parameters beside the projections in all families, by their own names; without any they have their
+/// own in every layout. A module stands for the tensors below it. The norm of the context has names by layout alone.
+pub(crate) fn parameter_names() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    PARAMETER_NAMES.iter().copied().chain(mechanisms::names())
+}
+
+/// Those that belong to no mechanism.
+const PARAMETER_NAMES: &[(&str, &[&str])] = &[
+    (SCORE, &[]),
     (NORMS[0], &[QK_NORMS[0][0], QK_NORMS[1][0], QK_NORMS[2][0], QK_NORMS[3][0], QK_NORMS[4][0]]),
     (NORMS[1], &[QK_NORMS[0][1], QK_NORMS[1][1], QK_NORMS[2][1], QK_NORMS[3][1], QK_NORMS[4][1]]),
     (NORMS[2], &[NORMS[2]]),
@@ -313,17 +310,7 @@ pub(crate) const PARAMETER_NAMES: &[(&str, &[&str])] = &[
     (FACTORS[2], &[FACTORS[2]]),
     (LOGIT_SCALE, &[LOGIT_SCALE, "self.logit_scale"]),
     (SINKS, &SINK_NAMES),
-    (GLOBAL[0], &GLOBAL_NAMES[0]),
-    (GLOBAL[1], &GLOBAL_NAMES[1]),
-    (GLOBAL[2], &GLOBAL_NAMES[2]),
-    (VALUE_CONVOLUTION, &[VALUE_CONVOLUTION, "fsmn.conv.weight"]),
-    (GROUPS[0], &GROUPS),
-    (BLOCKS, &[BLOCKS]),
 ];
-/// The projections of groups of heads: this crate's own name, and DeepSeek V4's.
-pub(crate) const GROUPS: [&str; 2] = ["o_a_proj", "wo_a"];
-/// The module that makes keys of blocks of tokens (DeepSeek V4).
-pub(crate) const BLOCKS: &str = "compressor";
 /// A table of embeddings of distances, that of keys after the query first (Granite Speech, SpeechT5).
 pub(crate) const REVERSED_KEYS: &str = "rel_pos_emb.weight";
 /// A table of biases of distances between tokens (T5).

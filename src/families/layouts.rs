@@ -1,13 +1,13 @@
 //! The table of known layouts.
 
-use crate::attention::mechanisms::{CONTEXT_NORM, GLOBAL};
+use crate::attention::mechanisms::{BLOCKS, CONTEXT_NORM, GLOBAL, GLOBAL_NAMES, GROUPS};
 use crate::config::ProjectionBias;
 use crate::families::layout::{
     ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
 use crate::families::layout::{
-    BLOCKS, CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS, QK_NORMS,
-    RELATIVE_BIAS, REVERSED_KEYS, SINK_NAMES,
+    CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, PATCH_BIAS, PATCH_KEYS, QK_NORMS, RELATIVE_BIAS, REVERSED_KEYS,
+    SINK_NAMES,
 };
 use crate::weights::{FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 

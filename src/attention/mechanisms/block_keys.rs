@@ -27,6 +27,9 @@ pub(crate) const COMPRESSOR: [&str; 4] = [
     "compressor.kv_norm.weight",
 ];
 
+/// The module that makes keys of blocks of tokens.
+pub(crate) const BLOCKS: &str = "compressor";
+
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {
         let blocks = config.key_compression();
@@ -43,6 +46,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         };
         COMPRESSOR.into_iter().zip(shapes).map(row).collect()
     },
+    names: &[(BLOCKS, &[BLOCKS])],
     infer: |config, shape| {
         let Some(shape) = shape(COMPRESSOR[2], 2)? else { return Ok(config) };
         let overlapping = Some(shape[1]) == config.resolved_head_dim().checked_mul(2);

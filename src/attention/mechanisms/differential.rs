@@ -29,6 +29,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         };
         LAMBDAS.map(row).into()
     },
+    names: &[(LAMBDAS[0], &[]), (LAMBDAS[1], &[]), (LAMBDAS[2], &[]), (LAMBDAS[3], &[])],
     from_layer: |layer| Ok(boxed(DifferentialHeads::from_layer(layer))),
     ..MechanismRow::NONE
 };

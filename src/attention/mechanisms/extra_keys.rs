@@ -33,6 +33,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
         };
         vec![row(0), row(1)]
     },
+    names: &[(BIAS_KV[0], &[]), (BIAS_KV[1], &[])],
     infer: |config, shape| {
         let is_held = shape(BIAS_KV[0], 3)?.is_some() || shape(BIAS_KV[1], 3)?.is_some();
         Ok(config.with_add_bias_kv(is_held))

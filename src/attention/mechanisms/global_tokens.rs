@@ -33,8 +33,16 @@ pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
     ["value_global.weight", "value_global.bias"],
 ];
 
+/// The names of these projections: this crate's own, Longformer's and LED's.
+pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
+    [GLOBAL[0], "self.query_global", "longformer_self_attn.query_global"],
+    [GLOBAL[1], "self.key_global", "longformer_self_attn.key_global"],
+    [GLOBAL[2], "self.value_global", "longformer_self_attn.value_global"],
+];
+
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| (0..3).flat_map(|i| rows(config, i)).collect(),
+    names: &[(GLOBAL[0], &GLOBAL_NAMES[0]), (GLOBAL[1], &GLOBAL_NAMES[1]), (GLOBAL[2], &GLOBAL_NAMES[2])],
     from_layer: |layer| GlobalTokens::from_layer(layer).map(boxed),
     ..MechanismRow::NONE
 };

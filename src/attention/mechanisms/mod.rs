@@ -15,18 +15,18 @@ mod projection_limits;
 mod rotated_context;
 mod value_convolution;
 
+pub(crate) use block_keys::BLOCKS;
 pub use block_keys::KeyCompression;
 pub(crate) use context_norm::{CONTEXT_NORM, CONTEXT_NORM_PARTS};
 pub use differential::Differential;
-pub(crate) use differential::LAMBDAS;
 pub(crate) use extra_keys::BIAS_KV;
-pub(crate) use global_tokens::GLOBAL;
+pub(crate) use global_tokens::{GLOBAL, GLOBAL_NAMES};
 pub use output_gate::{GateActivation, GateOver, OutputGate};
+pub(crate) use output_groups::GROUPS;
 pub use output_groups::OutputGroups;
 pub(crate) use projection_limits::PROJECTION_LIMITS;
-pub(crate) use value_convolution::VALUE_CONVOLUTION;
 
-use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms, ShapeOf};
+use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms, Names, ShapeOf};
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::weights::Parameter;
@@ -57,6 +57,12 @@ pub(super) fn from_layer(layer: LayerParts) -> Result<Mechanisms> {
 /// The rows of the tensors of all mechanisms in a layer of this configuration.
 pub(super) fn parameters(config: &AttentionConfig) -> impl Iterator<Item = Parameter> {
     ALL.iter().flat_map(|row| (row.parameters)(config))
+}
+
+/// The names of the tensors of all mechanisms.
+#[cfg(feature = "checkpoints")]
+pub(crate) fn names() -> impl Iterator<Item = Names> {
+    ALL.iter().flat_map(|row| row.names).copied()
 }
 
 /// Adds to a configuration of the sizes of projections what the shapes of the tensors of all mechanisms show.

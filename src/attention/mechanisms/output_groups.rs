@@ -13,6 +13,9 @@ use crate::weights::{Parameter, Parameters, Presence};
 /// The projections of groups of heads, one below the other, `(groups · rank, h / groups · d_v)`.
 pub(crate) const OUTPUT_GROUPS: &str = "o_a_proj.weight";
 
+/// The module of these projections: this crate's own name, and DeepSeek V4's.
+pub(crate) const GROUPS: [&str; 2] = ["o_a_proj", "wo_a"];
+
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {
         let grouped = config.output_groups();
@@ -26,6 +29,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
                 .with_presence(Presence::required_if(grouped.is_some()))
         }]
     },
+    names: &[(GROUPS[0], &GROUPS)],
     infer: |config, shape| {
         let Some(shape) = shape(OUTPUT_GROUPS, 2)? else { return Ok(config) };
         let heads = config.num_attention_heads * config.resolved_head_dim();

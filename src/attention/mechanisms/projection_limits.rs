@@ -6,7 +6,7 @@
 use candle_core::{DType, Tensor};
 use candle_nn::Init;
 
-use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
+use crate::attention::mechanism::{Mechanism, MechanismRow, Names, Routes, boxed};
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::position::Position;
@@ -20,11 +20,22 @@ pub(crate) const PROJECTION_LIMITS: [[&str; 4]; 4] = [
     ["o_proj.input_min", "o_proj.input_max", "o_proj.output_min", "o_proj.output_max"],
 ];
 
+/// Every limit has its own name in all layouts.
+const NAMES: [Names; 16] = {
+    let (mut names, mut i): ([Names; 16], usize) = ([("", &[]); 16], 0);
+    while i < names.len() {
+        names[i].0 = PROJECTION_LIMITS[i / 4][i % 4];
+        i += 1;
+    }
+    names
+};
+
 /// A layer has limits if its checkpoint holds them; no configuration says so.
 pub(super) const ROW: MechanismRow = MechanismRow {
     parameters: |config| {
         PROJECTION_LIMITS.as_flattened().iter().enumerate().map(|(i, name)| row(config, i, name)).collect()
     },
+    names: &NAMES,
     from_layer: |layer| ProjectionLimits::from_parameters(layer.parameters).map(boxed),
     ..MechanismRow::NONE
 };

@@ -26,6 +26,7 @@ pub(super) const ROW: MechanismRow = MechanismRow {
                 .with_presence(Presence::required_if(neighbors.is_some()))
         }]
     },
+    names: &[(VALUE_CONVOLUTION, &[VALUE_CONVOLUTION, "fsmn.conv.weight"])],
     infer: |config, shape| Ok(config.with_value_convolution(shape(VALUE_CONVOLUTION, 3)?.map(|shape| shape[2]))),
     from_layer: |layer| Ok(boxed(ValueConvolution::from_layer(layer))),
 };
