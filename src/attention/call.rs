@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
 use crate::attention::mechanism::Mechanism;
-use crate::attention::options::{AttentionInputs, AttentionOptions};
+use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::attention::tokens::{CallTokens, Counted, Projection};
 use crate::attention::transform::OUTPUT;
 use crate::error::{Error, Result};
@@ -114,6 +114,19 @@ impl MultiHeadAttention {
             exact.set_exact();
             exact
         })
+    }
+
+    /// Checks that a call of these inputs and options may share its keys and values.
+    pub(super) fn check_sharing(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> Result<()> {
+        let what = "a call that shares its keys and values";
+        if !matches!(inputs.tokens, Tokens::Padded) {
+            return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
+        }
+        if self.config.num_attention_heads == 0 {
+            let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
+            return Err(Error::value(what, "another one", expected));
+        }
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))
     }
 
     /// Checks the keys and values of a call against the configuration and each other.

@@ -7,8 +7,11 @@ use crate::families::family::{
     ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers,
     mrope, share, theta,
 };
-use crate::families::gated::DELTA;
 use crate::position::RotaryStyle;
+
+/// Layers of another kind between those of attention, by the last component of their prefix.
+pub(super) const DELTA: &[(&str, &str)] =
+    &[("linear_attn", "linear attention by the gated delta rule: a recurrent state in place of keys and values")];
 
 /// A decoder whose attention knows nothing of positions.
 pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always, qk_norm: None, ..BASE };

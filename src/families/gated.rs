@@ -2,7 +2,7 @@
 
 use crate::attention::mechanisms::GateActivation;
 use crate::config::{NormKind, NormOver};
-use crate::families::decoders::{LLAMA, QWEN3, windows};
+use crate::families::decoders::{DELTA, LLAMA, QWEN3, windows};
 use crate::families::family::{
     BART, BASE, Causal, Family, HeadSizes, LayerPositions, MaxKeys, Mechanism, Mrope, OWN, QueryFactor, ROTARY,
     ROTARY_PER_KIND, RotaryLayers, RotaryRow, Scale, StepRow, WindowLayers, share, theta,
@@ -11,10 +11,6 @@ use crate::families::family::{
 /// A gate of each head, or of each element.
 pub(super) const SIGMOID_GATE: Mechanism = Mechanism::Gate { activation: GateActivation::Sigmoid, switch: None };
 const SOFTPLUS_GATE: Mechanism = Mechanism::Gate { activation: GateActivation::Softplus, switch: None };
-
-/// Layers of another kind between those of attention, by the last component of their prefix.
-pub(super) const DELTA: &[(&str, &str)] =
-    &[("linear_attn", "linear attention by the gated delta rule: a recurrent state in place of keys and values")];
 
 /// Qwen3-Next, whose query projection holds the gate and which rotates a quarter of each head.
 const QWEN3_NEXT: Family = Family {

@@ -210,8 +210,12 @@ impl Layer<'_> {
                 return Ok(Some(index));
             }
         }
-        let allowed = format!("fewer: a layer of the kind of layer {} comes before those that share keys", self.index);
-        Err(Error::config("num_kv_shared_layers", shared, allowed))
+        let expected = "those of a model with a layer of this kind before those that share its keys";
+        Err(Error::value(
+            format!("the projections of layer {}", self.index),
+            "those of a layer that shares keys",
+            expected,
+        ))
     }
 
     /// Checks the projections that the checkpoint holds. Published files hold keys and values also of layers that share

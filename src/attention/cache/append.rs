@@ -1,88 +1,20 @@
 //! Adding a chunk to a key-value cache.
 
-use candle_attention_kernels::SCALE_BYTES;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
 use super::layer_id::LayerId;
+use super::new_tokens::{MAX_CAPACITY, NewTokens, TokenShape, check_memory};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::position::ExplicitPositions;
-use crate::tensor::{check_tensor_memory, is_int8};
-
-/// The new tokens of a call with a cache.
-#[derive(Debug, Clone)]
-pub(in crate::attention) struct NewTokens {
-    /// The layer that makes their keys; `None` for keys and values of one's own.
-    pub layer: Option<LayerId>,
-    /// Tokens of each sequence that are not padding.
-    pub counts: Vec<usize>,
-    /// The key at which they start, and the number of keys that they attend to, per sequence; `None` if they end at the
-    /// last key in every sequence.
-    pub unequal: Option<[Vec<usize>; 2]>,
-    /// The position of the first one in each sequence.
-    pub starts: Vec<usize>,
-    /// The length of each sequence with them, for which the new keys are rotated.
-    pub rotated_for: Vec<usize>,
-    /// The positions that the call gives.
-    pub explicit: Option<ExplicitPositions>,
-}
-
-/// What the cached tensors of a layer are, apart from the number of tokens.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::attention) struct TokenShape {
-    pub b: usize,
-    pub h_kv: usize,
-    pub d: usize,
-    /// 0 for latents, of which keys and values are made.
-    pub d_v: usize,
-    pub dtype: DType,
-}
-
-impl TokenShape {
-    /// Of keys and values, or of latents alone.
-    pub(super) fn from_tokens(tokens: &[Tensor]) -> Result<Self> {
-        let (b, _, h_kv, d) = tokens[0].dims4()?;
-        let d_v = tokens.get(1).map(|values| values.dim(3)).transpose()?;
-        let scale = if is_int8(&tokens[0]) { SCALE_BYTES } else { 0 };
-        Ok(Self { b, h_kv, d: d - scale, d_v: d_v.map_or(0, |d_v| d_v - scale), dtype: tokens[0].dtype() })
-    }
-
-    fn describe(&self) -> String {
-        let Self { b, h_kv, d, d_v, dtype } = self;
-        let dtype = cached_dtype(*dtype);
-        if *d_v == 0 {
-            return format!("a batch of {b} with latents of {d} elements, in {dtype}");
-        }
-        format!("a batch of {b} with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
-    }
-}
-
-/// The name of the dtype that a cache holds.
-fn cached_dtype(dtype: DType) -> &'static str {
-    if dtype == DType::U8 { "int8" } else { dtype.as_str() }
-}
 
 /// Tokens of the first allocation.
 const INITIAL_CAPACITY: usize = 64;
 
-/// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read
-/// from a damaged configuration before memory is requested for it. The longest published contexts have 10 million
-/// tokens.
-pub(super) const MAX_CAPACITY: usize = 1 << 30;
-
 /// Tokens that a rotating cache can take before it copies those of its window to the front.
 fn slack(window: usize) -> usize {
     window.max(INITIAL_CAPACITY)
-}
-
-/// Checks that there is memory for `columns` tokens.
-pub(super) fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
-    let what = format!("the capacity of a cache for {}", of.describe());
-    let scales = if of.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
-    let of_head = of.d.saturating_add(of.d_v).saturating_add(scales);
-    check_tensor_memory(&what, columns, &[of.b, of.h_kv, of_head, columns], of.dtype, device)
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.

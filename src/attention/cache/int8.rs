@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use super::append::{NewTokens, TokenShape};
 use super::kv_cache::KvCache;
+use super::new_tokens::{NewTokens, TokenShape};
 use crate::error::{Error, Result};
 use crate::tensor::quantize_heads;
 

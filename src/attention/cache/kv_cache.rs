@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
-use super::append::{NewTokens, TokenShape, check_memory};
 use super::layer_id::LayerId;
+use super::new_tokens::{NewTokens, TokenShape, check_memory};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::{check_tensor_memory, same_dtype_and_device, select, wide};

@@ -18,9 +18,10 @@ mod int8;
 mod key_values;
 mod kv_cache;
 mod layer_id;
+mod new_tokens;
 
-pub(super) use append::{NewTokens, TokenShape};
 pub use cross::CrossCache;
 pub use key_values::KeyValues;
 pub use kv_cache::KvCache;
 pub(super) use layer_id::Identity;
+pub(super) use new_tokens::{NewTokens, TokenShape};
