@@ -84,9 +84,9 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             for row in 0..rows {
                 let tile = Tile { task, a, terms, panels: panel..panel + PANELS_OF_ROW, row };
                 match NR {
-                    1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums),
-                    2 => tile.multiply::<S, 1, { 2 * PANELS_OF_ROW }, 2>(s, Prefetch::NONE, &mut sums),
-                    _ => tile.multiply::<S, 1, { 3 * PANELS_OF_ROW }, 3>(s, Prefetch::NONE, &mut sums),
+                    1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums, None),
+                    2 => tile.multiply::<S, 1, { 2 * PANELS_OF_ROW }, 2>(s, Prefetch::NONE, &mut sums, None),
+                    _ => tile.multiply::<S, 1, { 3 * PANELS_OF_ROW }, 3>(s, Prefetch::NONE, &mut sums, None),
                 }
             }
             panel += PANELS_OF_ROW;
@@ -114,7 +114,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them
             // in f32 for the others.
             let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
-            tile.multiply_and_widen::<S, SMALL_TILE, NR>(s, fetch.tile(0), &mut sums, wide);
+            tile.multiply::<S, SMALL_TILE, NR, NR>(s, fetch.tile(0), &mut sums, Some(wide));
             multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (SMALL_TILE, fetch), &mut sums);
         }
         panel += 1;
@@ -159,10 +159,10 @@ fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         let tile = Tile { task, a, terms, panels: panel..panel + 1, row: first };
         match height {
             SMALL_TILE if MR > SMALL_TILE => {
-                tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums);
+                tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums, None);
             }
-            1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums),
-            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row.div_ceil(MR)), sums),
+            1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums, None),
+            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row.div_ceil(MR)), sums, None),
         }
         row = first + height;
     }
@@ -178,41 +178,27 @@ struct Tile<'a, T> {
 }
 
 impl<T: Convert> Tile<'_, T> {
-    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `memory` is for their sums.
+    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `memory` is for their sums. The
+    /// panel is also written in f32 to `wide`, if there is such memory.
     #[inline(always)]
     fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize, const NR: usize>(
         self,
         s: S,
         prefetch: Prefetch,
         memory: &mut Sums,
+        wide: Option<&mut [f32]>,
     ) {
         let (k, width) = (self.task.in_features, VECTORS * S::LANES);
         let a = &self.a[self.row * k..];
         assert!(a.len() >= ROWS * k && self.terms.len() == width * k);
-        let b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
+        let mut b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
+        if let Some(wide) = wide {
+            assert!(wide.len() >= width * k);
+            b = b.copied_to(wide.as_mut_ptr());
+        }
         // SAFETY: the assertion checks the lengths; rows `row .. row + ROWS` are rows of this task.
         unsafe {
             let sums = microkernel::<S, T, ROWS, VECTORS>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
-            self.task.store_tile(s, sums, memory, self.panels, self.row);
-        }
-    }
-
-    /// [`multiply`](Self::multiply) of one panel, which is also written to `wide` in f32.
-    #[inline(always)]
-    fn multiply_and_widen<S: Simd, const MR: usize, const NR: usize>(
-        self,
-        s: S,
-        prefetch: Prefetch,
-        memory: &mut Sums,
-        wide: &mut [f32],
-    ) {
-        let (k, width) = (self.task.in_features, NR * S::LANES);
-        let a = &self.a[self.row * k..];
-        assert!(a.len() >= MR * k && self.terms.len() == width * k && wide.len() == width * k);
-        let b = Rhs::new(self.terms.as_ptr(), width).copied_to(wide.as_mut_ptr());
-        // SAFETY: the assertion checks the lengths; rows `row .. row + MR` are rows of this task.
-        unsafe {
-            let sums = microkernel::<S, T, MR, NR>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
             self.task.store_tile(s, sums, memory, self.panels, self.row);
         }
     }

@@ -123,6 +123,6 @@ pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_cou
 pub use norm::RowNorm;
 pub use packed_weights::PackedWeights;
 pub use packing::Packer;
-pub use problem::{AttentionProblem, Batch, HeadsView, Int8Heads};
+pub use problem::{AttentionCall, AttentionProblem, Batch, HeadsView, Int8Heads};
 pub use registry::Isa;
 pub use team::Team;

@@ -220,6 +220,22 @@ impl Mask<'_> {
         start..end.max(start)
     }
 
+    /// The keys from the first to the last that any of these queries sees by lengths and windows, and all appended keys.
+    pub(super) fn seen_keys(
+        &self,
+        b: usize,
+        queries: Range<usize>,
+        [s_q, s_kv]: [usize; 2],
+        appended: usize,
+    ) -> Range<usize> {
+        let ranges = queries.map(|i| self.range(b, i, s_q, s_kv)).filter(|range| !range.is_empty());
+        let seen = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        match (seen, appended) {
+            (seen, 0) => seen.unwrap_or(0..0),
+            (seen, appended) => seen.map_or(s_kv, |seen| seen.start)..s_kv + appended,
+        }
+    }
+
     /// The position of query `i` of sequence `b` among the keys.
     pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
         let start = self.structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);

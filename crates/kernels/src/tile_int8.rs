@@ -12,7 +12,7 @@ use bytemuck::Zeroable;
 
 use super::elements::Elements;
 use super::exp::exp;
-use super::int8::dot::{InputInteger, InputRows, Int8Dot};
+use super::int8::dot::{InputRows, Int8Dot};
 use super::int8::heads;
 use super::int8::inputs::quantize;
 use super::int8::wide::Wide;
@@ -121,8 +121,10 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
             let first: &mut [D::Input] = bytemuck::cast_slice_mut(first);
             let (scale, sum) = quantize(self.0, query, first);
             (scales[0], starts[0]) = (scale * factor, start(sum));
-            let rounded = query.iter().zip(&*first);
-            left.iter_mut().zip(rounded).for_each(|(left, (x, integer))| *left = x - integer.to_f32() * scale);
+            for (left, (x, integer)) in left.iter_mut().zip(query.iter().zip(&*first)) {
+                let rounded: f32 = (*integer).into();
+                *left = x - rounded * scale;
+            }
             let (scale, sum) = quantize(self.0, left, bytemuck::cast_slice_mut(second));
             (scales[1], starts[1]) = (scale * factor, start(sum));
         }

@@ -86,7 +86,13 @@ macro_rules! tile_asm {
         )
     };
 }
-pub(crate) use tile_asm;
+
+/// The assembly that multiplies two tile registers of bf16, or of `integers`.
+macro_rules! dot {
+    ($registers:literal) => {
+        concat!(".if {integers}\ntdpbssd ", $registers, "\n.else\ntdpbf16ps ", $registers, "\n.endif")
+    };
+}
 
 /// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
 pub(crate) struct ConfiguredTiles;
@@ -153,7 +159,7 @@ fn request_permission() -> bool {
 }
 
 /// Pairs per row of a tile: 64 bytes.
-const TILE_PAIRS: usize = 16;
+pub(crate) const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
@@ -161,12 +167,14 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// as blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3
 /// hold the sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
 ///
+/// Pairs are bf16, or, of `INTEGERS`, four signed integers of 8 bits with sums of 32 bits.
+///
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///
 /// # Safety
 /// The conditions of [`PairDot::multiply_tile`].
 #[inline(always)]
-unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
+pub(crate) unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool, const INTEGERS: bool>(
     tile: PairTile,
     a: *const Pair,
     b: *const Pair,
@@ -211,17 +219,17 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
             "4:",
             "tileloadd tmm4, [{a} + {a_stride}]",
             "tileloadd tmm6, [{b} + {b_stride}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            dot!("tmm0, tmm4, tmm6"),
             ".if {wide}",
             "tileloadd tmm7, [{b} + {b_stride} + {next}]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
+            dot!("tmm1, tmm4, tmm7"),
             ".endif",
             ".if {tall}",
             "tileloadd tmm5, [{lower_a} + {a_stride}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
+            dot!("tmm2, tmm5, tmm6"),
             ".endif",
             ".if {tall} & {wide}",
-            "tdpbf16ps tmm3, tmm5, tmm7",
+            dot!("tmm3, tmm5, tmm7"),
             ".endif",
             "add {a}, {next}",
             "add {lower_a}, {next}",
@@ -239,6 +247,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
             ".if {tall} & {wide}",
             "tilestored [{lower_c} + {c_stride} + 64], tmm3",
             ".endif",
+            integers = const INTEGERS as u8,
             tall = const TALL as u8,
             wide = const WIDE as u8,
             // From the first vector of B to the second, and of A from one step to the next: a row, or a block of 1 KiB.
@@ -269,10 +278,10 @@ unsafe fn multiply_in_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair,
     // SAFETY: the caller's promise.
     unsafe {
         match (tile.rows > TILE_ROWS, tile.vectors > 1) {
-            (true, true) => microkernel::<true, true, BLOCKS>(tile, a, b, c),
-            (true, false) => microkernel::<true, false, BLOCKS>(tile, a, b, c),
-            (false, true) => microkernel::<false, true, BLOCKS>(tile, a, b, c),
-            (false, false) => microkernel::<false, false, BLOCKS>(tile, a, b, c),
+            (true, true) => microkernel::<true, true, BLOCKS, false>(tile, a, b, c),
+            (true, false) => microkernel::<true, false, BLOCKS, false>(tile, a, b, c),
+            (false, true) => microkernel::<false, true, BLOCKS, false>(tile, a, b, c),
+            (false, false) => microkernel::<false, false, BLOCKS, false>(tile, a, b, c),
         }
     }
 }

@@ -106,24 +106,14 @@ impl Avx512Bf16 {
             // SAFETY: each step takes at most the rows that are left.
             unsafe {
                 let (a, c) = (a.add(row * a_stride), c.add(row * tile.c_stride));
-                row += match tile.rows - row {
-                    8.. => {
-                        self.microkernel::<8, VECTORS>(tile, a, b, c);
-                        8
-                    }
-                    4..8 => {
-                        self.microkernel::<4, VECTORS>(tile, a, b, c);
-                        4
-                    }
-                    2..4 => {
-                        self.microkernel::<2, VECTORS>(tile, a, b, c);
-                        2
-                    }
-                    _ => {
-                        self.microkernel::<1, VECTORS>(tile, a, b, c);
-                        1
-                    }
-                };
+                let rows = 1 << (tile.rows - row).min(8).ilog2();
+                match rows {
+                    8 => self.microkernel::<8, VECTORS>(tile, a, b, c),
+                    4 => self.microkernel::<4, VECTORS>(tile, a, b, c),
+                    2 => self.microkernel::<2, VECTORS>(tile, a, b, c),
+                    _ => self.microkernel::<1, VECTORS>(tile, a, b, c),
+                }
+                row += rows;
             }
         }
     }
