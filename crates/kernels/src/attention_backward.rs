@@ -236,14 +236,6 @@ impl Scratch<'_> {
     }
 }
 
-/// A block of queries of one head by a block of keys.
-#[derive(Clone, Copy)]
-struct Block {
-    pos: TilePos,
-    width: usize,
-    width_v: usize,
-}
-
 impl TaskKernel<'_> {
     #[inline(always)]
     fn run_with<S: Simd, const MR: usize, const NR: usize>(&self, s: S) -> Result<()> {
@@ -300,8 +292,7 @@ impl TaskKernel<'_> {
                 for block in (seen.start / panel * panel..seen.end).step_by(KEY_BLOCK) {
                     let count = KEY_BLOCK.min(seen.end - block);
                     let pos = TilePos { b, h, s_q, s_kv, query: first, rows, start: block, count };
-                    let block = Block { pos, width, width_v };
-                    self.add_block::<S, MR, NR>(s, block, &mut scratch, table.as_deref_mut());
+                    self.add_block::<S, MR, NR>(s, pos, &mut scratch, table.as_deref_mut());
                 }
                 for (r, row) in scratch.query_gradients.chunks_exact(width).take(rows).enumerate() {
                     let at = ((batch.queries_before(b) + first + r) * problem.h + h) * d;
@@ -353,17 +344,18 @@ impl TaskKernel<'_> {
         }
     }
 
-    /// Computes the scores of a block again, and adds what it contributes to the gradients.
+    /// Computes the scores of a block of queries of one head by a block of keys again, and adds what it contributes to
+    /// the gradients.
     #[inline(always)]
     fn add_block<S: Simd, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        block: Block,
+        pos: TilePos,
         scratch: &mut Scratch,
         mut table: Option<&mut [f32]>,
     ) {
-        let Block { pos, width, width_v } = block;
         let AttentionProblem { d, d_v, .. } = *self.call.problem;
+        let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
         let panel = NR * S::LANES;
         // The keys of the block that the queries of each tile see, from a panel's start on.
         let mut seen = [(0, 0); QUERY_BLOCK];

@@ -133,9 +133,7 @@ pub(super) fn next_tile(row: usize, rows: usize, mr: usize) -> (usize, usize) {
     }
 }
 
-/// What follows the sums of a product: bias, activation, and the dtype of the output.
-///
-/// The sums of some rows by one panel of outputs, which become results.
+/// The sums of some rows by one panel of outputs, which become results by bias, activation and dtype of the output.
 pub(super) struct Epilogue<'a> {
     /// Rows as long as `bias`.
     pub sums: &'a mut [f32],

@@ -5,9 +5,8 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use super::convert::{Convert, PairFormat};
+use super::convert::Convert;
+use super::elements::{Elements, with_elements};
 use super::error::Result;
 use super::gemm::{GemmTask, SMALL_TILE, Sums, next_tile};
 use super::isa::kernel::Kernel;
@@ -15,19 +14,12 @@ use super::isa::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::isa::simd::Simd;
 use super::registry::Isa;
 
-/// Panels of weights that are multiplied in f32.
-#[derive(Clone, Copy)]
-pub(super) enum F32Panels<'a> {
-    F32(&'a [f32]),
-    Halves(PairFormat, &'a [u16]),
-}
-
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_f32(isa: Isa, task: GemmTask, panels: F32Panels) -> Result<()> {
+pub(super) fn run_f32(isa: Isa, task: GemmTask, panels: Elements) -> Result<()> {
     // Inputs in f32, and a panel; not more than there are inputs and weights, so the products do not wrap around.
     let k = task.in_features;
     let upcast = if task.a.is_f32() { 0 } else { ((task.to - task.from) * k).next_multiple_of(CACHE_LINE) };
-    let wide = if matches!(panels, F32Panels::F32(_)) { 0 } else { task.panel_width * k };
+    let wide = if panels.is_f32() { 0 } else { task.panel_width * k };
     let mut memory = task.pool.take(upcast + wide)?;
     let (upcast, wide) = memory.split_at_mut(upcast);
     isa.run(GemmF32 { task, panels, upcast, wide });
@@ -39,7 +31,7 @@ const CACHE_LINE: usize = 16;
 
 struct GemmF32<'a> {
     task: GemmTask<'a>,
-    panels: F32Panels<'a>,
+    panels: Elements<'a>,
     upcast: &'a mut [f32],
     /// Memory for a panel of 16-bit weights in f32.
     wide: &'a mut [f32],
@@ -52,15 +44,11 @@ impl Kernel for GemmF32<'_> {
         let k = task.in_features;
         assert_eq!(task.panel_width, NR * S::LANES, "the weights are packed for another instruction set");
         let a = task.a.part(task.from * k..task.to * k).as_f32(upcast);
-        match panels {
-            F32Panels::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels, wide),
-            F32Panels::Halves(PairFormat::Bf16, panels) => {
-                multiply_panels::<S, bf16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
-            }
-            F32Panels::Halves(PairFormat::F16, panels) => {
-                multiply_panels::<S, f16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
-            }
-        }
+        with_elements!(
+            Elements(panels),
+            panels => multiply_panels::<S, _, MR, NR>(s, task, a, panels, wide),
+            Int8(_panels) => unreachable!("integers are multiplied as such")
+        );
     }
 }
 

@@ -112,15 +112,6 @@ impl Problem<'_> {
         self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h])
     }
 
-    /// The numbers that score tiles multiply, without training.
-    pub(super) fn tile_numbers(&self) -> TileNumbers {
-        match self.k.data {
-            Elements::Int8(_) => TileNumbers::Int8,
-            _ if self.bf16 => TileNumbers::Bf16,
-            _ => TileNumbers::F32,
-        }
-    }
-
     /// The size of the output, if the problem is consistent: everything that the kernel, which writes to memory that is
     /// not initialized, relies on.
     pub(super) fn checked_output_size(&self) -> Result<usize> {

@@ -1,7 +1,6 @@
 //! AMX-INT8: products of 16 rows by 16 outputs of 64 terms each.
 
-use super::kernel::{Int8InstructionSet, Int8Kernel, Int8TileKernel};
-use super::tiles::{Int8Tiles, Sums, TILE_COLUMNS};
+use super::kernel::{Int8InstructionSet, Int8Kernel, Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS};
 use crate::convert::Pair;
 use crate::isa::amx::{Amx, ConfiguredTiles, TILE_PAIRS, TILE_ROWS, microkernel};
 use crate::isa::avx512::Avx512;

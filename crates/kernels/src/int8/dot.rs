@@ -3,7 +3,7 @@
 use bytemuck::Zeroable;
 
 use crate::isa::microkernel::{Prefetch, hide_addresses};
-use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
+use crate::isa::simd::{Simd, VectorKernel};
 use crate::unroll::unroll;
 
 /// An integer that holds a rounded input.
@@ -64,9 +64,7 @@ pub(crate) trait Int8Instructions: Copy + Send + Sync {
     /// `S::LANES` integers can be written.
     #[inline(always)]
     unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
-        let mut values = [0.0; MAX_LANES];
-        self.simd().store_slice(&mut values, lanes);
-        for (i, value) in values.into_iter().take(Self::S::LANES).enumerate() {
+        for (i, value) in self.simd().lanes(lanes).into_iter().take(Self::S::LANES).enumerate() {
             // SAFETY: `i < S::LANES`.
             unsafe { *to.add(i) = Self::Input::from_bits(value.to_bits()) };
         }

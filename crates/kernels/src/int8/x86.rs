@@ -1,6 +1,6 @@
 //! 8-bit products of x86-64.
 //!
-//! - AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds the two products in 32 bits. Weights are widened when
+//! - AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds both products in 32 bits. Weights are widened when
 //!   they are loaded, once for all rows of a tile, and inputs when they are rounded. `vpmaddubsw`, which multiplies
 //!   bytes, needs weights without a sign, two more instructions for each four inputs to move the signs and to add in 32
 //!   bits, and is slower by half: its sums have 16 bits, in which there is no room for a second one.
@@ -252,8 +252,8 @@ impl Avx512Vnni {
     }
 }
 
-/// Register tile: that of f32, for the same reasons. The inputs are broadcast from memory by the instruction itself. With
-/// a scale per block, 4 × 3 integer sums and 4 × 3 results take 24 registers, and weights three.
+/// Register tile: that of f32, for the same reasons. The inputs are broadcast from memory by the instruction itself.
+/// With a scale per block, 4 × 3 integer sums and 4 × 3 results take 24 registers, and weights three.
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn run_avx512<K: Int8Kernel>(dot: Avx512Vnni, kernel: K) {
     kernel.run::<_, 8, 3, 4>(dot);

@@ -41,7 +41,7 @@ static CONFIG: TileConfig = {
 impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
-    const HAS_BF16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16];
 
     /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
@@ -63,7 +63,7 @@ impl InstructionSet for Amx {
     }
 
     /// Configures the tile registers of this thread for the time of the kernel.
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
+    fn run_pairs<K: PairKernel>(self, _: PairFormat, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
     }
@@ -86,6 +86,8 @@ macro_rules! tile_asm {
         )
     };
 }
+#[cfg(test)]
+pub(crate) use tile_asm;
 
 /// The assembly that multiplies two tile registers of bf16, or of `integers`.
 macro_rules! dot {
@@ -188,7 +190,7 @@ pub(crate) unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCK
         }
     };
     #[cfg(test)]
-    fill_with_nan();
+    crate::tests::amx::fill_with_nan();
     // SAFETY: each tile is 16 rows of 64 bytes at the stride of its matrix, inside the memory that the caller promises.
     // The caller runs as long as a `ConfiguredTiles` lives. The compiler does not know the configuration, so it neither
     // changes it nor depends on it. A function that is called in between could change it only by using AMX itself, and
@@ -286,28 +288,6 @@ unsafe fn multiply_in_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair,
     }
 }
 
-/// Fills the tile registers with NaN, so that tests see it if a product uses what was in them before.
-#[cfg(test)]
-fn fill_with_nan() {
-    let row = [f32::NAN; TILE_PAIRS];
-    // SAFETY: the tiles are configured, as for the product that follows. Each is 16 times the one row.
-    unsafe {
-        tile_asm!(
-            "tileloadd tmm0, [{row} + {stride}]",
-            "tileloadd tmm1, [{row} + {stride}]",
-            "tileloadd tmm2, [{row} + {stride}]",
-            "tileloadd tmm3, [{row} + {stride}]",
-            "tileloadd tmm4, [{row} + {stride}]",
-            "tileloadd tmm5, [{row} + {stride}]",
-            "tileloadd tmm6, [{row} + {stride}]",
-            "tileloadd tmm7, [{row} + {stride}]",
-            row = in(reg) &raw const row,
-            stride = in(reg) 0usize,
-            options(nostack, readonly),
-        );
-    }
-}
-
 // SAFETY: `microkernel` reads and writes 16 or 32 rows of 16 or 32 columns: at most `MAX_ROWS` rows, and exactly the
 // vectors of the tile.
 unsafe impl PairDot for Amx {
@@ -326,7 +306,7 @@ unsafe impl PairDot for Amx {
 
     #[inline(always)]
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
-        // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
+        // SAFETY: the caller's promise; `run_pairs` has configured the tiles.
         unsafe {
             match tile.layout {
                 TileLayout::Rows { .. } => multiply_in_layout::<false>(tile, a, b, c),

@@ -19,7 +19,7 @@ pub(crate) struct Avx512Bf16(Avx512);
 impl InstructionSet for Avx512Bf16 {
     const NAME: &'static str = "avx512_bf16";
     const F32_NAME: &'static str = Avx512::NAME;
-    const HAS_BF16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16];
 
     fn detect() -> Option<Self> {
         // Every processor with AVX512-BF16 has the other two.
@@ -39,7 +39,7 @@ impl InstructionSet for Avx512Bf16 {
         self.0.run(kernel);
     }
 
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
+    fn run_pairs<K: PairKernel>(self, _: PairFormat, kernel: K) {
         self.run_bf16_with(self, kernel);
     }
 }

@@ -81,14 +81,6 @@ unsafe impl Simd for Portable {
         ldexp(a, n) = a * f32::from_bits(((n as i32 + 127) as u32) << 23);
         zero_below(x, limit, y) = if x < limit { 0.0 } else { y };
     }
-    #[inline(always)]
-    fn reduce_add(self, a: Lanes) -> f32 {
-        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
-    }
-    #[inline(always)]
-    fn reduce_max(self, a: Lanes) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
-    }
     memory_ops! {
         load(from: *const f32) -> Lanes = from.cast::<Lanes>().read_unaligned();
         store(to: *mut f32, a: Lanes) = to.cast::<Lanes>().write_unaligned(a);
