@@ -8,6 +8,7 @@
 //! divided: scores and outputs are sums in a fixed order, and key blocks start at key 0 and have one size. So the
 //! result of a sequence is bitwise the same alone, in any batch, with any padding, and on any number of threads.
 
+use super::convert::PairFormat;
 use super::distance_products::DistanceProducts;
 use super::dropout::Dropout;
 use super::elements::{Element, ElementsOut};
@@ -21,8 +22,8 @@ use super::isa::simd::{MAX_LANES, Simd};
 use super::mask::KEY_BLOCK;
 use super::memory::{ScratchPool, element_count, try_reserve};
 use super::non_finite::FiniteValues;
-use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, TileProducts, any_visible, store_row};
-use super::problem::{AttentionProblem, Batch, KeyValueView, Problem, TileNumbers};
+use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, any_visible, store_row};
+use super::problem::{AttentionProblem, Batch, KeyValueView, Problem};
 use super::registry::Isa;
 use super::score_tile::{Packing, QUERY_BLOCK, ScoreTile, TileKernel, Tokens, pack, query_block};
 use super::team::{Output, SharedOut, Team};
@@ -125,30 +126,28 @@ pub fn attend_for_training(
 fn run_tasks(isa: Isa, team: Team, problem: &Problem, training: Option<Training>, out: ElementsOut) -> Result<()> {
     let pool = ScratchPool::default();
     if training.is_none() && problem.has_few_queries() {
-        let tasks = few_queries::Tasks::new(problem, team.threads());
-        return team.try_for_each(tasks.count(problem), |i| {
-            run_on_tiles(
-                isa,
-                problem.tile_numbers(),
-                FewQueries { problem, task: tasks.task(problem, i), pool: &pool, out },
-            )
+        let tasks = few_queries::tasks(problem, team.threads())?;
+        return team.try_for_each(tasks.len(), |i| {
+            run_on_tiles(isa, problem, problem.bf16, FewQueries { problem, task: &tasks[i], pool: &pool, out })
         });
     }
-    let numbers = if training.is_some() { TileNumbers::F32 } else { problem.tile_numbers() };
-    let tasks = tasks(problem, team.threads())?;
+    let (tasks, bf16) = (tasks(problem, team.threads())?, problem.bf16 && training.is_none());
     team.try_for_each(tasks.len(), |i| {
-        run_on_tiles(isa, numbers, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
+        run_on_tiles(isa, problem, bf16, TaskKernel { problem, task: tasks[i], pool: &pool, training, out })
     })
 }
 
-/// Runs a kernel with tiles of such numbers.
-fn run_on_tiles<K: TileKernel>(isa: Isa, numbers: TileNumbers, kernel: K) -> Result<()> {
+/// Runs a kernel with tiles of the numbers of a problem: of int8 keys and values, of bf16 if it may be and there are
+/// instructions for it, or else of f32.
+fn run_on_tiles<K: TileKernel>(isa: Isa, problem: &Problem, bf16: bool, kernel: K) -> Result<()> {
     let mut result = Ok(());
     let kernel = OnTiles { kernel, result: &mut result };
-    match numbers {
-        TileNumbers::Int8 => isa.run_int8(kernel),
-        TileNumbers::Bf16 if isa.has_bf16_dot() => isa.run_bf16(kernel),
-        _ => isa.run(kernel),
+    if problem.k.data.is_int8() {
+        isa.run_int8(kernel);
+    } else if bf16 && isa.has_bf16_dot() {
+        isa.run_pairs(PairFormat::Bf16, kernel);
+    } else {
+        isa.run(kernel);
     }
     result
 }
@@ -379,9 +378,10 @@ impl<C: ScoreTile> Running<'_, '_, C> {
         let queries = &self.queries[row * query_width..][..C::ROWS * query_width];
         let keys = &self.packed_keys[pos.start * C::key_width(problem.d)..];
         tile.scores(pos.rows, queries, problem.d, keys, pos.count, self.scores);
-        let products = self.products.as_ref().map(|products| TileProducts { products, row });
+        let products = self.products.as_ref().map(|products| (products, row));
         let (scores, state) = (&mut *self.scores, self.state.rows(row..row + C::ROWS));
-        OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state }.run();
+        let update = OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state };
+        tile.simd().call(update);
         if let Some(dropout) = self.call.training.and_then(|training| training.dropout) {
             drop_weights(tile.simd(), dropout, problem, pos, self.scores);
         }

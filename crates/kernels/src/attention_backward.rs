@@ -12,6 +12,8 @@
 //! and sums have the same order on any number of threads. The alternative, tasks over blocks of keys, would need either
 //! a sum of the gradients of queries over tasks, or all scores twice.
 
+use std::ops::Range;
+
 use super::attention::SoftmaxRow;
 use super::backward_products::{add_column_products, dot, panel_products};
 use super::dropout::Dropout;
@@ -20,7 +22,7 @@ use super::exp::exp;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::mask::{DistanceTable, KEY_BLOCK};
-use super::memory::{self, ScratchPool, element_count, zeros};
+use super::memory::{ScratchPool, element_count, zeros};
 use super::online_softmax::{TilePos, apply_mask, scale_and_softcap, score_derivatives};
 use super::problem::{AttentionProblem, Batch, KeyValueView};
 use super::registry::Isa;
@@ -207,7 +209,7 @@ struct Scratch<'a> {
     tokens: &'a mut [f32],
 }
 
-impl<'a> Scratch<'a> {
+impl Scratch<'_> {
     /// The size of each part for `keys` keys.
     fn sizes<S: Simd, const MR: usize, const NR: usize>(keys: usize, d: usize, d_v: usize) -> Result<[usize; 12]> {
         let what = "the scratch memory of the backward pass of attention";
@@ -232,33 +234,6 @@ impl<'a> Scratch<'a> {
             MAX_LANES * d.max(d_v),
         ])
     }
-
-    fn divide(memory: &'a mut memory::Scratch, sizes: [usize; 12]) -> Self {
-        let [key_panels, value_panels, keys, key_gradients, value_gradients, queries, rest @ ..] = memory.parts(sizes);
-        let [output_gradients, query_gradients, deltas, weights, score_gradients, tokens] = rest;
-        Self {
-            key_panels,
-            value_panels,
-            keys,
-            key_gradients,
-            value_gradients,
-            queries,
-            output_gradients,
-            query_gradients,
-            deltas,
-            weights,
-            score_gradients,
-            tokens,
-        }
-    }
-}
-
-/// A block of queries of one head by a block of keys.
-#[derive(Clone, Copy)]
-struct Block {
-    pos: TilePos,
-    width: usize,
-    width_v: usize,
 }
 
 impl TaskKernel<'_> {
@@ -274,7 +249,25 @@ impl TaskKernel<'_> {
         let keys = s_kv + appended;
         let sizes = Scratch::sizes::<S, MR, NR>(keys, d, d_v)?;
         let mut memory = self.pool.take_parts(sizes)?;
-        let mut scratch = Scratch::divide(&mut memory, sizes);
+        let [key_panels, value_panels, keys_by_row, key_gradients, value_gradients, queries, rest @ ..] =
+            memory.parts(sizes);
+        let [output_gradients, query_gradients, deltas, weights, score_gradients, tokens] = rest;
+        key_gradients.fill(0.0);
+        value_gradients.fill(0.0);
+        let mut scratch = Scratch {
+            key_panels,
+            value_panels,
+            keys: keys_by_row,
+            key_gradients,
+            value_gradients,
+            queries,
+            output_gradients,
+            query_gradients,
+            deltas,
+            weights,
+            score_gradients,
+            tokens,
+        };
         let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
 
         let tile = TileF32::<S, MR, NR>(s);
@@ -283,8 +276,6 @@ impl TaskKernel<'_> {
         pack(tile, Packing::Keys, key_tokens, scratch.tokens, scratch.key_panels);
         pack(tile, Packing::Keys, value_tokens, scratch.tokens, scratch.value_panels);
         pack(tile, Packing::Values { width_v: width }, key_tokens, scratch.tokens, scratch.keys);
-        scratch.key_gradients.fill(0.0);
-        scratch.value_gradients.fill(0.0);
 
         let group = problem.h / problem.h_kv;
         for h in h_kv * group..(h_kv + 1) * group {
@@ -296,13 +287,12 @@ impl TaskKernel<'_> {
             for first in (0..s_q).step_by(query_block(MR)) {
                 let rows = query_block(MR).min(s_q - first);
                 self.load_queries(first, rows, h, [width, width_v], &mut scratch);
-                let seen = self.seen_keys(first..first + rows, s_q, s_kv);
+                let seen = self.seen_keys(first..first + rows);
                 let panel = NR * S::LANES;
                 for block in (seen.start / panel * panel..seen.end).step_by(KEY_BLOCK) {
                     let count = KEY_BLOCK.min(seen.end - block);
                     let pos = TilePos { b, h, s_q, s_kv, query: first, rows, start: block, count };
-                    let block = Block { pos, width, width_v };
-                    self.add_block::<S, MR, NR>(s, block, &mut scratch, table.as_deref_mut());
+                    self.add_block::<S, MR, NR>(s, pos, &mut scratch, table.as_deref_mut());
                 }
                 for (r, row) in scratch.query_gradients.chunks_exact(width).take(rows).enumerate() {
                     let at = ((batch.queries_before(b) + first + r) * problem.h + h) * d;
@@ -328,14 +318,9 @@ impl TaskKernel<'_> {
     }
 
     /// The keys from the first to the last that any of these queries sees.
-    fn seen_keys(&self, queries: std::ops::Range<usize>, s_q: usize, s_kv: usize) -> std::ops::Range<usize> {
-        let problem = self.call.problem;
-        let ranges = queries.map(|i| problem.mask.range(self.b, i, s_q, s_kv)).filter(|range| !range.is_empty());
-        let seen = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        match (seen, problem.appended) {
-            (seen, 0) => seen.unwrap_or(0..0),
-            (seen, appended) => seen.map_or(s_kv, |seen| seen.start)..s_kv + appended,
-        }
+    fn seen_keys(&self, queries: Range<usize>) -> Range<usize> {
+        let AttentionProblem { mask, batch, appended, .. } = self.call.problem;
+        mask.seen_keys(self.b, queries, [batch.s_q(self.b), batch.s_kv(self.b)], *appended)
     }
 
     /// Loads a block of queries, the gradients of their outputs and `D`, and starts their gradients.
@@ -359,17 +344,18 @@ impl TaskKernel<'_> {
         }
     }
 
-    /// Computes the scores of a block again, and adds what it contributes to the gradients.
+    /// Computes the scores of a block of queries of one head by a block of keys again, and adds what it contributes to
+    /// the gradients.
     #[inline(always)]
     fn add_block<S: Simd, const MR: usize, const NR: usize>(
         &self,
         s: S,
-        block: Block,
+        pos: TilePos,
         scratch: &mut Scratch,
         mut table: Option<&mut [f32]>,
     ) {
-        let Block { pos, width, width_v } = block;
         let AttentionProblem { d, d_v, .. } = *self.call.problem;
+        let (width, width_v) = (d.next_multiple_of(S::LANES), d_v.next_multiple_of(S::LANES));
         let panel = NR * S::LANES;
         // The keys of the block that the queries of each tile see, from a panel's start on.
         let mut seen = [(0, 0); QUERY_BLOCK];
@@ -377,7 +363,7 @@ impl TaskKernel<'_> {
         for (tile, seen) in seen[..tiles].iter_mut().enumerate() {
             let rows = MR.min(pos.rows - tile * MR);
             let queries = pos.query + tile * MR..pos.query + tile * MR + rows;
-            let keys = self.seen_keys(queries, pos.s_q, pos.s_kv);
+            let keys = self.seen_keys(queries);
             let in_block = |key: usize| key.saturating_sub(pos.start).min(pos.count);
             let (from, to) = (in_block(keys.start) / panel * panel, in_block(keys.end));
             *seen = (from, to.max(from));

@@ -15,13 +15,9 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use super::convert::PairFormat;
 use super::elements::Elements;
 use super::error::Result;
 use super::gemm::{Epilogue, GemmTask};
-use super::gemm_f32::F32Panels;
 use super::isa::kernel::Kernel;
 use super::isa::simd::{MAX_LANES, Simd};
 use super::registry::Isa;
@@ -73,13 +69,8 @@ pub(super) fn share(all: usize, (index, parts): (usize, usize), step: usize) -> 
 }
 
 /// Runs a task on weights that are rows of outputs.
-pub(super) fn run_blas(isa: Isa, blas: Blas, task: GemmTask, weights: F32Panels) -> Result<()> {
+pub(super) fn run_blas(isa: Isa, blas: Blas, task: GemmTask, weights: Elements) -> Result<()> {
     let (terms, rows) = (task.in_features, task.to - task.from);
-    let weights = match weights {
-        F32Panels::F32(rows) => Elements::F32(rows),
-        F32Panels::Halves(PairFormat::Bf16, rows) => Elements::Bf16(bytemuck::cast_slice::<u16, bf16>(rows)),
-        F32Panels::Halves(PairFormat::F16, rows) => Elements::F16(bytemuck::cast_slice::<u16, f16>(rows)),
-    };
     let widened = (WIDENED_VALUES / terms.max(1)).next_multiple_of(OUTPUT_STEP).min(MAX_OUTPUTS);
     let most = if weights.is_f32() { MAX_OUTPUTS } else { widened };
     // The last block may be larger.

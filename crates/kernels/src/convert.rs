@@ -71,12 +71,6 @@ pub(crate) trait Convert: bytemuck::Pod + Send + Sync {
     fn as_halves(format: PairFormat, values: &[Self]) -> Option<&[u16]> {
         (Self::HALVES == Some(format)).then(|| bytemuck::cast_slice(values))
     }
-
-    /// The values as pairs of a format, where they are such pairs in memory.
-    #[inline(always)]
-    fn as_pairs(format: PairFormat, values: &[Self]) -> Option<&[Pair]> {
-        if Self::HALVES == Some(format) { bytemuck::try_cast_slice(values).ok() } else { None }
-    }
 }
 
 impl Convert for f32 {

@@ -16,17 +16,19 @@ use super::isa::simd::Simd;
 use super::team::SharedOut;
 
 /// A dtype that kernels read and write: f32, f16 or bf16. They compute in f32.
-pub trait Element: bytemuck::Pod + Send + Sync + Erased {
+pub trait Element: bytemuck::Pod + Send + Sync {
     /// The values in f32, which is exact: `from` itself, or converted into `buffer`, which is at least as long.
     fn as_f32<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
 
     /// Rounds to nearest, ties to even, into a slice of the same length.
     fn round(from: &[f32], to: &mut [MaybeUninit<Self>]);
-}
 
-/// The way from one dtype to any. The trait is public for [`Element`] alone, which no other crate can implement.
-pub trait Erased: Sized {
+    /// A slice of any dtype. No other crate can name the type, nor implement this trait.
+    #[doc(hidden)]
     fn elements(values: &[Self]) -> Elements<'_>;
+
+    /// An output of any dtype.
+    #[doc(hidden)]
     fn output(to: SharedOut<Self>) -> ElementsOut;
 }
 
@@ -40,9 +42,6 @@ macro_rules! elements {
                 assert_eq!(from.len(), to.len());
                 Self::downcast(from, to);
             }
-        }
-
-        impl Erased for $element {
             fn elements(values: &[Self]) -> Elements<'_> {
                 Elements::$elements(values)
             }
@@ -69,8 +68,8 @@ pub enum Elements<'a> {
     Int8(&'a [i8]),
 }
 
-/// Runs an expression with the slice of any [`Elements`], with the memory of any [`ElementsOut`], or with what else there
-/// is for each dtype.
+/// Runs an expression with the slice of any [`Elements`], with the memory of any [`ElementsOut`], or with what else
+/// there is for each dtype.
 macro_rules! with_elements {
     ($kind:ident($elements:expr), $values:ident => $body:expr $(, Int8($head:ident) => $of_head:expr)?) => {
         match $elements {
@@ -145,6 +144,7 @@ impl<'a> Elements<'a> {
     }
 
     /// The bits of the values, if they are of a format of 16 bits.
+    #[inline(always)]
     pub(crate) fn as_halves(self, format: PairFormat) -> Option<&'a [u16]> {
         with_elements!(Self(self), values => Convert::as_halves(format, values), Int8(_head) => None)
     }
@@ -152,7 +152,7 @@ impl<'a> Elements<'a> {
     /// The values as pairs of a format, where they are such pairs in memory.
     #[inline(always)]
     pub(crate) fn as_pairs(self, format: PairFormat) -> Option<&'a [Pair]> {
-        with_elements!(Self(self), values => Convert::as_pairs(format, values), Int8(_head) => None)
+        self.as_halves(format).and_then(|halves| bytemuck::try_cast_slice(halves).ok())
     }
 
     /// Rounds the values to pairs and fills the rest of `to` with zeros. `buffer` is at least as long as the values.

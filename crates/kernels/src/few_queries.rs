@@ -14,46 +14,32 @@ use super::elements::ElementsOut;
 use super::error::Result;
 use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
 use super::mask::KEY_BLOCK;
-use super::memory::ScratchPool;
+use super::memory::{ScratchPool, try_reserve};
 use super::non_finite::FiniteValues;
 use super::online_softmax::{OnlineSoftmaxUpdate, SoftmaxState, TilePos, any_in_range, store_row};
 use super::problem::Problem;
 use super::score_tile::{Packing, PrefetchRows, ScoreTile, Step, StepMemory, TileKernel, Tokens, pack};
 
-/// How the key-value heads of all sequences are divided into tasks.
-pub(super) struct Tasks {
-    /// Key-value heads of a task, and query heads of each.
-    heads: usize,
-    queries: usize,
-    /// Tasks of a sequence: parts of its key-value heads, and parts of the query heads of each.
-    parts: usize,
-    parts_of_group: usize,
-}
-
-impl Tasks {
-    /// As few parts of a sequence as give each thread as much to do: the heads of a token lie side by side in memory.
-    pub fn new(problem: &Problem, threads: usize) -> Self {
-        let (h_kv, group) = (problem.h_kv, problem.h / problem.h_kv);
-        let parts = if problem.batch.sequences().len().is_multiple_of(threads) { 1 } else { threads };
-        let heads = h_kv.div_ceil(parts);
-        // The heads of one key-value head are divided only if there are more threads than those.
-        let queries = if parts > h_kv { group.div_ceil(parts.div_ceil(h_kv)) } else { group };
-        Self { heads, queries, parts: h_kv.div_ceil(heads), parts_of_group: group.div_ceil(queries) }
-    }
-
-    pub fn count(&self, problem: &Problem) -> usize {
-        problem.batch.sequences().len() * self.parts * self.parts_of_group
-    }
-
-    pub fn task(&self, problem: &Problem, index: usize) -> Task {
-        let (part, of_group) = (index / self.parts_of_group, index % self.parts_of_group);
-        let (first, query) = (part % self.parts * self.heads, of_group * self.queries);
-        Task {
-            b: problem.batch.sequences().start + part / self.parts,
-            kv_heads: first..problem.h_kv.min(first + self.heads),
-            group: query..(problem.h / problem.h_kv).min(query + self.queries),
+/// Divides the key-value heads of all sequences. As few parts of a sequence as give each thread as much to do: the
+/// heads of a token lie side by side in memory.
+pub(super) fn tasks(problem: &Problem, threads: usize) -> Result<Vec<Task>> {
+    let (sequences, h_kv, group) = (problem.batch.sequences(), problem.h_kv, problem.h / problem.h_kv);
+    let parts = if sequences.len().is_multiple_of(threads) { 1 } else { threads };
+    let heads = h_kv.div_ceil(parts);
+    // The heads of one key-value head are divided only if there are more threads than those.
+    let queries = if parts > h_kv { group.div_ceil(parts.div_ceil(h_kv)) } else { group };
+    let mut tasks = Vec::new();
+    let count = sequences.len() * h_kv.div_ceil(heads) * group.div_ceil(queries);
+    try_reserve("the tasks of attention", &mut tasks, count)?;
+    for b in sequences {
+        for first in (0..h_kv).step_by(heads) {
+            for query in (0..group).step_by(queries) {
+                let (kv_heads, group) = (first..h_kv.min(first + heads), query..group.min(query + queries));
+                tasks.push(Task { b, kv_heads, group });
+            }
         }
     }
+    Ok(tasks)
 }
 
 /// Key-value heads of one sequence, with some of the query heads of each: those in a range, counted from the first.
@@ -66,7 +52,7 @@ pub(super) struct Task {
 /// A task as a kernel.
 pub(super) struct FewQueries<'a> {
     pub problem: &'a Problem<'a>,
-    pub task: Task,
+    pub task: &'a Task,
     pub pool: &'a ScratchPool,
     pub out: ElementsOut,
 }
@@ -74,7 +60,7 @@ pub(super) struct FewQueries<'a> {
 impl TileKernel for FewQueries<'_> {
     #[inline(always)]
     fn run<C: ScoreTile>(self, tile: C) -> Result<()> {
-        let Self { problem, task: Task { b, kv_heads, group }, pool, .. } = &self;
+        let Self { problem, task: Task { b, kv_heads, group }, pool, .. } = self;
         let s_q = problem.batch.s_q(*b);
         let rows = group.len() * s_q;
         if rows == 0 {
@@ -215,7 +201,7 @@ impl<C: ScoreTile> Running<'_, '_, C> {
     /// Accumulates all keys for all rows of `kv_heads`.
     #[inline(always)]
     fn add_keys(&mut self, kv_heads: Range<usize>, [keys, values]: [Tokens; 2]) {
-        let FewQueries { problem, task: Task { b, .. }, .. } = *self.call;
+        let FewQueries { problem, task: &Task { b, .. }, .. } = *self.call;
         for h_kv in kv_heads.clone() {
             for row in 0..self.padded_rows {
                 let sink = if row < self.rows { problem.sink(self.query(h_kv, row).0) } else { f32::NEG_INFINITY };
@@ -324,7 +310,8 @@ impl<C: ScoreTile> Running<'_, '_, C> {
             let (pos, place) = (TilePos { h, query, rows, ..pos }, index * self.padded_rows + row);
             let state = self.state.rows(place..place + rows);
             let scores = &mut self.scores[index * C::SCORES + (row - first) * KEY_BLOCK..];
-            OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products: None, scores, state }.run();
+            let products = None;
+            tile.simd().call(OnlineSoftmaxUpdate { tile, problem, pos, score_factor, products, scores, state });
             row += rows;
         }
     }
@@ -332,7 +319,7 @@ impl<C: ScoreTile> Running<'_, '_, C> {
     /// Stores the outputs of a key-value head.
     #[inline(always)]
     fn store(&mut self, h_kv: usize, values: Tokens, finite: Option<&FiniteValues>) {
-        let FewQueries { problem, task: Task { b, .. }, out, .. } = *self.call;
+        let FewQueries { problem, task: &Task { b, .. }, out, .. } = *self.call;
         for row in 0..self.rows {
             let (h, query) = self.query(h_kv, row);
             let place = self.index(h_kv) * self.padded_rows + row;

@@ -10,7 +10,6 @@ use super::elements::{Elements, ElementsOut};
 use super::isa::microkernel::store_rows;
 use super::isa::simd::{Simd, VectorKernel};
 use super::memory::ScratchPool;
-use super::team::SharedOut;
 use super::unroll::unroll;
 
 /// The part of a product that one thread computes: rows `from .. to`, panels `first .. last`.
@@ -56,15 +55,6 @@ impl GemmTask<'_> {
         panel == self.first && self.from == 0
     }
 
-    /// The output, if sums become results by nothing but the bias, and all columns before `end` are in it.
-    #[inline(always)]
-    fn direct_output(&self, end: usize) -> Option<SharedOut<f32>> {
-        match self.out {
-            ElementsOut::F32(out) if self.activation == Activation::Identity && end <= self.out_features => Some(out),
-            _ => None,
-        }
-    }
-
     /// Adds the bias to the sums of whole rows of some panels, applies the activation and stores the results from row
     /// `row` of the task on.
     ///
@@ -74,19 +64,6 @@ impl GemmTask<'_> {
     pub(super) unsafe fn store<S: Simd>(&self, s: S, sums: &mut [f32], panels: Range<usize>, row: usize) {
         let Self { out_features, panel_width, bias, .. } = *self;
         let columns = panels.start * panel_width..panels.end * panel_width;
-        if let Some(out) = self.direct_output(columns.end) {
-            let (bias, width) = (&bias[columns.clone()], columns.len());
-            for (r, sums) in sums.chunks_exact(width).enumerate() {
-                for at in (0..width).step_by(S::LANES) {
-                    let result = s.add(s.load_slice(&sums[at..]), s.load_slice(&bias[at..]));
-                    // SAFETY: the caller promises the rows; all columns are in the output.
-                    unsafe {
-                        s.store(out.start().add((self.from + row + r) * out_features + columns.start + at), result)
-                    };
-                }
-            }
-            return;
-        }
         s.call(Epilogue {
             sums,
             bias: &bias[columns.clone()],
@@ -116,12 +93,16 @@ impl GemmTask<'_> {
         let (column, width) = (panels.start * panel_width, VECTORS * S::LANES);
         assert!(panels.len() * panel_width == width && ROWS * width <= memory.0.len());
         let bias = &bias[column..][..width];
-        let Some(out) = self.direct_output(column + width) else {
+        let out = match self.out {
+            // Sums become results by nothing but the bias, and all columns are in the output.
+            ElementsOut::F32(out) if self.activation == Activation::Identity && column + width <= out_features => out,
             // SAFETY: the assertion checks the memory, and the caller promises the rest.
-            return unsafe {
-                store_rows(s, &sums, memory.0.as_mut_ptr(), width);
-                self.store(s, &mut memory.0[..ROWS * width], panels, row)
-            };
+            _ => {
+                return unsafe {
+                    store_rows(s, &sums, memory.0.as_mut_ptr(), width);
+                    self.store(s, &mut memory.0[..ROWS * width], panels, row)
+                };
+            }
         };
         // SAFETY: the caller promises the rows; all columns are in the output.
         unsafe {
@@ -152,9 +133,7 @@ pub(super) fn next_tile(row: usize, rows: usize, mr: usize) -> (usize, usize) {
     }
 }
 
-/// What follows the sums of a product: bias, activation, and the dtype of the output.
-///
-/// The sums of some rows by one panel of outputs, which become results.
+/// The sums of some rows by one panel of outputs, which become results by bias, activation and dtype of the output.
 pub(super) struct Epilogue<'a> {
     /// Rows as long as `bias`.
     pub sums: &'a mut [f32],

@@ -5,9 +5,8 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use super::convert::{Convert, PairFormat};
+use super::convert::Convert;
+use super::elements::{Elements, with_elements};
 use super::error::Result;
 use super::gemm::{GemmTask, SMALL_TILE, Sums, next_tile};
 use super::isa::kernel::Kernel;
@@ -15,19 +14,12 @@ use super::isa::microkernel::{Lhs, Prefetch, Rhs, microkernel};
 use super::isa::simd::Simd;
 use super::registry::Isa;
 
-/// Panels of weights that are multiplied in f32.
-#[derive(Clone, Copy)]
-pub(super) enum F32Panels<'a> {
-    F32(&'a [f32]),
-    Halves(PairFormat, &'a [u16]),
-}
-
 /// Runs a task on the packed panels of its weights.
-pub(super) fn run_f32(isa: Isa, task: GemmTask, panels: F32Panels) -> Result<()> {
+pub(super) fn run_f32(isa: Isa, task: GemmTask, panels: Elements) -> Result<()> {
     // Inputs in f32, and a panel; not more than there are inputs and weights, so the products do not wrap around.
     let k = task.in_features;
     let upcast = if task.a.is_f32() { 0 } else { ((task.to - task.from) * k).next_multiple_of(CACHE_LINE) };
-    let wide = if matches!(panels, F32Panels::F32(_)) { 0 } else { task.panel_width * k };
+    let wide = if panels.is_f32() { 0 } else { task.panel_width * k };
     let mut memory = task.pool.take(upcast + wide)?;
     let (upcast, wide) = memory.split_at_mut(upcast);
     isa.run(GemmF32 { task, panels, upcast, wide });
@@ -39,7 +31,7 @@ const CACHE_LINE: usize = 16;
 
 struct GemmF32<'a> {
     task: GemmTask<'a>,
-    panels: F32Panels<'a>,
+    panels: Elements<'a>,
     upcast: &'a mut [f32],
     /// Memory for a panel of 16-bit weights in f32.
     wide: &'a mut [f32],
@@ -52,15 +44,11 @@ impl Kernel for GemmF32<'_> {
         let k = task.in_features;
         assert_eq!(task.panel_width, NR * S::LANES, "the weights are packed for another instruction set");
         let a = task.a.part(task.from * k..task.to * k).as_f32(upcast);
-        match panels {
-            F32Panels::F32(panels) => multiply_panels::<S, f32, MR, NR>(s, task, a, panels, wide),
-            F32Panels::Halves(PairFormat::Bf16, panels) => {
-                multiply_panels::<S, bf16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
-            }
-            F32Panels::Halves(PairFormat::F16, panels) => {
-                multiply_panels::<S, f16, MR, NR>(s, task, a, bytemuck::cast_slice(panels), wide);
-            }
-        }
+        with_elements!(
+            Elements(panels),
+            panels => multiply_panels::<S, _, MR, NR>(s, task, a, panels, wide),
+            Int8(_panels) => unreachable!("integers are multiplied as such")
+        );
     }
 }
 
@@ -84,9 +72,9 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             for row in 0..rows {
                 let tile = Tile { task, a, terms, panels: panel..panel + PANELS_OF_ROW, row };
                 match NR {
-                    1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums),
-                    2 => tile.multiply::<S, 1, { 2 * PANELS_OF_ROW }, 2>(s, Prefetch::NONE, &mut sums),
-                    _ => tile.multiply::<S, 1, { 3 * PANELS_OF_ROW }, 3>(s, Prefetch::NONE, &mut sums),
+                    1 => tile.multiply::<S, 1, { PANELS_OF_ROW }, 1>(s, Prefetch::NONE, &mut sums, None),
+                    2 => tile.multiply::<S, 1, { 2 * PANELS_OF_ROW }, 2>(s, Prefetch::NONE, &mut sums, None),
+                    _ => tile.multiply::<S, 1, { 3 * PANELS_OF_ROW }, 3>(s, Prefetch::NONE, &mut sums, None),
                 }
             }
             panel += PANELS_OF_ROW;
@@ -114,7 +102,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them
             // in f32 for the others.
             let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
-            tile.multiply_and_widen::<S, SMALL_TILE, NR>(s, fetch.tile(0), &mut sums, wide);
+            tile.multiply::<S, SMALL_TILE, NR, NR>(s, fetch.tile(0), &mut sums, Some(wide));
             multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (SMALL_TILE, fetch), &mut sums);
         }
         panel += 1;
@@ -159,10 +147,10 @@ fn multiply_rows<S: Simd, T: Convert, const MR: usize, const NR: usize>(
         let tile = Tile { task, a, terms, panels: panel..panel + 1, row: first };
         match height {
             SMALL_TILE if MR > SMALL_TILE => {
-                tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums);
+                tile.multiply::<S, SMALL_TILE, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums, None);
             }
-            1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums),
-            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row.div_ceil(MR)), sums),
+            1 => tile.multiply::<S, 1, NR, NR>(s, Prefetch::ahead(fetch.panel, fetch.step), sums, None),
+            _ => tile.multiply::<S, MR, NR, NR>(s, fetch.tile(row.div_ceil(MR)), sums, None),
         }
         row = first + height;
     }
@@ -178,41 +166,27 @@ struct Tile<'a, T> {
 }
 
 impl<T: Convert> Tile<'_, T> {
-    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `memory` is for their sums.
+    /// Computes `ROWS` rows by `VECTORS` vectors, `NR` of each panel, and stores them. `memory` is for their sums. The
+    /// panel is also written in f32 to `wide`, if there is such memory.
     #[inline(always)]
     fn multiply<S: Simd, const ROWS: usize, const VECTORS: usize, const NR: usize>(
         self,
         s: S,
         prefetch: Prefetch,
         memory: &mut Sums,
+        wide: Option<&mut [f32]>,
     ) {
         let (k, width) = (self.task.in_features, VECTORS * S::LANES);
         let a = &self.a[self.row * k..];
         assert!(a.len() >= ROWS * k && self.terms.len() == width * k);
-        let b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
+        let mut b = Rhs::panels(self.terms.as_ptr(), NR * S::LANES, NR, NR * S::LANES * k);
+        if let Some(wide) = wide {
+            assert!(wide.len() >= width * k);
+            b = b.copied_to(wide.as_mut_ptr());
+        }
         // SAFETY: the assertion checks the lengths; rows `row .. row + ROWS` are rows of this task.
         unsafe {
             let sums = microkernel::<S, T, ROWS, VECTORS>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
-            self.task.store_tile(s, sums, memory, self.panels, self.row);
-        }
-    }
-
-    /// [`multiply`](Self::multiply) of one panel, which is also written to `wide` in f32.
-    #[inline(always)]
-    fn multiply_and_widen<S: Simd, const MR: usize, const NR: usize>(
-        self,
-        s: S,
-        prefetch: Prefetch,
-        memory: &mut Sums,
-        wide: &mut [f32],
-    ) {
-        let (k, width) = (self.task.in_features, NR * S::LANES);
-        let a = &self.a[self.row * k..];
-        assert!(a.len() >= MR * k && self.terms.len() == width * k && wide.len() == width * k);
-        let b = Rhs::new(self.terms.as_ptr(), width).copied_to(wide.as_mut_ptr());
-        // SAFETY: the assertion checks the lengths; rows `row .. row + MR` are rows of this task.
-        unsafe {
-            let sums = microkernel::<S, T, MR, NR>(s, k, Lhs::rows(a.as_ptr(), k), b, prefetch);
             self.task.store_tile(s, sums, memory, self.panels, self.row);
         }
     }

@@ -45,20 +45,15 @@
 //! A loop for each dtype was rejected: it took five times as long to compile, and was no faster. Work that is called
 //! from several places is a function of its own inside an instruction set (`Simd::call`).
 //!
-//! From the bottom up: `isa`, `exp` and `activation`, `convert`, `elements` and the `microkernel`; then the attention
-//! `problem`, its `mask`, score tiles and `online_softmax`; and `packing`, `gemm` with its `epilogue`, and `int8`
-//! beside them.
+//! From the bottom up: `convert` and `isa`, the vectors of each instruction set with the microkernel on them, and `exp`
+//! and `activation`; `elements`, the slices of callers; `int8`, integers of 8 bits and their products; and `registry`,
+//! the table of instruction sets, on which kernels stand. Attention is the `problem` with its `mask`, the score tiles,
+//! `online_softmax`, and the kernels `attention` and `few_queries`. Products are `packing`, the tasks of `gemm`, and
+//! `packed_weights`, which runs them. No file uses one that uses it.
 #![allow(unsafe_code)]
 #![deny(missing_docs)]
-#![cfg_attr(
-    not(any(target_arch = "x86_64", target_arch = "aarch64")),
-    allow(
-        dead_code,
-        unused_macros,
-        unused_imports,
-        reason = "only x86-64 and Arm have products of pairs and of int8 tiles"
-    )
-)]
+// Only x86-64 and Arm have products of pairs, and macros for their intrinsics.
+#![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code, unused_macros, unused_imports))]
 
 mod activation;
 mod attention;
@@ -123,6 +118,6 @@ pub use memory::{AlignedVec, Scratch, ScratchPool, check_allocation, element_cou
 pub use norm::RowNorm;
 pub use packed_weights::PackedWeights;
 pub use packing::Packer;
-pub use problem::{AttentionProblem, Batch, HeadsView, Int8Heads};
+pub use problem::{AttentionCall, AttentionProblem, Batch, HeadsView, Int8Heads};
 pub use registry::Isa;
 pub use team::Team;

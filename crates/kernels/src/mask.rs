@@ -157,11 +157,8 @@ impl Mask<'_> {
         let [sequences, h, s_q, s_kv] = dims;
         let MaskStructure { lengths, distances, starts, .. } = &self.structure;
         let count = |name: &str, found: usize, expected: usize| {
-            if found == expected {
-                Ok(())
-            } else {
-                Err(Error::value(format!("the number of {name}"), found, expected.to_string()))
-            }
+            let error = || Error::value(format!("the number of {name}"), found, expected.to_string());
+            (found == expected).then_some(()).ok_or_else(error)
         };
         for lengths in lengths {
             match lengths {
@@ -220,6 +217,23 @@ impl Mask<'_> {
         start..end.max(start)
     }
 
+    /// The keys from the first to the last that any of these queries sees by lengths and windows, and all appended
+    /// keys.
+    pub(super) fn seen_keys(
+        &self,
+        b: usize,
+        queries: Range<usize>,
+        [s_q, s_kv]: [usize; 2],
+        appended: usize,
+    ) -> Range<usize> {
+        let ranges = queries.map(|i| self.range(b, i, s_q, s_kv)).filter(|range| !range.is_empty());
+        let seen = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        match (seen, appended) {
+            (seen, 0) => seen.unwrap_or(0..0),
+            (seen, appended) => seen.map_or(s_kv, |seen| seen.start)..s_kv + appended,
+        }
+    }
+
     /// The position of query `i` of sequence `b` among the keys.
     pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
         let start = self.structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
@@ -269,29 +283,17 @@ impl Mask<'_> {
         }
         // What one bias hides stays hidden, whatever a later one has added: -inf + inf would be NaN.
         for bias in self.bias.split_last().map_or(&[][..], |(_, earlier)| earlier) {
-            for (score, j) in scores.iter_mut().zip(from..) {
-                if bias.get(b, h, i, j) <= f32::MIN {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
+            hide(scores, from, |j| bias.get(b, h, i, j) <= f32::MIN);
         }
         for table in &self.tables {
             table.hide(scores, h, position, from);
         }
         for keep in &self.keep {
-            for (score, j) in scores.iter_mut().zip(from..) {
-                if keep.get(b, h, i, j) == 0 {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
+            hide(scores, from, |j| keep.get(b, h, i, j) == 0);
         }
         for [queries, keys] in &self.segments {
             let own = queries.get(b, 0, i, 0);
-            for (score, j) in scores.iter_mut().zip(from..) {
-                if keys.get(b, 0, 0, j) != own {
-                    *score = f32::NEG_INFINITY;
-                }
-            }
+            hide(scores, from, |j| keys.get(b, 0, 0, j) != own);
         }
         for rule in &self.rules {
             let blocks = from / KEY_BLOCK..(from + scores.len()).div_ceil(KEY_BLOCK);
@@ -299,6 +301,15 @@ impl Mask<'_> {
             if seen.any(|seen| seen != Seen::All) {
                 rule.hide((b, h, i), from, scores);
             }
+        }
+    }
+}
+
+/// Sets the scores of the keys that are hidden to -inf; the first score is that of key `from`.
+fn hide(scores: &mut [f32], from: usize, is_hidden: impl Fn(usize) -> bool) {
+    for (score, j) in scores.iter_mut().zip(from..) {
+        if is_hidden(j) {
+            *score = f32::NEG_INFINITY;
         }
     }
 }
@@ -345,13 +356,7 @@ impl DistanceTable<'_> {
     #[inline(always)]
     pub(super) fn add(&self, scores: &mut [f32], (b, h, i): (usize, usize, usize), position: i64, key: usize) {
         let biases = self.row(h, position, key, scores.len());
-        let Some(factors) = &self.factors else {
-            for (score, bias) in scores.iter_mut().zip(biases) {
-                *score = if *bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
-            }
-            return;
-        };
-        let factor = factors.get(b, h, i, 0);
+        let factor = self.factors.as_ref().map_or(1.0, |factors| factors.get(b, h, i, 0));
         for (score, bias) in scores.iter_mut().zip(biases) {
             *score = if *bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias * factor };
         }
@@ -368,9 +373,7 @@ impl DistanceTable<'_> {
     /// Hides again what the table hides, whatever was added to the scores since.
     pub(super) fn hide(&self, scores: &mut [f32], h: usize, position: i64, key: usize) {
         let biases = self.row(h, position, key, scores.len());
-        for (score, _) in scores.iter_mut().zip(biases).filter(|(_, bias)| **bias <= f32::MIN) {
-            *score = f32::NEG_INFINITY;
-        }
+        hide(scores, 0, |j| biases[j] <= f32::MIN);
     }
 }
 

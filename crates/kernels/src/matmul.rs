@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::error::{Error, Result};
 use super::gemm::Sums;
 use super::isa::kernel::Kernel;
-use super::isa::microkernel::{Lhs, Prefetch, Rhs, microkernel, store_rows};
+use super::isa::microkernel::{Lhs, Prefetch, Rhs, StridedRows, microkernel, pack_rows, store_rows};
 use super::isa::simd::{MAX_LANES, Simd};
 use super::memory::{AlignedVec, ScratchPool, element_count};
 use super::registry::Isa;
@@ -170,21 +170,16 @@ impl Kernel for PackPanel<'_> {
             return;
         }
         let value = |column: usize, term: usize| &data[column * all_terms + term..];
-        let whole = terms / S::COLUMNS * S::COLUMNS;
         for first in (0..*width).step_by(S::LANES) {
             if first + S::LANES <= count {
-                for term in (0..whole).step_by(S::COLUMNS) {
-                    let mut rows = [std::ptr::null(); MAX_LANES];
-                    for (lane, row) in rows.iter_mut().take(S::LANES).enumerate() {
-                        *row = value(column + first + lane, first_term + term)[..S::COLUMNS].as_ptr();
-                    }
-                    let to = &mut to[term * width + first..][..(S::COLUMNS - 1) * width + S::LANES];
-                    // SAFETY: each row has `COLUMNS` values; those of `to` are `width` values apart.
-                    unsafe { s.transpose(&rows, to.as_mut_ptr(), *width) };
-                }
+                let last = value(column + first + S::LANES - 1, *first_term);
+                assert!(last.len() >= *terms);
+                let rows = StridedRows { at: value(column + first, *first_term).as_ptr(), stride: all_terms };
+                // SAFETY: each row up to the last one, which was checked, has `terms` values.
+                unsafe { pack_rows(s, rows, *terms, &mut to[first..], *width) };
+                continue;
             }
-            let packed = if first + S::LANES <= count { whole } else { 0 };
-            for term in packed..*terms {
+            for term in 0..*terms {
                 for (lane, to) in to[term * width + first..][..S::LANES].iter_mut().enumerate() {
                     let is_column = first + lane < count;
                     *to = if is_column { value(column + first + lane, first_term + term)[0] } else { 0.0 };
@@ -217,38 +212,36 @@ impl Kernel for Task<'_> {
         for panel in self.panels.clone() {
             let panel_terms = &self.packed[panel * width * terms..][..width * terms];
             let b = Rhs::new(panel_terms.as_ptr(), width);
-            if a.transposed {
-                for (tile, from) in self.memory.chunks_exact(MR * terms).take(self.rows.div_ceil(MR)).enumerate() {
-                    let rows = tile * MR..self.rows.min((tile + 1) * MR);
-                    // SAFETY: a tile has `terms` times `MR` values, and a panel as many times `width`. Rows of this
-                    // task; the others after the last one are left out.
-                    unsafe {
-                        let a = Lhs::columns(from.as_ptr(), MR);
-                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
-                        store_rows(s, &sums, memory.0.as_mut_ptr(), width);
-                        self.store(s, panel, rows, &memory.0);
-                    }
-                }
-                continue;
-            }
-            let stride = a.dims[1];
             let mut row = 0;
             while row < self.rows {
-                // The last tile may start before `row`, with rows that are computed again.
-                let (first, height) = if self.rows < MR { (row, 1) } else { (row.min(self.rows - MR), MR) };
-                let from = &a.data[(self.first_row + first) * stride + first_term..];
-                assert!(from.len() >= (height - 1) * stride + terms);
-                let a = Lhs::rows(from.as_ptr(), stride);
-                // SAFETY: the assertion checks the rows; a panel has `terms` times `width` values. Rows of this task.
+                // The last tile of rows may start before `row`, with rows that are computed again.
+                let (first, height) = match a.transposed {
+                    false if self.rows < MR => (row, 1),
+                    false => (row.min(self.rows - MR), MR),
+                    true => (row, MR),
+                };
+                let lhs = if a.transposed {
+                    let tile = &self.memory[first * terms..];
+                    assert!(tile.len() >= MR * terms);
+                    Lhs::columns(tile.as_ptr(), MR)
+                } else {
+                    let stride = a.dims[1];
+                    let rows = &a.data[(self.first_row + first) * stride + first_term..];
+                    assert!(rows.len() >= (height - 1) * stride + terms);
+                    Lhs::rows(rows.as_ptr(), stride)
+                };
+                // SAFETY: the assertions check the rows; a panel has `terms` times `width` values. Rows of this task:
+                // those of a tile after the last one are left out.
                 unsafe {
                     if height == MR {
-                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
+                        let sums = microkernel::<S, _, MR, NR>(s, terms, lhs, b, Prefetch::NONE);
                         store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     } else {
-                        let sums = microkernel::<S, _, 1, NR>(s, terms, a, b, Prefetch::NONE);
+                        let sums = microkernel::<S, _, 1, NR>(s, terms, lhs, b, Prefetch::NONE);
                         store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     }
-                    self.store(s, panel, row..first + height, &memory.0[(row - first) * width..]);
+                    let rows = row..self.rows.min(first + height);
+                    self.store(s, panel, rows, &memory.0[(row - first) * width..]);
                 }
                 row = first + height;
             }

@@ -88,7 +88,7 @@ unsafe impl Zeroable for CacheLine {}
 unsafe impl Pod for CacheLine {}
 
 /// A buffer of plain numbers, aligned to 64 bytes.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub struct AlignedVec<T> {
     lines: Vec<CacheLine>,
     len: usize,
@@ -101,25 +101,13 @@ impl std::fmt::Debug for CacheLine {
     }
 }
 
-impl<T> Default for AlignedVec<T> {
-    fn default() -> Self {
-        Self { lines: Vec::new(), len: 0, element: PhantomData }
-    }
-}
-
-impl<T> Clone for AlignedVec<T> {
-    fn clone(&self) -> Self {
-        Self { lines: self.lines.clone(), ..*self }
-    }
-}
-
 impl<T: Pod> AlignedVec<T> {
     /// `len` zeros. `what` is the name of the memory in the error.
     ///
     /// # Errors
     /// If there is not enough memory.
     pub fn zeros(what: &str, len: usize) -> Result<Self> {
-        let mut zeros = Self::default();
+        let mut zeros = Self { lines: Vec::new(), len: 0, element: PhantomData };
         zeros.resize(what, len)?;
         Ok(zeros)
     }
@@ -201,6 +189,11 @@ impl SharedPanels {
     /// The numbers of all panels.
     pub(super) fn all<T: Pod>(&self) -> &[T] {
         bytemuck::cast_slice(&self.memory[self.range.clone()])
+    }
+
+    /// The numbers of all panels, to write, in memory that is not shared.
+    pub(super) fn all_mut<T: Pod>(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut Arc::make_mut(&mut self.memory)[self.range.clone()])
     }
 
     /// Panel `index` of all `panels`.

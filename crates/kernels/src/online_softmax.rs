@@ -118,13 +118,6 @@ fn all_visible(mask: &Mask, pos: TilePos) -> bool {
     start >= pos.s_kv || !mask.changes_scores() && seen && by_rules()
 }
 
-/// The products with embeddings of distances that a tile reads: those of its queries start at a row of the query block.
-#[derive(Clone, Copy)]
-pub(super) struct TileProducts<'a> {
-    pub products: &'a DistanceProducts<'a>,
-    pub row: usize,
-}
-
 /// The update of the online softmax for one tile: masks its scores `(rows, KEY_BLOCK)`, turns them into
 /// `e^(score - row_max)` with the updated `row_max`, and rescales `row_sum` and `output`, which were accumulated under
 /// the old one.
@@ -133,15 +126,10 @@ pub(super) struct OnlineSoftmaxUpdate<'a, C> {
     pub problem: &'a Problem<'a>,
     pub pos: TilePos,
     pub score_factor: f32,
-    pub products: Option<TileProducts<'a>>,
+    /// Products with embeddings of distances; those of the tile's queries start at a row of the query block.
+    pub products: Option<(&'a DistanceProducts<'a>, usize)>,
     pub scores: &'a mut [f32],
     pub state: SoftmaxState<'a>,
-}
-
-impl<C: ScoreTile> OnlineSoftmaxUpdate<'_, C> {
-    pub fn run(self) {
-        self.tile.simd().call(self);
-    }
 }
 
 impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
@@ -162,7 +150,7 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
                 row[pos.count..].fill(f32::NEG_INFINITY);
                 scale_and_find_largest(s, score_factor, row)
             } else {
-                let products = products.map(|of| (of.products, of.row + r, score_factor));
+                let products = products.map(|(products, row)| (products, row + r, score_factor));
                 // A cap is on the sum of a score and its products.
                 let capped = products.filter(|_| problem.softcap.is_some());
                 if let Some((products, row_of_block, factor)) = capped {
@@ -198,7 +186,7 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
                 state.row_sum[r] += s.reduce_add(sum);
                 continue;
             }
-            let rescale = s.first_lane(exp(s, s.splat(old_max - new_max)));
+            let rescale = s.lanes(exp(s, s.splat(old_max - new_max)))[0];
             state.row_sum[r] = state.row_sum[r] * rescale + s.reduce_add(sum);
             if rescale != 1.0 {
                 let width_v = state.width_v;

@@ -13,7 +13,7 @@ use super::convert::PairFormat;
 use super::elements::{Element, Elements, ElementsOut};
 use super::error::{Error, Result};
 use super::gemm::GemmTask;
-use super::gemm_f32::{F32Panels, run_f32};
+use super::gemm_f32::run_f32;
 use super::gemm_pairs::run_pairs;
 use super::int8::encode::WeightFormat;
 use super::int8::gemm::run_quantized;
@@ -48,6 +48,7 @@ pub struct PackedWeights {
     pub(super) out_features: usize,
     /// Output features per panel.
     pub(super) panel_width: usize,
+    pub(super) format: WeightFormat,
     pub(super) numbers: Numbers,
     pub(super) panels: SharedPanels,
     /// The scales of panels of integers.
@@ -95,12 +96,7 @@ impl PackedWeights {
 
     /// The numbers that the weights are held in: the format that they were packed for.
     pub fn format(&self) -> WeightFormat {
-        match self.numbers {
-            Numbers::F32 => WeightFormat::F32,
-            Numbers::Halves(PairFormat::Bf16) | Numbers::Pairs(PairFormat::Bf16) => WeightFormat::Bf16,
-            Numbers::Halves(PairFormat::F16) | Numbers::Pairs(PairFormat::F16) => WeightFormat::F16,
-            Numbers::Integers(layout) => layout.format,
-        }
+        self.format
     }
 
     /// Whether products round their inputs to bf16.
@@ -112,16 +108,7 @@ impl PackedWeights {
     pub fn rounds_coarsely(&self) -> bool {
         self.rounds_to_bf16() || matches!(self.numbers, Numbers::Integers(_))
     }
-}
 
-/// The sizes: the weights themselves are megabytes.
-impl fmt::Debug for PackedWeights {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PackedWeights({} x {}, {})", self.out_features, self.in_features, self.isa.name())
-    }
-}
-
-impl PackedWeights {
     /// Computes `a Wᵀ + b` and its activation for `a` `(rows, in_features)`. `out` becomes `(rows, out_features)`.
     ///
     /// # Errors
@@ -166,9 +153,7 @@ impl PackedWeights {
         // SAFETY: `run_tasks` writes all of the output.
         unsafe { out.write("the output of a product", size, run) }
     }
-}
 
-impl PackedWeights {
     /// Multiply-adds of a product with `rows` rows.
     pub fn multiply_adds(&self, rows: usize) -> usize {
         rows.saturating_mul(self.out_features).saturating_mul(self.in_features)
@@ -251,14 +236,15 @@ impl PackedWeights {
                 })
             })
         };
-        let run_f32_panels = |panels: F32Panels| match self.blas {
+        let run_f32_panels = |panels: Elements| match self.blas {
             Some(blas) => run_each(&|task| run_blas(self.isa, blas, task, panels)),
             None => run_each(&|task| run_f32(self.isa, task, panels)),
         };
         let panels = &self.panels;
         match self.numbers {
-            Numbers::F32 => run_f32_panels(F32Panels::F32(panels.all())),
-            Numbers::Halves(format) => run_f32_panels(F32Panels::Halves(format, panels.all())),
+            Numbers::F32 => run_f32_panels(Elements::F32(panels.all())),
+            Numbers::Halves(PairFormat::F16) => run_f32_panels(Elements::F16(panels.all())),
+            Numbers::Halves(PairFormat::Bf16) => run_f32_panels(Elements::Bf16(panels.all())),
             Numbers::Pairs(format) => run_each(&|task| run_pairs(self.isa, format, task, panels.all())),
             Numbers::Integers(layout) => {
                 let inputs = RoundedInputs::new(self.isa, team, &pool, layout, a, rows)?;
@@ -266,9 +252,7 @@ impl PackedWeights {
             }
         }
     }
-}
 
-impl PackedWeights {
     /// The weights of a range of outputs, `(outputs, in_features)`, in the dtype that was packed, or a wider one.
     ///
     /// # Errors
@@ -361,5 +345,12 @@ impl PackedWeights {
                 }
             }
         }
+    }
+}
+
+/// The sizes: the weights themselves are megabytes.
+impl fmt::Debug for PackedWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedWeights({} x {}, {})", self.out_features, self.in_features, self.isa.name())
     }
 }

@@ -3,8 +3,6 @@
 //! The rows come as slices of any dtype, from one layer or from several with the same input. Nothing is concatenated or
 //! converted before: beside the panels, packing takes the memory of one row.
 
-use bytemuck::cast_slice_mut;
-
 use super::blas::{Blas, MAX_SIZE, MIN_OUTPUTS};
 use super::convert::Pair;
 use super::elements::{Element, Elements};
@@ -16,21 +14,12 @@ use super::memory::{AlignedVec, SharedPanels, element_count};
 use super::packed_weights::{Numbers, PackedWeights};
 use super::registry::Isa;
 
-/// Panels that are being filled.
+/// Weights that are being packed.
 pub struct Packer {
-    isa: Isa,
-    blas: Option<Blas>,
-    in_features: usize,
-    out_features: usize,
-    panel_width: usize,
-    /// Input features of an output feature, or pairs of them.
+    weights: PackedWeights,
+    /// Input features of an output feature, or pairs of them, and their order inside a panel.
     terms: usize,
-    /// The order inside a panel.
     order: PairOrder,
-    numbers: Numbers,
-    panels: AlignedVec<u8>,
-    scales: AlignedVec<u8>,
-    bias: AlignedVec<f32>,
     /// Output features that have been packed.
     packed: usize,
     /// One row in f32, and its integers and scales.
@@ -99,18 +88,23 @@ impl Packer {
             }
         };
         let groups = if format.is_quantized() { format.groups(in_features) } else { 0 };
+        let (scales, bias) = (format.zero_scales(WHAT, &[outputs, groups])?, zeros(&[outputs])?);
+        let [panels, scales] = [panels, scales].map(SharedPanels::new);
         Ok(Self {
-            isa,
-            blas,
-            in_features,
-            out_features,
-            panel_width,
+            weights: PackedWeights {
+                isa,
+                blas,
+                in_features,
+                out_features,
+                panel_width,
+                format,
+                numbers,
+                panels,
+                scales,
+                bias,
+            },
             terms,
             order,
-            numbers,
-            panels,
-            scales: format.zero_scales(WHAT, &[outputs, groups])?,
-            bias: zeros(&[outputs])?,
             packed: 0,
             row: zeros(&[in_features])?,
             integers: zeros(&[if format.is_quantized() { in_features } else { 0 }])?,
@@ -128,25 +122,23 @@ impl Packer {
     }
 
     fn push_elements(&mut self, outputs: usize, weight: Elements, bias: Option<&[f32]>) -> Result<()> {
-        if weight.len() != element_count("a weight", &[outputs, self.in_features])? {
-            return Err(Error::shape("a weight", &[weight.len()], format!("{outputs} × {}", self.in_features)));
+        let PackedWeights { in_features, out_features, .. } = self.weights;
+        if weight.len() != element_count("a weight", &[outputs, in_features])? {
+            return Err(Error::shape("a weight", &[weight.len()], format!("{outputs} × {in_features}")));
         }
-        if outputs > self.out_features - self.packed {
-            return Err(Error::value(
-                "the number of output features",
-                self.packed + outputs,
-                format!("{}", self.out_features),
-            ));
+        if outputs > out_features - self.packed {
+            let found = self.packed + outputs;
+            return Err(Error::value("the number of output features", found, format!("{out_features}")));
         }
         if let Some(bias) = bias {
             if bias.len() != outputs {
                 return Err(Error::shape("a bias", &[bias.len()], format!("[{outputs}]")));
             }
-            self.bias[self.packed..][..outputs].copy_from_slice(bias);
+            self.weights.bias[self.packed..][..outputs].copy_from_slice(bias);
         }
-        let features = if self.in_features == 0 { 0 } else { outputs };
+        let features = if in_features == 0 { 0 } else { outputs };
         for (i, feature) in (self.packed..).take(features).enumerate() {
-            self.pack_row(feature, weight.part(i * self.in_features..(i + 1) * self.in_features))?;
+            self.pack_row(feature, weight.part(i * in_features..(i + 1) * in_features))?;
         }
         self.packed += outputs;
         Ok(())
@@ -154,22 +146,23 @@ impl Packer {
 
     /// Packs the weights of an output feature.
     fn pack_row(&mut self, feature: usize, values: Elements) -> Result<()> {
-        let (width, row) = (self.panel_width, values.as_f32(&mut self.row));
+        let PackedWeights { panel_width: width, numbers, ref mut panels, ref mut scales, .. } = self.weights;
+        let row = values.as_f32(&mut self.row);
         let (panel, column, size) = (feature / width, feature % width, width * self.terms);
-        match self.numbers {
+        match numbers {
             Numbers::F32 => {
-                let panel = &mut cast_slice_mut(&mut self.panels)[panel * size..][..size];
+                let panel = &mut panels.all_mut()[panel * size..][..size];
                 row.iter().enumerate().for_each(|(term, weight)| panel[term * width + column] = *weight);
             }
             Numbers::Halves(format) => {
-                let panel = &mut cast_slice_mut(&mut self.panels)[panel * size..][..size];
+                let panel = &mut panels.all_mut()[panel * size..][..size];
                 match values.as_halves(format) {
                     Some(halves) => halves.iter().enumerate().for_each(|(i, half)| panel[i * width + column] = *half),
                     None => row.iter().enumerate().for_each(|(i, x)| panel[i * width + column] = format.bits(*x)),
                 }
             }
             Numbers::Pairs(format) => {
-                let panel = &mut cast_slice_mut(&mut self.panels)[panel * size..][..size];
+                let panel = &mut panels.all_mut()[panel * size..][..size];
                 for (term, pair) in row.chunks(2).enumerate() {
                     let second = pair.get(1).copied().unwrap_or(0.0);
                     panel[self.order.place_in_columns(term, column, width)] = format.pair(pair[0], second);
@@ -178,10 +171,10 @@ impl Packer {
             Numbers::Integers(layout) => {
                 layout.format.encode(feature, row, &mut self.integers, &mut self.row_scales)?;
                 let size = layout.panel_bytes();
-                layout.write(&mut self.panels[panel * size..][..size], column, &self.integers);
+                layout.write(&mut panels.all_mut()[panel * size..][..size], column, &self.integers);
                 for (group, scale) in self.row_scales.iter().enumerate() {
                     let at = panel * layout.groups * width + layout.scale_at(group, column);
-                    layout.format.set_scale(&mut self.scales, at, *scale);
+                    layout.format.set_scale(scales.all_mut(), at, *scale);
                 }
             }
         }
@@ -193,12 +186,11 @@ impl Packer {
     /// # Errors
     /// Output features are missing.
     pub fn finish(self) -> Result<PackedWeights> {
-        if self.packed != self.out_features {
-            return Err(Error::value("the number of output features", self.packed, format!("{}", self.out_features)));
+        if self.packed != self.weights.out_features {
+            let expected = format!("{}", self.weights.out_features);
+            return Err(Error::value("the number of output features", self.packed, expected));
         }
-        let Self { isa, blas, in_features, out_features, panel_width, numbers, bias, .. } = self;
-        let [panels, scales] = [self.panels, self.scales].map(SharedPanels::new);
-        Ok(PackedWeights { isa, blas, in_features, out_features, panel_width, numbers, panels, scales, bias })
+        Ok(self.weights)
     }
 }
 

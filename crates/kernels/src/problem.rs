@@ -7,14 +7,21 @@ use super::error::{Error, Result};
 use super::mask::{Mask, check_view};
 use super::memory::element_count;
 
-/// One call of the attention kernel.
+/// One call of the attention kernel, of queries, keys and values in a dtype or int8.
+pub type AttentionProblem<'a, T, K = HeadsView<'a, T>> = AttentionCall<'a, HeadsView<'a, T>, K, Mask<'a>>;
+
+/// An [`AttentionProblem`] of any dtype.
+pub(super) type Problem<'a> = AttentionCall<'a, Heads<'a>, Heads<'a>, &'a Mask<'a>>;
+
+/// One call of the attention kernel, by its views of queries, of keys and values, and its mask: see
+/// [`AttentionProblem`].
 ///
 /// Shapes: `q` `(b, s_q, h, d)`, `k` `(b, keys, h_kv, d)`, `v` `(b, keys, h_kv, d_v)` with `keys = s_kv + appended`. In
 /// a ragged batch `b` is 1, and the tokens of all sequences follow each other.
-#[derive(Debug)]
-pub struct AttentionProblem<'a, T, K = HeadsView<'a, T>> {
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionCall<'a, Q, K, M> {
     /// The queries.
-    pub q: HeadsView<'a, T>,
+    pub q: Q,
     /// The keys.
     pub k: K,
     /// The values.
@@ -38,7 +45,7 @@ pub struct AttentionProblem<'a, T, K = HeadsView<'a, T>> {
     /// One score per head that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
     /// Which keys a query sees, and what is added to its scores.
-    pub mask: Mask<'a>,
+    pub mask: M,
     /// Whether the products may round their operands to bf16 where there are instructions for it. Sums stay f32.
     pub bf16: bool,
 }
@@ -71,35 +78,6 @@ impl<T: Element, K: KeyValueView> AttentionProblem<'_, T, K> {
 /// The most values per head in int8: sums of so many products fit into 32 bits.
 const MAX_INT8_TERMS: usize = 1 << 17;
 
-/// An [`AttentionProblem`] of any dtype, with the same fields.
-#[derive(Clone, Copy)]
-pub(super) struct Problem<'a> {
-    pub q: Heads<'a>,
-    pub k: Heads<'a>,
-    pub v: Heads<'a>,
-    pub batch: Batch<'a>,
-    pub appended: usize,
-    pub h: usize,
-    pub h_kv: usize,
-    pub d: usize,
-    pub d_v: usize,
-    pub scale: f32,
-    pub softcap: Option<f32>,
-    pub sinks: Option<&'a [f32]>,
-    pub mask: &'a Mask<'a>,
-    pub bf16: bool,
-}
-
-/// The numbers that score tiles multiply.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TileNumbers {
-    F32,
-    /// Where there are instructions for it, and else f32.
-    Bf16,
-    /// Keys and values are in int8.
-    Int8,
-}
-
 /// The most rows of queries of a key-value head that are few: their sums stay in the L2 cache beside a block of keys.
 const FEW_ROWS: usize = 128;
 /// Keys for each of few queries: with fewer, packing is a small part of the work.
@@ -118,14 +96,9 @@ impl Problem<'_> {
         self.mask.embeddings.is_none() && self.batch.sequences().all(few)
     }
 
-    /// The keys of sequence `b` up to the last one that any of these queries sees.
+    /// The number of keys of sequence `b` up to the last one that any of these queries sees.
     pub(super) fn visible_keys(&self, b: usize, queries: Range<usize>) -> usize {
-        let (s_q, s_kv) = (self.batch.s_q(b), self.batch.s_kv(b));
-        if self.appended > 0 {
-            return s_kv + self.appended;
-        }
-        let ranges = queries.map(|i| self.mask.range(b, i, s_q, s_kv));
-        ranges.filter(|range| !range.is_empty()).map(|range| range.end).max().unwrap_or(0)
+        self.mask.seen_keys(b, queries, [self.batch.s_q(b), self.batch.s_kv(b)], self.appended).end
     }
 
     /// Whether query `i` of head `h` in sequence `b` sees a key.
@@ -137,15 +110,6 @@ impl Problem<'_> {
     #[inline(always)]
     pub(super) fn sink(&self, h: usize) -> f32 {
         self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[h])
-    }
-
-    /// The numbers that score tiles multiply, without training.
-    pub(super) fn tile_numbers(&self) -> TileNumbers {
-        match self.k.data {
-            Elements::Int8(_) => TileNumbers::Int8,
-            _ if self.bf16 => TileNumbers::Bf16,
-            _ => TileNumbers::F32,
-        }
     }
 
     /// The size of the output, if the problem is consistent: everything that the kernel, which writes to memory that is
@@ -231,8 +195,8 @@ impl KeyValueView for Int8Heads<'_> {
     }
 }
 
-/// Keys or values of any dtype.
-#[derive(Clone, Copy)]
+/// Queries, keys or values of any dtype.
+#[derive(Debug, Clone, Copy)]
 pub struct Heads<'a> {
     pub data: Elements<'a>,
     pub strides: [usize; 3],

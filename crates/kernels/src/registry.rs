@@ -20,7 +20,7 @@ use super::isa::simd128;
 #[cfg(target_arch = "x86_64")]
 use super::isa::{amx, avx2, avx512, avx512_bf16};
 #[cfg(target_arch = "aarch64")]
-use super::isa::{neon, neon_bf16, neon_dotprod, neon_fhm};
+use super::isa::{neon, neon_bf16, neon_fhm};
 #[cfg(test)]
 use super::tests::sets::portable_bf16;
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -69,17 +69,10 @@ macro_rules! isas {
                 }
             }
 
-            /// Whether there are instructions that multiply bf16 pairs.
-            pub fn has_bf16_dot(self) -> bool {
+            /// Whether there are instructions that multiply pairs of a format.
+            pub(crate) fn has_pairs(self, format: PairFormat) -> bool {
                 match self.0 {
-                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_BF16_DOT,)+
-                }
-            }
-
-            /// Whether there are instructions that multiply f16 pairs.
-            pub(crate) fn has_f16_dot(self) -> bool {
-                match self.0 {
-                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::HAS_F16_DOT,)+
+                    $($(#[cfg($($condition)+)])? Token::$name(_) => <$type>::PAIRS.contains(&format),)+
                 }
             }
 
@@ -90,17 +83,10 @@ macro_rules! isas {
                 }
             }
 
-            /// Runs a kernel with bf16 products. Only where [`has_bf16_dot`](Self::has_bf16_dot).
-            pub(crate) fn run_bf16<K: PairKernel>(self, kernel: K) {
+            /// Runs a kernel with products of pairs. Only where [`has_pairs`](Self::has_pairs).
+            pub(crate) fn run_pairs<K: PairKernel>(self, format: PairFormat, kernel: K) {
                 match self.0 {
-                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_bf16(kernel),)+
-                }
-            }
-
-            /// Runs a kernel with f16 products. Only where [`has_f16_dot`](Self::has_f16_dot).
-            pub(crate) fn run_f16<K: PairKernel>(self, kernel: K) {
-                match self.0 {
-                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_f16(kernel),)+
+                    $($(#[cfg($($condition)+)])? Token::$name(isa) => isa.run_pairs(format, kernel),)+
                 }
             }
 
@@ -140,7 +126,7 @@ isas! {
     #[cfg(target_arch = "aarch64")]
     Neon(neon::Neon),
     #[cfg(target_arch = "aarch64")]
-    NeonDotprod(neon_dotprod::NeonDotprod),
+    NeonDotprod(neon::NeonDotprod),
     #[cfg(target_arch = "aarch64")]
     NeonFhm(neon_fhm::NeonFhm),
     #[cfg(target_arch = "aarch64")]
@@ -205,20 +191,9 @@ impl Isa {
         columns
     }
 
-    /// Whether there are instructions that multiply pairs of a format.
-    pub(crate) fn has_pairs(self, format: PairFormat) -> bool {
-        match format {
-            PairFormat::Bf16 => self.has_bf16_dot(),
-            PairFormat::F16 => self.has_f16_dot(),
-        }
-    }
-
-    /// Runs a kernel with products of pairs. Only where [`has_pairs`](Self::has_pairs).
-    pub(crate) fn run_pairs<K: PairKernel>(self, format: PairFormat, kernel: K) {
-        match format {
-            PairFormat::Bf16 => self.run_bf16(kernel),
-            PairFormat::F16 => self.run_f16(kernel),
-        }
+    /// Whether there are instructions that multiply bf16 pairs.
+    pub fn has_bf16_dot(self) -> bool {
+        self.has_pairs(PairFormat::Bf16)
     }
 
     /// The tiles of products of pairs. Only where [`has_pairs`](Self::has_pairs).

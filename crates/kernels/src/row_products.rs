@@ -147,10 +147,9 @@ pub(super) unsafe fn add_value_products<S: Simd, T: Convert, const R: usize>(
 struct Fits<S, T, const R: usize, const NV: usize>(PhantomData<(S, T)>);
 
 impl<S: Simd, T: Convert, const R: usize, const NV: usize> Fits<S, T, R, NV> {
-    const TILE: bool = Self::FITS && Self::FITS_INTEGERS;
-    const FITS: bool = R * NV + if T::IS_F32 { 0 } else { CONVERSION } <= S::SUMS;
-    /// Integers take two instructions each, and with eight vectors of AVX2 the compiler keeps a sum on the stack.
-    const FITS_INTEGERS: bool = size_of::<T>() > 1 || NV < 8 || 2 * R * NV < S::SUMS;
+    const TILE: bool = R * NV + if T::IS_F32 { 0 } else { CONVERSION } <= S::SUMS
+        // Integers take two instructions each, and with eight vectors of AVX2 the compiler keeps a sum on the stack.
+        && (size_of::<T>() > 1 || NV < 8 || 2 * R * NV < S::SUMS);
 }
 
 /// Adds the products with `NV` vectors from `column` on, and returns `NV`.

@@ -8,9 +8,11 @@ use half::{bf16, f16};
 use super::convert::Pair;
 use super::elements::Elements;
 use super::error::Result;
-use super::isa::microkernel::StridedRows;
+use super::exp::exp;
+use super::isa::microkernel::{StridedRows, pack_rows};
 use super::isa::pair_dot::PairDot;
 use super::isa::simd::{MAX_LANES, Simd, VectorKernel};
+use super::mask::KEY_BLOCK;
 use super::problem::{Heads, Problem};
 
 /// Queries that are multiplied with a key block before the next key block is fetched; with some more in whole tiles.
@@ -177,26 +179,6 @@ pub(super) enum Rows {
     Bf16(StridedRows<bf16>),
 }
 
-/// Packs `LANES` rows of `width` values or pairs into columns: value `c` of row `r` becomes `to[c · stride + r]`.
-///
-/// # Safety
-/// `width` values can be read at each of the rows.
-#[inline(always)]
-pub(super) unsafe fn pack_rows<S: Simd>(s: S, rows: StridedRows, width: usize, to: &mut [f32], stride: usize) {
-    assert!(width > 0 && to.len() >= (width - 1) * stride + S::LANES);
-    let whole = width / S::COLUMNS * S::COLUMNS;
-    for at in (0..whole).step_by(S::COLUMNS) {
-        // SAFETY: the caller promises the rows, and the assertion checks `width` columns of `LANES` values.
-        unsafe { s.transpose(&rows.pointers::<S>(at), to.as_mut_ptr().add(at * stride), stride) };
-    }
-    for at in whole..width {
-        for (to, row) in to[at * stride..][..S::LANES].iter_mut().zip(rows.pointers::<S>(at)) {
-            // SAFETY: the caller promises the rows. Any bits are valid for f32.
-            *to = unsafe { *row };
-        }
-    }
-}
-
 /// Computes a tile of scores, `ROWS` queries by one key block, and multiplies it with the values.
 ///
 /// Packed operands are kept in f32 slices, whatever a tile stores in them, and all sizes count f32 values.
@@ -209,19 +191,26 @@ pub(super) trait ScoreTile: Copy {
     /// Keys that few queries are multiplied with at a time.
     const STEP: usize;
     /// Size of the scores of a tile, with the memory that `accumulate_values` needs beside them.
-    const SCORES: usize;
+    const SCORES: usize = Self::ROWS * KEY_BLOCK;
     /// The smallest magnitude of a value that is packed as infinity.
-    const INFINITE: f32;
+    const INFINITE: f32 = f32::INFINITY;
 
     fn simd(self) -> Self::S;
     /// `e^x` for `x <= 0`, as precise as attention weights are.
-    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    #[inline(always)]
+    fn exp(self, x: <Self::S as Simd>::V) -> <Self::S as Simd>::V {
+        exp(self.simd(), x)
+    }
     /// Stores the attention weights of the keys from `key` on in their row, where the products with values read them:
     /// not after their scores.
     ///
     /// # Safety
     /// The scores of these keys, as many as a vector has lanes, can be written in `row`.
-    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: <Self::S as Simd>::V);
+    #[inline(always)]
+    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: <Self::S as Simd>::V) {
+        // SAFETY: the caller promises it.
+        unsafe { self.simd().store(row.add(key), weights) };
+    }
     /// Size of a packed key of `d` values.
     fn key_width(d: usize) -> usize;
     /// Size of a packed query of `d` values.
@@ -233,7 +222,9 @@ pub(super) trait ScoreTile: Copy {
     /// Where the packed values of key `key` start.
     fn values_offset(key: usize, width_v: usize) -> usize;
     /// Splits `scale` into a factor on the queries and a factor on the scores.
-    fn split_scale(scale: f32, queries_are_f32: bool) -> (f32, f32);
+    fn split_scale(scale: f32, _queries_are_f32: bool) -> (f32, f32) {
+        (scale, 1.0)
+    }
 
     /// The rows of the first keys, as many as a vector has lanes, each as large as a packed key, zeros after the last
     /// one. `buffer` has room for as many tokens, and two more.
@@ -287,8 +278,8 @@ pub(super) trait ScoreTile: Copy {
     );
 }
 
-/// A kernel on score tiles: written once, it runs in f32, bf16 or int8. `run` must be `#[inline(always)]`, for the reason
-/// given at [`Kernel`](super::isa::kernel::Kernel).
+/// A kernel on score tiles: written once, it runs in f32, bf16 or int8. `run` must be `#[inline(always)]`, for the
+/// reason given at [`Kernel`](super::isa::kernel::Kernel).
 pub(super) trait TileKernel {
     fn run<C: ScoreTile>(self, tile: C) -> Result<()>;
 }

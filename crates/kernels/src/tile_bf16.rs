@@ -126,7 +126,7 @@ impl<S: Simd, D: PairDot> ScoreTile for TileBf16<S, D> {
             };
             let keys = cast_slice(&keys[start * pairs..]).as_ptr();
             // SAFETY: the assertions check the number of rows, and the lengths of `ROWS` queries, a panel of keys, and
-            // `ROWS` rows of `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_bf16` makes a value of
+            // `ROWS` rows of `KEY_BLOCK` scores, in which a panel from `start` fits. Only `run_pairs` makes a value of
             // this type.
             unsafe { self.1.multiply_tile(tile, cast_slice(queries).as_ptr(), keys, scores.as_mut_ptr().add(start)) };
         }
@@ -234,7 +234,7 @@ impl<S: Simd, D: PairDot> TileBf16<S, D> {
             let prefetch = Prefetch::NONE;
             let tile = PairTile { rows, vectors, pairs, layout, c_stride: width_v, accumulate: true, prefetch };
             // SAFETY: the assertions check the number of rows and the lengths; `column` and `vectors` stay within
-            // `width_v`. Only `run_bf16` makes a value of this type.
+            // `width_v`. Only `run_pairs` makes a value of this type.
             unsafe {
                 let values = cast_slice::<_, Pair>(values).as_ptr().add(column);
                 self.1.multiply_tile(tile, rounded.as_ptr(), values, output.as_mut_ptr().add(column));

@@ -2,7 +2,6 @@
 
 use super::convert::Convert;
 use super::elements::with_elements;
-use super::exp::exp;
 use super::isa::microkernel::{Lhs, Prefetch, Rhs, StridedRows, add_product, microkernel, store_rows};
 use super::isa::simd::Simd;
 use super::mask::KEY_BLOCK;
@@ -19,21 +18,10 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     const ROWS: usize = MR;
     const PANEL: usize = NR * S::LANES;
     const STEP: usize = S::LANES;
-    const SCORES: usize = MR * KEY_BLOCK;
-    const INFINITE: f32 = f32::INFINITY;
 
     #[inline(always)]
     fn simd(self) -> S {
         self.0
-    }
-    #[inline(always)]
-    fn exp(self, x: S::V) -> S::V {
-        exp(self.0, x)
-    }
-    #[inline(always)]
-    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: S::V) {
-        // SAFETY: the caller promises it.
-        unsafe { self.0.store(row.add(key), weights) };
     }
     fn key_width(d: usize) -> usize {
         d
@@ -44,9 +32,6 @@ impl<S: Simd, const MR: usize, const NR: usize> ScoreTile for TileF32<S, MR, NR>
     #[inline(always)]
     fn values_offset(key: usize, width_v: usize) -> usize {
         key * width_v
-    }
-    fn split_scale(scale: f32, _: bool) -> (f32, f32) {
-        (scale, 1.0)
     }
 
     #[inline(always)]

@@ -11,16 +11,15 @@
 use bytemuck::Zeroable;
 
 use super::elements::Elements;
-use super::exp::exp;
-use super::int8::dot::{InputInteger, InputRows, Int8Dot};
+use super::int8::dot::{InputRows, Int8Dot};
 use super::int8::heads;
 use super::int8::inputs::quantize;
 use super::int8::wide::Wide;
-use super::isa::microkernel::{Prefetch, StridedRows};
+use super::isa::microkernel::{Prefetch, StridedRows, pack_rows};
 use super::isa::simd::{Simd, VectorKernel};
 use super::mask::KEY_BLOCK;
 use super::row_products::Values;
-use super::score_tile::{PrefetchRows, ScoreTile, Step, StepMemory, Tokens, pack_rows};
+use super::score_tile::{PrefetchRows, ScoreTile, Step, StepMemory, Tokens};
 use super::tile_f32::{TileF32, add_value_tile};
 use super::unroll::{by_rows, unroll};
 
@@ -48,21 +47,10 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
     const ROWS: usize = MR;
     const PANEL: usize = NR * D::S::LANES;
     const STEP: usize = Self::PANEL;
-    const SCORES: usize = MR * KEY_BLOCK;
-    const INFINITE: f32 = f32::INFINITY;
 
     #[inline(always)]
     fn simd(self) -> Wide<D> {
         Wide(self.0)
-    }
-    #[inline(always)]
-    fn exp(self, x: <Wide<D> as Simd>::V) -> <Wide<D> as Simd>::V {
-        exp(self.simd(), x)
-    }
-    #[inline(always)]
-    unsafe fn store_weights(self, row: *mut f32, key: usize, weights: <Wide<D> as Simd>::V) {
-        // SAFETY: the caller promises it.
-        unsafe { self.simd().store(row.add(key), weights) };
     }
     /// Integers and a scale.
     fn key_width(d: usize) -> usize {
@@ -79,9 +67,6 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
     #[inline(always)]
     fn values_offset(key: usize, width_v: usize) -> usize {
         key * (width_v / QUAD + 1)
-    }
-    fn split_scale(scale: f32, _: bool) -> (f32, f32) {
-        (scale, 1.0)
     }
 
     #[inline(always)]
@@ -121,8 +106,10 @@ impl<D: Int8Dot, const MR: usize, const NR: usize> ScoreTile for TileInt8<D, MR,
             let first: &mut [D::Input] = bytemuck::cast_slice_mut(first);
             let (scale, sum) = quantize(self.0, query, first);
             (scales[0], starts[0]) = (scale * factor, start(sum));
-            let rounded = query.iter().zip(&*first);
-            left.iter_mut().zip(rounded).for_each(|(left, (x, integer))| *left = x - integer.to_f32() * scale);
+            for (left, (x, integer)) in left.iter_mut().zip(query.iter().zip(&*first)) {
+                let rounded: f32 = (*integer).into();
+                *left = x - rounded * scale;
+            }
             let (scale, sum) = quantize(self.0, left, bytemuck::cast_slice_mut(second));
             (scales[1], starts[1]) = (scale * factor, start(sum));
         }

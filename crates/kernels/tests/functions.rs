@@ -4,6 +4,7 @@ use candle_attention_kernels::{Activation, Isa};
 
 use super::isas;
 use crate::activation::{activate_bf16, tanh};
+use crate::convert::PairFormat;
 use crate::exp::{exp, exp2_bf16};
 use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
@@ -110,7 +111,7 @@ fn exp2_for_bf16_is_within_its_error_bound() {
     for isa in isas().into_iter().filter(|isa| isa.has_bf16_dot()) {
         check(isa.name(), &|x| {
             let mut xs = [x];
-            isa.run_bf16(Evaluate { function: Function::Exp2Bf16, xs: &mut xs });
+            isa.run_pairs(PairFormat::Bf16, Evaluate { function: Function::Exp2Bf16, xs: &mut xs });
             xs[0]
         });
     }

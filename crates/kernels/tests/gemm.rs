@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use super::functions::{Function, evaluate};
 use super::loops::LOOPS;
 use super::{Random, downcast, isas, upcast};
+use crate::convert::PairFormat;
 
 #[test]
 fn products_of_odd_sizes_match_the_reference() {
@@ -83,7 +84,8 @@ fn weights_of_16_bits_give_the_bits_of_f32() {
         for isa in isas() {
             let bf16 = PackedWeights::new_bf16(isa, &w_bf16, Some(&bias), n, k).unwrap();
             let f16 = PackedWeights::new_f16(isa, &w_f16, Some(&bias), n, k).unwrap();
-            for (packed, w, multiplies_pairs) in [(bf16, &w_bf16, isa.has_bf16_dot()), (f16, &w_f16, isa.has_f16_dot())]
+            for (packed, w, multiplies_pairs) in
+                [(bf16, &w_bf16, isa.has_bf16_dot()), (f16, &w_f16, isa.has_pairs(PairFormat::F16))]
             {
                 let wide = PackedWeights::new(isa, w, Some(&bias), n, k).unwrap();
                 let what = format!("{} {:?} {k}×{n}", isa.name(), packed.format());
@@ -122,7 +124,7 @@ fn f16_is_converted_exactly() {
 #[test]
 fn inputs_that_are_infinite_in_f16_give_no_number() {
     let weight = [1.0, -1.0, 0.5, 0.0, 0.0, 0.0];
-    for isa in isas().into_iter().filter(|isa| isa.has_f16_dot()) {
+    for isa in isas().into_iter().filter(|isa| isa.has_pairs(PairFormat::F16)) {
         let packed = PackedWeights::new_f16(isa, &weight, None, 2, 3).unwrap();
         assert_eq!(packed.format(), WeightFormat::F16);
         for x in [65_520.0, -1e6, f32::INFINITY, f32::NAN] {

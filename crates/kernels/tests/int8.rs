@@ -47,7 +47,7 @@ fn reference(format: WeightFormat, a: &[f32], w: &QuantizedRows, bias: &[f32], r
             w.row_into(output, &mut weights);
             let mut result = 0f32;
             for (index, ((xs, x_scale), weights)) in inputs.iter().zip(weights.chunks(group)).enumerate() {
-                let scale = w.scale(output, index);
+                let scale = format.scale(&w.scales, output * format.groups(k) + index);
                 let integer = |weight: f32| if scale == 0.0 { 0 } else { (weight / scale) as i64 };
                 let sum: i64 = xs.iter().zip(weights).map(|(x, weight)| x * integer(*weight)).sum();
                 result += sum as f32 * (x_scale * scale);

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::isas;
+use crate::convert::PairFormat;
 use crate::isa::kernel::{Kernel, PairKernel};
 use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
@@ -51,7 +52,7 @@ fn sizes_that_do_not_fit_are_refused() {
     let panics = |run: &dyn Fn()| catch_unwind(AssertUnwindSafe(run)).is_err();
     let on_each = |isa: Isa, call: Call| {
         let f32_panics = panics(&|| isa.run(call));
-        let bf16_panics = isa.has_bf16_dot().then(|| panics(&|| isa.run_bf16(call)));
+        let bf16_panics = isa.has_bf16_dot().then(|| panics(&|| isa.run_pairs(PairFormat::Bf16, call)));
         [Some(f32_panics), bf16_panics].into_iter().flatten().collect::<Vec<_>>()
     };
     for isa in isas() {

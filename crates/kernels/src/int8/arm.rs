@@ -11,12 +11,11 @@ use std::arch::asm;
 
 use bytemuck::Zeroable;
 
-use super::dot::{InputRows, Int8Dot, Int8Vectors, IntegerSums, start_sums, sums_to_f32};
+use super::dot::{InputRows, Int8Dot, Int8Instructions, Int8Vectors, IntegerSums, start_sums, sums_to_f32};
 use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::microkernel::Prefetch;
-use crate::isa::neon::Neon;
+use crate::isa::neon::{Neon, NeonDotprod};
 use crate::isa::neon_bf16::NeonBf16;
-use crate::isa::neon_dotprod::NeonDotprod;
 use crate::isa::neon_fhm::NeonFhm;
 use crate::isa::simd::memory_ops;
 use crate::unroll::unroll;
@@ -83,19 +82,21 @@ impl IntegerSums for [int32x4_t; 2] {
     }
 }
 
-// SAFETY: both loads read 16 bytes.
-unsafe impl Int8Vectors for Neon {
+impl Int8Instructions for Neon {
     type S = Neon;
     type Input = i8;
-    const OFFSET: u8 = 0;
-    const NIBBLE_OFFSET: u8 = 0;
-    type Sums = [int32x4_t; 2];
-    type Weights = int8x16_t;
 
     #[inline(always)]
     fn simd(self) -> Neon {
         self
     }
+}
+
+// SAFETY: both loads read 16 bytes.
+unsafe impl Int8Vectors for Neon {
+    type Sums = [int32x4_t; 2];
+    type Weights = int8x16_t;
+
     #[inline(always)]
     fn dot(self, [first, second]: Self::Sums, weights: int8x16_t, x: i32) -> Self::Sums {
         // SAFETY: `self` proves that the processor has NEON.
@@ -159,18 +160,20 @@ impl NeonDotprod {
     }
 }
 
-// SAFETY: `sums` reads `VECTORS` vectors of 16 weights for each step, or for each two steps of nibbles, and four inputs
-// of each row and step.
-unsafe impl Int8Dot for NeonDotprod {
+impl Int8Instructions for NeonDotprod {
     type S = Neon;
     type Input = i8;
-    const STEP: usize = 4;
-    const OFFSET: u8 = 0;
-    const NIBBLE_OFFSET: u8 = 0;
 
+    #[inline(always)]
     fn simd(self) -> Neon {
         self.0
     }
+}
+
+// SAFETY: `sums` reads `VECTORS` vectors of 16 weights for each step, or for each two steps of nibbles, and four inputs
+// of each row and step.
+unsafe impl Int8Dot for NeonDotprod {
+    const STEP: usize = 4;
 
     #[inline(always)]
     unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
@@ -244,18 +247,20 @@ impl NeonBf16 {
     }
 }
 
-// SAFETY: `sums` reads `VECTORS` times 32 weights for each step, or for each two steps of nibbles, and eight inputs of
-// each row and step.
-unsafe impl Int8Dot for NeonBf16 {
+impl Int8Instructions for NeonBf16 {
     type S = Neon;
     type Input = i8;
-    const STEP: usize = 8;
-    const OFFSET: u8 = 0;
-    const NIBBLE_OFFSET: u8 = 0;
 
+    #[inline(always)]
     fn simd(self) -> Neon {
         self.neon()
     }
+}
+
+// SAFETY: `sums` reads `VECTORS` times 32 weights for each step, or for each two steps of nibbles, and eight inputs of
+// each row and step.
+unsafe impl Int8Dot for NeonBf16 {
+    const STEP: usize = 8;
 
     #[inline(always)]
     unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(

@@ -3,14 +3,13 @@
 use bytemuck::Zeroable;
 
 use crate::isa::microkernel::{Prefetch, hide_addresses};
-use crate::isa::simd::{MAX_LANES, Simd, VectorKernel};
+use crate::isa::simd::{Simd, VectorKernel};
 use crate::unroll::unroll;
 
 /// An integer that holds a rounded input.
-pub(crate) trait InputInteger: bytemuck::Pod {
+pub(crate) trait InputInteger: bytemuck::Pod + Into<f32> {
     /// From the lowest bits.
     fn from_bits(bits: u32) -> Self;
-    fn to_f32(self) -> f32;
 }
 
 impl InputInteger for i8 {
@@ -18,20 +17,12 @@ impl InputInteger for i8 {
     fn from_bits(bits: u32) -> Self {
         bits as i8
     }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from(self)
-    }
 }
 
 impl InputInteger for i16 {
     #[inline(always)]
     fn from_bits(bits: u32) -> Self {
         bits as i16
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from(self)
     }
 }
 
@@ -48,23 +39,16 @@ pub(crate) struct InputRows {
 
 /// Instructions that multiply 8-bit integers and add the products in 32 bits. A value is a capability token: see
 /// [`InstructionSet`](crate::isa::kernel::InstructionSet).
-///
-/// Most implement [`Int8Vectors`] instead.
-///
-/// # Safety
-/// `sums` reads the memory that its own safety section names, and nothing else.
-pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
+pub(crate) trait Int8Instructions: Copy + Send + Sync {
     /// The vectors of f32 that go with them.
     type S: Simd;
     /// What holds an input.
     type Input: InputInteger;
-    /// Inputs per step of a panel. A product has whole steps.
-    const STEP: usize;
     /// What is added to weights of 8 bits in memory: 0, or 128 for instructions that take unsigned weights. Sums then
     /// start with as much less.
-    const OFFSET: u8;
+    const OFFSET: u8 = 0;
     /// What is added to weights of 4 bits in memory: 0 or 8.
-    const NIBBLE_OFFSET: u8;
+    const NIBBLE_OFFSET: u8 = 0;
 
     fn simd(self) -> Self::S;
 
@@ -73,6 +57,27 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
     fn call<K: VectorKernel>(self, kernel: K) {
         self.simd().call(kernel);
     }
+
+    /// Stores the lowest bits of each lane.
+    ///
+    /// # Safety
+    /// `S::LANES` integers can be written.
+    #[inline(always)]
+    unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
+        for (i, value) in self.simd().lanes(lanes).into_iter().take(Self::S::LANES).enumerate() {
+            // SAFETY: `i < S::LANES`.
+            unsafe { *to.add(i) = Self::Input::from_bits(value.to_bits()) };
+        }
+    }
+}
+
+/// Sums of products by such instructions. Most implement [`Int8Vectors`] instead.
+///
+/// # Safety
+/// `sums` reads the memory that its own safety section names, and nothing else.
+pub(crate) unsafe trait Int8Dot: Int8Instructions {
+    /// Inputs per step of a panel. A product has whole steps.
+    const STEP: usize;
 
     /// The sums of `ROWS` rows by `VECTORS` vectors of outputs over `steps` steps, an even number if the weights are
     /// `NIBBLES`, as f32: rounded to nearest if they have more than 24 bits. Meanwhile memory is fetched: a step
@@ -89,30 +94,6 @@ pub(crate) unsafe trait Int8Dot: Copy + Send + Sync {
         panel: *const u8,
         prefetch: &mut Prefetch,
     ) -> [[<Self::S as Simd>::V; VECTORS]; ROWS];
-
-    /// Stores the lowest bits of each lane.
-    ///
-    /// # Safety
-    /// `S::LANES` integers can be written.
-    #[inline(always)]
-    unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
-        // SAFETY: the caller's promise.
-        unsafe { store_integers(self.simd(), to, lanes) }
-    }
-}
-
-/// [`Int8Dot::store_integers`] one by one.
-///
-/// # Safety
-/// `S::LANES` integers can be written.
-#[inline(always)]
-unsafe fn store_integers<S: Simd, I: InputInteger>(s: S, to: *mut I, lanes: S::V) {
-    let mut values = [0.0; MAX_LANES];
-    s.store_slice(&mut values, lanes);
-    for (i, value) in values.into_iter().take(S::LANES).enumerate() {
-        // SAFETY: `i < S::LANES`.
-        unsafe { *to.add(i) = I::from_bits(value.to_bits()) };
-    }
 }
 
 /// A vector of sums of 32 bits.
@@ -157,30 +138,14 @@ pub(super) fn sums_to_f32<I: IntegerSums, const ROWS: usize, const VECTORS: usiz
 ///
 /// # Safety
 /// `load` and `load_nibbles` read as many bytes as they document, and nothing else.
-pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
-    type S: Simd;
-    /// i8 for four inputs, or i16 for two.
-    type Input: InputInteger;
-    const OFFSET: u8;
-    const NIBBLE_OFFSET: u8;
+pub(crate) unsafe trait Int8Vectors: Int8Instructions {
     /// `S::LANES` sums of 32 bits.
     type Sums: IntegerSums<S = Self::S>;
     /// The weights of a step for each of `S::LANES` outputs.
     type Weights: Copy + Zeroable;
 
-    fn simd(self) -> Self::S;
-    /// [`Int8Dot::call`].
-    #[inline(always)]
-    fn call<K: VectorKernel>(self, kernel: K) {
-        self.simd().call(kernel);
-    }
-    /// Adds the products of the inputs in `x` with the weights. Sums wrap around.
+    /// Adds the products of the inputs in `x`, four of i8 or two of i16, with the weights. Sums wrap around.
     fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums;
-    /// [`dot`](Self::dot) for weights of [`load_nibbles`](Self::load_nibbles).
-    #[inline(always)]
-    fn dot_nibbles(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums {
-        self.dot(sums, weights, x)
-    }
     /// # Safety
     /// As many bytes can be read as there are weights.
     unsafe fn load(self, from: *const u8) -> Self::Weights;
@@ -189,41 +154,12 @@ pub(crate) unsafe trait Int8Vectors: Copy + Send + Sync {
     /// # Safety
     /// As many bytes can be read as there are weights of a step.
     unsafe fn load_nibbles(self, from: *const u8) -> [Self::Weights; 2];
-    /// [`Int8Dot::store_integers`].
-    ///
-    /// # Safety
-    /// `S::LANES` integers can be written.
-    #[inline(always)]
-    unsafe fn store_integers(self, to: *mut Self::Input, lanes: <Self::S as Simd>::V) {
-        // SAFETY: the caller's promise.
-        unsafe { store_integers(self.simd(), to, lanes) }
-    }
 }
 
 // SAFETY: `sums` loads `VECTORS` vectors of weights for each step, or for each two steps of nibbles, and 32 bits of
 // inputs of each row and step.
 unsafe impl<D: Int8Vectors> Int8Dot for D {
-    type S = D::S;
-    type Input = D::Input;
     const STEP: usize = 4 / size_of::<D::Input>();
-    const OFFSET: u8 = D::OFFSET;
-    const NIBBLE_OFFSET: u8 = D::NIBBLE_OFFSET;
-
-    #[inline(always)]
-    fn simd(self) -> D::S {
-        Int8Vectors::simd(self)
-    }
-
-    #[inline(always)]
-    fn call<K: VectorKernel>(self, kernel: K) {
-        Int8Vectors::call(self, kernel);
-    }
-
-    #[inline(always)]
-    unsafe fn store_integers(self, to: *mut D::Input, lanes: <D::S as Simd>::V) {
-        // SAFETY: the caller's promise.
-        unsafe { Int8Vectors::store_integers(self, to, lanes) }
-    }
 
     #[inline(always)]
     unsafe fn sums<const ROWS: usize, const VECTORS: usize, const NIBBLES: bool>(
@@ -235,7 +171,7 @@ unsafe impl<D: Int8Vectors> Int8Dot for D {
     ) -> [[<D::S as Simd>::V; VECTORS]; ROWS] {
         // SAFETY: the caller promises the memory of `ROWS` rows and `steps` steps.
         unsafe {
-            let s = Int8Vectors::simd(self);
+            let s = self.simd();
             let mut sums: [[D::Sums; VECTORS]; ROWS] = start_sums(s, a);
             let (mut values, mut panel) = (a.values, panel);
             // Steps of inputs whose weights are in the same bytes.
@@ -277,12 +213,12 @@ unsafe fn add_step<D: Int8Vectors, const ROWS: usize, const VECTORS: usize, cons
             unroll!(v in 0..VECTORS => [weights[0][v], weights[1][v]] = dot.load_nibbles(panel.add(v * bytes)));
             unroll!(half in 0..2 => {
                 let (x, weights) = (x.add(4 * half), &weights[half]);
-                unroll!(r in 0..ROWS => add_row::<D, VECTORS, true>(dot, x.add(r * stride), weights, &mut sums[r]));
+                unroll!(r in 0..ROWS => add_row::<D, VECTORS>(dot, x.add(r * stride), weights, &mut sums[r]));
             });
         } else {
             let mut weights: [D::Weights; VECTORS] = Zeroable::zeroed();
             unroll!(v in 0..VECTORS => weights[v] = dot.load(panel.add(v * bytes)));
-            unroll!(r in 0..ROWS => add_row::<D, VECTORS, false>(dot, x.add(r * stride), &weights, &mut sums[r]));
+            unroll!(r in 0..ROWS => add_row::<D, VECTORS>(dot, x.add(r * stride), &weights, &mut sums[r]));
         }
     }
     *values = values.wrapping_add(if NIBBLES { 8 } else { 4 });
@@ -295,7 +231,7 @@ unsafe fn add_step<D: Int8Vectors, const ROWS: usize, const VECTORS: usize, cons
 /// # Safety
 /// 32 bits can be read at `x`.
 #[inline(always)]
-unsafe fn add_row<D: Int8Vectors, const VECTORS: usize, const NIBBLES: bool>(
+unsafe fn add_row<D: Int8Vectors, const VECTORS: usize>(
     dot: D,
     x: *const i8,
     weights: &[D::Weights; VECTORS],
@@ -303,7 +239,5 @@ unsafe fn add_row<D: Int8Vectors, const VECTORS: usize, const NIBBLES: bool>(
 ) {
     // SAFETY: the caller promises it.
     let x = unsafe { x.cast::<i32>().read_unaligned() };
-    unroll!(v in 0..VECTORS => {
-        sums[v] = if NIBBLES { dot.dot_nibbles(sums[v], weights[v], x) } else { dot.dot(sums[v], weights[v], x) };
-    });
+    unroll!(v in 0..VECTORS => sums[v] = dot.dot(sums[v], weights[v], x));
 }

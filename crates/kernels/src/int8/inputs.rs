@@ -2,9 +2,8 @@
 
 use super::dot::{InputInteger, Int8Dot};
 use super::encode::{BLOCK, MAGIC, MAX_INT8, WeightFormat};
-use super::kernel::Int8Kernel;
+use super::kernel::{Int8Kernel, TILE_ROWS};
 use super::panels::PanelLayout;
-use super::tiles::TILE_ROWS;
 use crate::elements::Elements;
 use crate::error::Result;
 use crate::isa::simd::{MAX_LANES, Simd};

@@ -6,10 +6,10 @@
 //! fused or reordered, so **all instruction sets give the same bits**, except for activations, which have
 //! approximations of their own.
 //!
-//! From the bottom up: `dot` describes the instructions that multiply vectors of integers, and `tiles` those of AMX;
-//! they are in one file for each processor. `kernel` is what a kernel is to them. `encode` finds the integers and scales
-//! of weights, `inputs` those of inputs, `panels` has the order of packed bytes, and `gemm` the product. Beside them are
-//! `rows`, tables whose rows are looked up, and `heads`, keys and values of a cache.
+//! From the bottom up: `dot` describes the instructions that multiply vectors of integers, which are in one file for
+//! each processor, and `kernel` what a kernel is to them. `encode` finds the integers and scales of weights, `inputs`
+//! those of inputs, `panels` has the order of packed bytes, and `gemm` the product. Beside them are `rows`, tables
+//! whose rows are looked up, and `heads`, keys and values of a cache.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -20,14 +20,13 @@ pub(crate) mod encode;
 pub(crate) mod gemm;
 pub(crate) mod heads;
 pub(crate) mod inputs;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has tiles"))]
 pub(crate) mod kernel;
 pub(crate) mod panels;
 mod portable;
 pub(crate) mod rows;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod simd128;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has tiles"))]
-pub(crate) mod tiles;
 pub(crate) mod wide;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;

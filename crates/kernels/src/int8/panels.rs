@@ -6,8 +6,7 @@
 
 use super::dot::Int8Dot;
 use super::encode::WeightFormat;
-use super::kernel::Int8Kernel;
-use super::tiles::{TILE_COLUMNS, TILE_STEP};
+use super::kernel::{Int8Kernel, TILE_COLUMNS, TILE_STEP};
 use crate::isa::simd::Simd;
 use crate::registry::Isa;
 
@@ -79,8 +78,8 @@ impl PanelLayout {
         }
     }
 
-    /// The place of a scale of an output feature among those of its panel: those of the first group of all outputs, then
-    /// those of the second.
+    /// The place of a scale of an output feature among those of its panel: those of the first group of all outputs,
+    /// then those of the second.
     pub fn scale_at(self, group: usize, column: usize) -> usize {
         group * self.width + column
     }

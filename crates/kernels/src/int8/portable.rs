@@ -1,8 +1,9 @@
 //! 8-bit products in plain Rust.
 
-use super::dot::{Int8Vectors, IntegerSums};
+use super::dot::{Int8Instructions, Int8Vectors, IntegerSums};
 use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::portable::Portable;
+use crate::isa::simd::memory_ops;
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy)]
@@ -30,19 +31,21 @@ impl IntegerSums for [i32; LANES] {
     }
 }
 
-// SAFETY: both loads read `4 · LANES` bytes.
-unsafe impl Int8Vectors for PortableInt8 {
+impl Int8Instructions for PortableInt8 {
     type S = Portable;
     type Input = i8;
-    const OFFSET: u8 = 0;
-    const NIBBLE_OFFSET: u8 = 0;
-    type Sums = [i32; LANES];
-    type Weights = [[i8; 4]; LANES];
 
     #[inline(always)]
     fn simd(self) -> Portable {
         Portable
     }
+}
+
+// SAFETY: both loads read `4 · LANES` bytes.
+unsafe impl Int8Vectors for PortableInt8 {
+    type Sums = [i32; LANES];
+    type Weights = [[i8; 4]; LANES];
+
     #[inline(always)]
     fn dot(self, sums: Self::Sums, weights: Self::Weights, x: i32) -> Self::Sums {
         let x = x.to_ne_bytes().map(|x| i32::from(x.cast_signed()));
@@ -51,15 +54,11 @@ unsafe impl Int8Vectors for PortableInt8 {
             sums[i] + w[0] * x[0] + w[1] * x[1] + w[2] * x[2] + w[3] * x[3]
         })
     }
-    #[inline(always)]
-    unsafe fn load(self, from: *const u8) -> Self::Weights {
-        // SAFETY: the caller promises the bytes, and any bits are valid.
-        unsafe { from.cast::<Self::Weights>().read() }
-    }
-    #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8) -> [Self::Weights; 2] {
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { self.load(from) };
-        [bytes.map(|four| four.map(|byte| byte << 4 >> 4)), bytes.map(|four| four.map(|byte| byte >> 4))]
+    memory_ops! {
+        load(from: *const u8) -> Self::Weights = from.cast::<Self::Weights>().read();
+        load_nibbles(from: *const u8) -> [Self::Weights; 2] = {
+            let bytes = from.cast::<Self::Weights>().read();
+            [bytes.map(|four| four.map(|byte| byte << 4 >> 4)), bytes.map(|four| four.map(|byte| byte >> 4))]
+        };
     }
 }

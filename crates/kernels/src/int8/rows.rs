@@ -16,7 +16,7 @@ pub struct QuantizedRows {
     /// nibble and value `j + 16` in the high one, each plus 8, as in GGUF.
     values: AlignedVec<u8>,
     /// `(rows, groups)`, in the format's numbers.
-    scales: AlignedVec<u8>,
+    pub(crate) scales: AlignedVec<u8>,
 }
 
 impl QuantizedRows {
@@ -131,12 +131,6 @@ impl QuantizedRows {
         assert!(index < self.rows);
         let integers = || bytemuck::cast_slice(&self.values[index * self.width..][..self.width]);
         (self.format == WeightFormat::Int8).then(|| (integers(), self.format.scale(&self.scales, index)))
-    }
-
-    /// The scale of a group of values: of row `index`, or of one of its blocks.
-    #[cfg(test)]
-    pub(crate) fn scale(&self, index: usize, group: usize) -> f32 {
-        self.format.scale(&self.scales, index * self.format.groups(self.width) + group)
     }
 
     /// Rows that there is room for.

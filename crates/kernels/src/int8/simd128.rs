@@ -2,7 +2,7 @@
 
 use std::arch::wasm32::*;
 
-use super::dot::{Int8Vectors, IntegerSums};
+use super::dot::{Int8Instructions, Int8Vectors, IntegerSums};
 use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::simd128::{Pair, Simd128};
 
@@ -33,19 +33,21 @@ impl IntegerSums for Two {
     }
 }
 
-// SAFETY: both loads read 32 bytes.
-unsafe impl Int8Vectors for Simd128Int8 {
+impl Int8Instructions for Simd128Int8 {
     type S = Simd128;
     type Input = i8;
-    const OFFSET: u8 = 0;
-    const NIBBLE_OFFSET: u8 = 0;
-    type Sums = Two;
-    type Weights = Two;
 
     #[inline(always)]
     fn simd(self) -> Simd128 {
         self.0
     }
+}
+
+// SAFETY: both loads read 32 bytes.
+unsafe impl Int8Vectors for Simd128Int8 {
+    type Sums = Two;
+    type Weights = Two;
+
     #[inline(always)]
     fn dot(self, sums: Two, weights: Two, x: i32) -> Two {
         let x = i16x8_extend_low_i8x16(i32x4_splat(x));

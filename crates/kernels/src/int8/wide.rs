@@ -97,16 +97,6 @@ unsafe impl<D: Int8Dot> Simd for Wide<D> {
         self.add(self.mul(a, b), c)
     }
     #[inline(always)]
-    fn reduce_add(self, a: Self::V) -> f32 {
-        let mut lanes = [0.0; MAX_LANES];
-        self.store_slice(&mut lanes, a);
-        for half in [8, 4, 2, 1] {
-            let (sums, others) = lanes.split_at_mut(half);
-            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += *other);
-        }
-        lanes[0]
-    }
-    #[inline(always)]
     fn reduce_max(self, a: Self::V) -> f32 {
         let (s, mut largest) = (self.0.simd(), a[0]);
         unroll!(i in 0..Self::VECTORS - 1 => largest = s.max(a[i + 1], largest));

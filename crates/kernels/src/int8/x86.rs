@@ -1,6 +1,6 @@
 //! 8-bit products of x86-64.
 //!
-//! - AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds the two products in 32 bits. Weights are widened when
+//! - AVX2: `vpmaddwd` multiplies pairs of 16-bit integers and adds both products in 32 bits. Weights are widened when
 //!   they are loaded, once for all rows of a tile, and inputs when they are rounded. `vpmaddubsw`, which multiplies
 //!   bytes, needs weights without a sign, two more instructions for each four inputs to move the signs and to add in 32
 //!   bits, and is slower by half: its sums have 16 bits, in which there is no room for a second one.
@@ -9,7 +9,7 @@
 
 use std::arch::x86_64::*;
 
-use super::dot::{Int8Vectors, IntegerSums};
+use super::dot::{Int8Instructions, Int8Vectors, IntegerSums};
 use super::kernel::{Int8InstructionSet, Int8Kernel};
 use crate::isa::avx2::Avx2;
 use crate::isa::avx512::Avx512;
@@ -90,20 +90,32 @@ fn run_avx2<K: Int8Kernel>(dot: Avx2Int8, kernel: K) {
     kernel.run::<_, 5, 2, 2>(dot);
 }
 
-// SAFETY: both loads read 16 bytes.
-unsafe impl Int8Vectors for Avx2Int8 {
+impl Int8Instructions for Avx2Int8 {
     type S = Avx2;
     type Input = i16;
-    const OFFSET: u8 = 0;
     const NIBBLE_OFFSET: u8 = 8;
-    type Sums = __m256i;
-    /// 16 bits each.
-    type Weights = __m256i;
 
     #[inline(always)]
     fn simd(self) -> Avx2 {
         self.0
     }
+    memory_ops! {
+        store_integers(to: *mut i16, lanes: __m256) = {
+            // In each half of the register the low 16 bits come first.
+            let low = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+            let halves = _mm256_shuffle_epi8(_mm256_castps_si256(lanes), _mm256_broadcastsi128_si256(low));
+            let joined = _mm256_permute4x64_epi64::<0b1000>(halves);
+            _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(joined));
+        };
+    }
+}
+
+// SAFETY: both loads read 16 bytes.
+unsafe impl Int8Vectors for Avx2Int8 {
+    type Sums = __m256i;
+    /// 16 bits each.
+    type Weights = __m256i;
+
     #[inline(always)]
     fn dot(self, sums: __m256i, weights: __m256i, x: i32) -> __m256i {
         // SAFETY: `self` proves that the processor has AVX2.
@@ -114,13 +126,6 @@ unsafe impl Int8Vectors for Avx2Int8 {
         load_nibbles(from: *const u8) -> [__m256i; 2] = {
             let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
             [_mm256_and_si256(bytes, _mm256_set1_epi16(0x0f)), _mm256_srli_epi16::<4>(bytes)]
-        };
-        store_integers(to: *mut i16, lanes: __m256) = {
-            // In each half of the register the low 16 bits come first.
-            let low = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 0, 0, 0, 0, 0, 0, 0);
-            let halves = _mm256_shuffle_epi8(_mm256_castps_si256(lanes), _mm256_broadcastsi128_si256(low));
-            let joined = _mm256_permute4x64_epi64::<0b1000>(halves);
-            _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(joined));
         };
     }
 }
@@ -170,14 +175,11 @@ fn call_evex<K: VectorKernel>(s: Avx2, kernel: K) {
     kernel.run(s);
 }
 
-// SAFETY: both loads read 32 bytes.
-unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
+impl<const VEX: bool> Int8Instructions for Vnni<VEX> {
     type S = Avx2;
     type Input = i8;
     const OFFSET: u8 = 128;
     const NIBBLE_OFFSET: u8 = 8;
-    type Sums = __m256i;
-    type Weights = __m256i;
 
     #[inline(always)]
     fn simd(self) -> Avx2 {
@@ -188,6 +190,16 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
         // SAFETY: `self` proves that the processor has AVX2 with FMA and F16C, and the instructions of its encoding.
         unsafe { if VEX { call_vex(self.0, kernel) } else { call_evex(self.0, kernel) } }
     }
+    memory_ops! {
+        store_integers(to: *mut i8, lanes: __m256) = store_low_bytes(to, lanes);
+    }
+}
+
+// SAFETY: both loads read 32 bytes.
+unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
+    type Sums = __m256i;
+    type Weights = __m256i;
+
     #[inline(always)]
     fn dot(self, sums: __m256i, weights: __m256i, x: i32) -> __m256i {
         // SAFETY: `self` proves that the processor has the instruction in this encoding.
@@ -205,7 +217,6 @@ unsafe impl<const VEX: bool> Int8Vectors for Vnni<VEX> {
             let (bytes, low) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(0x0f));
             [_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low)]
         };
-        store_integers(to: *mut i8, lanes: __m256) = store_low_bytes(to, lanes);
     }
 }
 
@@ -241,8 +252,8 @@ impl Avx512Vnni {
     }
 }
 
-/// Register tile: that of f32, for the same reasons. The inputs are broadcast from memory by the instruction itself. With
-/// a scale per block, 4 × 3 integer sums and 4 × 3 results take 24 registers, and weights three.
+/// Register tile: that of f32, for the same reasons. The inputs are broadcast from memory by the instruction itself.
+/// With a scale per block, 4 × 3 integer sums and 4 × 3 results take 24 registers, and weights three.
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn run_avx512<K: Int8Kernel>(dot: Avx512Vnni, kernel: K) {
     kernel.run::<_, 8, 3, 4>(dot);
@@ -254,14 +265,11 @@ fn call_avx512<K: VectorKernel>(dot: Avx512Vnni, kernel: K) {
     kernel.run(dot.0);
 }
 
-// SAFETY: both loads read 64 bytes.
-unsafe impl Int8Vectors for Avx512Vnni {
+impl Int8Instructions for Avx512Vnni {
     type S = Avx512;
     type Input = i8;
     const OFFSET: u8 = 128;
     const NIBBLE_OFFSET: u8 = 8;
-    type Sums = __m512i;
-    type Weights = __m512i;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -272,6 +280,16 @@ unsafe impl Int8Vectors for Avx512Vnni {
         // SAFETY: `self` proves that the processor has AVX-512F and AVX512-VNNI.
         unsafe { call_avx512(self, kernel) }
     }
+    memory_ops! {
+        store_integers(to: *mut i8, lanes: __m512) = _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes)));
+    }
+}
+
+// SAFETY: both loads read 64 bytes.
+unsafe impl Int8Vectors for Avx512Vnni {
+    type Sums = __m512i;
+    type Weights = __m512i;
+
     #[inline(always)]
     fn dot(self, sums: __m512i, weights: __m512i, x: i32) -> __m512i {
         // SAFETY: `self` proves that the processor has AVX512-VNNI.
@@ -283,6 +301,5 @@ unsafe impl Int8Vectors for Avx512Vnni {
             let (bytes, low) = (_mm512_loadu_si512(from.cast()), _mm512_set1_epi32(0x0f0f_0f0f));
             [_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi32::<4>(bytes), low)]
         };
-        store_integers(to: *mut i8, lanes: __m512) = _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(lanes)));
     }
 }

@@ -41,7 +41,7 @@ static CONFIG: TileConfig = {
 impl InstructionSet for Amx {
     const NAME: &'static str = "amx";
     const F32_NAME: &'static str = Avx512Bf16::F32_NAME;
-    const HAS_BF16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16];
 
     /// Asks the operating system for permission.
     fn detect() -> Option<Self> {
@@ -63,7 +63,7 @@ impl InstructionSet for Amx {
     }
 
     /// Configures the tile registers of this thread for the time of the kernel.
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
+    fn run_pairs<K: PairKernel>(self, _: PairFormat, kernel: K) {
         let _tiles = ConfiguredTiles::new(self);
         self.0.run_bf16_with(self, kernel);
     }
@@ -86,7 +86,15 @@ macro_rules! tile_asm {
         )
     };
 }
+#[cfg(test)]
 pub(crate) use tile_asm;
+
+/// The assembly that multiplies two tile registers of bf16, or of `integers`.
+macro_rules! dot {
+    ($registers:literal) => {
+        concat!(".if {integers}\ntdpbssd ", $registers, "\n.else\ntdpbf16ps ", $registers, "\n.endif")
+    };
+}
 
 /// The tile registers of this thread, configured as long as the value lives. A panic in a kernel releases them, too.
 pub(crate) struct ConfiguredTiles;
@@ -153,7 +161,7 @@ fn request_permission() -> bool {
 }
 
 /// Pairs per row of a tile: 64 bytes.
-const TILE_PAIRS: usize = 16;
+pub(crate) const TILE_PAIRS: usize = 16;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
@@ -161,12 +169,14 @@ pub(crate) const TILE_ROWS: usize = 16;
 /// as blocks (`BLOCKS`): a block is what one load reads, 16 whole cache lines one after another. Tile registers 0 to 3
 /// hold the sums, 4 and 5 tiles of A, 6 and 7 tiles of B.
 ///
+/// Pairs are bf16, or, of `INTEGERS`, four signed integers of 8 bits with sums of 32 bits.
+///
 /// A product is one block of assembly, because the contents of registers do not last from one block to the next.
 ///
 /// # Safety
 /// The conditions of [`PairDot::multiply_tile`].
 #[inline(always)]
-unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
+pub(crate) unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool, const INTEGERS: bool>(
     tile: PairTile,
     a: *const Pair,
     b: *const Pair,
@@ -180,7 +190,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
         }
     };
     #[cfg(test)]
-    fill_with_nan();
+    crate::tests::amx::fill_with_nan();
     // SAFETY: each tile is 16 rows of 64 bytes at the stride of its matrix, inside the memory that the caller promises.
     // The caller runs as long as a `ConfiguredTiles` lives. The compiler does not know the configuration, so it neither
     // changes it nor depends on it. A function that is called in between could change it only by using AMX itself, and
@@ -211,17 +221,17 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
             "4:",
             "tileloadd tmm4, [{a} + {a_stride}]",
             "tileloadd tmm6, [{b} + {b_stride}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
+            dot!("tmm0, tmm4, tmm6"),
             ".if {wide}",
             "tileloadd tmm7, [{b} + {b_stride} + {next}]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
+            dot!("tmm1, tmm4, tmm7"),
             ".endif",
             ".if {tall}",
             "tileloadd tmm5, [{lower_a} + {a_stride}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
+            dot!("tmm2, tmm5, tmm6"),
             ".endif",
             ".if {tall} & {wide}",
-            "tdpbf16ps tmm3, tmm5, tmm7",
+            dot!("tmm3, tmm5, tmm7"),
             ".endif",
             "add {a}, {next}",
             "add {lower_a}, {next}",
@@ -239,6 +249,7 @@ unsafe fn microkernel<const TALL: bool, const WIDE: bool, const BLOCKS: bool>(
             ".if {tall} & {wide}",
             "tilestored [{lower_c} + {c_stride} + 64], tmm3",
             ".endif",
+            integers = const INTEGERS as u8,
             tall = const TALL as u8,
             wide = const WIDE as u8,
             // From the first vector of B to the second, and of A from one step to the next: a row, or a block of 1 KiB.
@@ -269,33 +280,11 @@ unsafe fn multiply_in_layout<const BLOCKS: bool>(tile: PairTile, a: *const Pair,
     // SAFETY: the caller's promise.
     unsafe {
         match (tile.rows > TILE_ROWS, tile.vectors > 1) {
-            (true, true) => microkernel::<true, true, BLOCKS>(tile, a, b, c),
-            (true, false) => microkernel::<true, false, BLOCKS>(tile, a, b, c),
-            (false, true) => microkernel::<false, true, BLOCKS>(tile, a, b, c),
-            (false, false) => microkernel::<false, false, BLOCKS>(tile, a, b, c),
+            (true, true) => microkernel::<true, true, BLOCKS, false>(tile, a, b, c),
+            (true, false) => microkernel::<true, false, BLOCKS, false>(tile, a, b, c),
+            (false, true) => microkernel::<false, true, BLOCKS, false>(tile, a, b, c),
+            (false, false) => microkernel::<false, false, BLOCKS, false>(tile, a, b, c),
         }
-    }
-}
-
-/// Fills the tile registers with NaN, so that tests see it if a product uses what was in them before.
-#[cfg(test)]
-fn fill_with_nan() {
-    let row = [f32::NAN; TILE_PAIRS];
-    // SAFETY: the tiles are configured, as for the product that follows. Each is 16 times the one row.
-    unsafe {
-        tile_asm!(
-            "tileloadd tmm0, [{row} + {stride}]",
-            "tileloadd tmm1, [{row} + {stride}]",
-            "tileloadd tmm2, [{row} + {stride}]",
-            "tileloadd tmm3, [{row} + {stride}]",
-            "tileloadd tmm4, [{row} + {stride}]",
-            "tileloadd tmm5, [{row} + {stride}]",
-            "tileloadd tmm6, [{row} + {stride}]",
-            "tileloadd tmm7, [{row} + {stride}]",
-            row = in(reg) &raw const row,
-            stride = in(reg) 0usize,
-            options(nostack, readonly),
-        );
     }
 }
 
@@ -317,7 +306,7 @@ unsafe impl PairDot for Amx {
 
     #[inline(always)]
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32) {
-        // SAFETY: the caller's promise; `run_bf16` has configured the tiles.
+        // SAFETY: the caller's promise; `run_pairs` has configured the tiles.
         unsafe {
             match tile.layout {
                 TileLayout::Rows { .. } => multiply_in_layout::<false>(tile, a, b, c),

@@ -88,15 +88,6 @@ unsafe impl Simd for Avx2 {
             zero_below(x, limit, y) = _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, limit), y);
     }
 
-    #[inline(always)]
-    fn reduce_add(self, a: __m256) -> f32 {
-        let a = self.to_array(a);
-        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
-    }
-    #[inline(always)]
-    fn reduce_max(self, a: __m256) -> f32 {
-        self.to_array(a).into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
-    }
     const COLUMNS: usize = 4;
     /// Rows `r` and `r + 4` are loaded to the halves of a register. Then there are two steps: pairs of rows, and fours
     /// of them, within each half.
@@ -143,14 +134,5 @@ unsafe impl Simd for Avx2 {
             let steps = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(step as i32));
             _mm256_i32gather_ps::<4>(from, _mm256_add_epi32(_mm256_loadu_si256(indices.cast()), steps))
         };
-    }
-}
-
-impl Avx2 {
-    #[inline(always)]
-    fn to_array(self, a: __m256) -> [f32; 8] {
-        let mut array = [0.0; 8];
-        self.store_slice(&mut array, a);
-        array
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Avx512Bf16(Avx512);
 impl InstructionSet for Avx512Bf16 {
     const NAME: &'static str = "avx512_bf16";
     const F32_NAME: &'static str = Avx512::NAME;
-    const HAS_BF16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16];
 
     fn detect() -> Option<Self> {
         // Every processor with AVX512-BF16 has the other two.
@@ -39,7 +39,7 @@ impl InstructionSet for Avx512Bf16 {
         self.0.run(kernel);
     }
 
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
+    fn run_pairs<K: PairKernel>(self, _: PairFormat, kernel: K) {
         self.run_bf16_with(self, kernel);
     }
 }
@@ -106,24 +106,14 @@ impl Avx512Bf16 {
             // SAFETY: each step takes at most the rows that are left.
             unsafe {
                 let (a, c) = (a.add(row * a_stride), c.add(row * tile.c_stride));
-                row += match tile.rows - row {
-                    8.. => {
-                        self.microkernel::<8, VECTORS>(tile, a, b, c);
-                        8
-                    }
-                    4..8 => {
-                        self.microkernel::<4, VECTORS>(tile, a, b, c);
-                        4
-                    }
-                    2..4 => {
-                        self.microkernel::<2, VECTORS>(tile, a, b, c);
-                        2
-                    }
-                    _ => {
-                        self.microkernel::<1, VECTORS>(tile, a, b, c);
-                        1
-                    }
-                };
+                let rows = 1 << (tile.rows - row).min(8).ilog2();
+                match rows {
+                    8 => self.microkernel::<8, VECTORS>(tile, a, b, c),
+                    4 => self.microkernel::<4, VECTORS>(tile, a, b, c),
+                    2 => self.microkernel::<2, VECTORS>(tile, a, b, c),
+                    _ => self.microkernel::<1, VECTORS>(tile, a, b, c),
+                }
+                row += rows;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::pair_dot::PairDot;
 use super::simd::Simd;
+use crate::convert::PairFormat;
 
 /// A kernel: work written once, generic over the vectors of an instruction set.
 ///
@@ -28,10 +29,8 @@ pub(crate) trait InstructionSet: Copy {
     const NAME: &'static str;
     /// The name of the instructions that [`run`](Self::run) uses, where they are those of another instruction set.
     const F32_NAME: &'static str = Self::NAME;
-    /// Whether there are instructions that multiply bf16 pairs, and so a [`run_bf16`](Self::run_bf16).
-    const HAS_BF16_DOT: bool = false;
-    /// Whether there are instructions that multiply f16 pairs, and so a [`run_f16`](Self::run_f16).
-    const HAS_F16_DOT: bool = false;
+    /// The formats of the pairs that it multiplies, by [`run_pairs`](Self::run_pairs).
+    const PAIRS: &[PairFormat] = &[];
 
     /// Checks that the processor and the operating system support the instructions.
     ///
@@ -46,13 +45,8 @@ pub(crate) trait InstructionSet: Copy {
     /// Runs a kernel inside a function that enables the instructions, with the register tile of this instruction set.
     fn run<K: Kernel>(self, kernel: K);
 
-    /// Runs a kernel with bf16 products. Only for instruction sets with [`HAS_BF16_DOT`](Self::HAS_BF16_DOT).
-    fn run_bf16<K: PairKernel>(self, _kernel: K) {
-        unreachable!("{} has no products of bf16 pairs", Self::NAME)
-    }
-
-    /// Runs a kernel with f16 products. Only for instruction sets with [`HAS_F16_DOT`](Self::HAS_F16_DOT).
-    fn run_f16<K: PairKernel>(self, _kernel: K) {
-        unreachable!("{} has no products of f16 pairs", Self::NAME)
+    /// Runs a kernel with products of pairs of one of its formats.
+    fn run_pairs<K: PairKernel>(self, format: PairFormat, _kernel: K) {
+        unreachable!("{} has no products of {format:?} pairs", Self::NAME)
     }
 }

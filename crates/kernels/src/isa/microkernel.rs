@@ -25,6 +25,29 @@ impl<T> StridedRows<T> {
     }
 }
 
+/// Packs `LANES` rows of `width` values or pairs into columns: value `c` of row `r` becomes `to[c · stride + r]`.
+///
+/// # Safety
+/// `width` values can be read at each of the rows.
+#[inline(always)]
+pub(crate) unsafe fn pack_rows<S: Simd>(s: S, rows: StridedRows, width: usize, to: &mut [f32], stride: usize) {
+    assert!(width > 0 && to.len() >= (width - 1) * stride + S::LANES);
+    let whole = width / S::COLUMNS * S::COLUMNS;
+    for at in (0..whole).step_by(S::COLUMNS) {
+        // SAFETY: the caller promises the rows, and the assertion checks `width` columns of `LANES` values.
+        unsafe {
+            let (columns, to) = (s.transposed(&rows.pointers::<S>(at)), to.as_mut_ptr().add(at * stride));
+            unroll!(c in 0..S::COLUMNS => s.store(to.add(c * stride), columns[c]));
+        }
+    }
+    for at in whole..width {
+        for (to, row) in to[at * stride..][..S::LANES].iter_mut().zip(rows.pointers::<S>(at)) {
+            // SAFETY: the caller promises the rows. Any bits are valid for f32.
+            *to = unsafe { *row };
+        }
+    }
+}
+
 /// Memory that is fetched into the cache while a tile is computed.
 ///
 /// So memory and multiply-adds are busy at the same time. Processors fetch ahead themselves, but not past the end of a
@@ -303,8 +326,8 @@ pub(crate) unsafe fn add_to_rows<S: Simd, const MR: usize, const NR: usize>(
 /// Registers that a conversion of values takes.
 pub(crate) const CONVERSION: usize = 4;
 
-/// Adds `A · B`, over `k` terms of `MR` rows of A and as many rows of B with `width` values `b_stride` apart, to rows of
-/// `width` values. A width is whole vectors.
+/// Adds `A · B`, over `k` terms of `MR` rows of A and as many rows of B with `width` values `b_stride` apart, to rows
+/// of `width` values. A width is whole vectors.
 ///
 /// # Safety
 /// A can be read for `MR` rows of `k` values, B for `k` rows, and the `MR` rows at `to` can be read and written.

@@ -21,8 +21,6 @@ pub(crate) mod neon;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_bf16;
 #[cfg(target_arch = "aarch64")]
-pub(crate) mod neon_dotprod;
-#[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_f16;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon_fhm;

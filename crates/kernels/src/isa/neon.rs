@@ -39,6 +39,29 @@ impl InstructionSet for Neon {
     }
 }
 
+/// FEAT_DotProd and NEON: SDOT multiplies 8-bit integers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NeonDotprod(pub(crate) Neon);
+
+impl InstructionSet for NeonDotprod {
+    const NAME: &'static str = "neon_dotprod";
+    const F32_NAME: &'static str = Neon::NAME;
+
+    fn detect() -> Option<Self> {
+        let has_dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+        Neon::detect().filter(|_| has_dotprod).map(Self)
+    }
+
+    /// SDOT: 16 multiply-adds.
+    fn speed() -> u32 {
+        16
+    }
+
+    fn run<K: Kernel>(self, kernel: K) {
+        self.0.run(kernel);
+    }
+}
+
 // SAFETY: `load` and `store` access exactly 4 values.
 unsafe impl Simd for Neon {
     type V = float32x4_t;

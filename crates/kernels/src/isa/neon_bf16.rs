@@ -23,8 +23,7 @@ pub(crate) struct NeonBf16(NeonFhm);
 impl InstructionSet for NeonBf16 {
     const NAME: &'static str = "neon_bf16";
     const F32_NAME: &'static str = Neon::NAME;
-    const HAS_BF16_DOT: bool = true;
-    const HAS_F16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16, PairFormat::F16];
 
     fn detect() -> Option<Self> {
         let is_newer =
@@ -41,12 +40,11 @@ impl InstructionSet for NeonBf16 {
         self.0.run(kernel);
     }
 
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
-        kernel.run(self.0.neon(), self);
-    }
-
-    fn run_f16<K: PairKernel>(self, kernel: K) {
-        self.0.run_f16(kernel);
+    fn run_pairs<K: PairKernel>(self, format: PairFormat, kernel: K) {
+        match format {
+            PairFormat::Bf16 => kernel.run(self.0.neon(), self),
+            PairFormat::F16 => self.0.run_pairs(format, kernel),
+        }
     }
 }
 

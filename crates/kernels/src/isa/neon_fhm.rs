@@ -11,8 +11,7 @@ use bytemuck::Zeroable;
 use half::f16;
 
 use super::kernel::{InstructionSet, Kernel, PairKernel};
-use super::neon::Neon;
-use super::neon_dotprod::NeonDotprod;
+use super::neon::{Neon, NeonDotprod};
 use super::neon_f16::f32_to_f16;
 use super::pair_dot::{PairDot, PairOrder, PairTile, TileLayout, VECTOR_COLUMNS};
 use crate::convert::{Pair, PairFormat};
@@ -25,7 +24,7 @@ pub(crate) struct NeonFhm(NeonDotprod);
 impl InstructionSet for NeonFhm {
     const NAME: &'static str = "neon_fhm";
     const F32_NAME: &'static str = Neon::NAME;
-    const HAS_F16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::F16];
 
     fn detect() -> Option<Self> {
         let has_fhm = std::arch::is_aarch64_feature_detected!("fhm");
@@ -41,7 +40,7 @@ impl InstructionSet for NeonFhm {
         self.0.run(kernel);
     }
 
-    fn run_f16<K: PairKernel>(self, kernel: K) {
+    fn run_pairs<K: PairKernel>(self, _: PairFormat, kernel: K) {
         kernel.run(self.neon(), self);
     }
 }

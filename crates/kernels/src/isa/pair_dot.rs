@@ -122,8 +122,8 @@ pub(crate) unsafe trait PairDot: Copy + Send + Sync {
     ///   of the tile, which is one that these instructions take. C can be written (and read, to accumulate) for
     ///   `MAX_ROWS` rows of `16 · vectors` values. A packed tile has all vectors.
     /// - `rows` and `vectors` are from 1 to their largest; `pairs` is a multiple of `PAIR_STEP`.
-    /// - The caller is a kernel under [`InstructionSet::run_bf16`](super::kernel::InstructionSet::run_bf16) or
-    ///   `run_f16`, as the format is.
+    /// - The caller is a kernel under [`InstructionSet::run_pairs`](super::kernel::InstructionSet::run_pairs) of the
+    ///   format.
     unsafe fn multiply_tile(self, tile: PairTile, a: *const Pair, b: *const Pair, c: *mut f32);
 }
 

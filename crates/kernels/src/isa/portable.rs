@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Kernel};
-use super::simd::Simd;
+use super::simd::{Simd, memory_ops};
 use crate::convert::{bf16_to_f32, f16_to_f32};
 
 /// Arrays of 8 values.
@@ -40,6 +40,22 @@ fn lanes(f: impl Fn(usize) -> f32) -> Lanes {
     std::array::from_fn(f)
 }
 
+/// Adding and subtracting 1.5 · 2^23 leaves the nearest integer, for values below 2^22.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Writes the methods that are one expression for each lane.
+macro_rules! lane_ops {
+    ($($name:ident($($x:ident),+) = $body:expr;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($x: Lanes),+) -> Lanes {
+            lanes(|i| {
+                $(let $x = $x[i];)+
+                $body
+            })
+        }
+    )+};
+}
+
 // SAFETY: `load` and `store` copy exactly `LANES` values.
 unsafe impl Simd for Portable {
     type V = Lanes;
@@ -52,85 +68,27 @@ unsafe impl Simd for Portable {
     fn splat(self, x: f32) -> Lanes {
         [x; LANES]
     }
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> Lanes {
-        // SAFETY: the caller promises `LANES` integers.
-        lanes(|i| f32::from(unsafe { *from.add(i) }))
-    }
-    #[inline(always)]
-    fn add(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| a[i] + b[i])
-    }
-    #[inline(always)]
-    fn sub(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| a[i] - b[i])
-    }
-    #[inline(always)]
-    fn mul(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| a[i] * b[i])
-    }
-    #[inline(always)]
-    fn mul_add(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+    lane_ops! {
+        add(a, b) = a + b;
+        sub(a, b) = a - b;
+        mul(a, b) = a * b;
         // Not `f32::mul_add`: without the instruction it is a library call.
-        lanes(|i| a[i] * b[i] + c[i])
+        mul_add(a, b, c) = a * b + c;
+        div(a, b) = a / b;
+        min(a, b) = if a < b { a } else { b };
+        max(a, b) = if a > b { a } else { b };
+        round(a) = (a + MAGIC) - MAGIC;
+        ldexp(a, n) = a * f32::from_bits(((n as i32 + 127) as u32) << 23);
+        zero_below(x, limit, y) = if x < limit { 0.0 } else { y };
     }
-    #[inline(always)]
-    fn div(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| a[i] / b[i])
-    }
-    #[inline(always)]
-    fn min(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn max(self, a: Lanes, b: Lanes) -> Lanes {
-        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
-    }
-    #[inline(always)]
-    fn round(self, a: Lanes) -> Lanes {
-        // Adding and subtracting 1.5 · 2^23 leaves the nearest integer, for values below 2^22.
-        const MAGIC: f32 = 12_582_912.0;
-        lanes(|i| (a[i] + MAGIC) - MAGIC)
-    }
-    #[inline(always)]
-    fn ldexp(self, a: Lanes, n: Lanes) -> Lanes {
-        lanes(|i| a[i] * f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
-    }
-    #[inline(always)]
-    fn zero_below(self, x: Lanes, limit: Lanes, y: Lanes) -> Lanes {
-        lanes(|i| if x[i] < limit[i] { 0.0 } else { y[i] })
-    }
-    #[inline(always)]
-    fn reduce_add(self, a: Lanes) -> f32 {
-        ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
-    }
-    #[inline(always)]
-    fn reduce_max(self, a: Lanes) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
-    }
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> Lanes {
-        // SAFETY: the caller promises `LANES` values.
-        unsafe { from.cast::<Lanes>().read_unaligned() }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: Lanes) {
-        // SAFETY: the caller promises room for `LANES` values.
-        unsafe { to.cast::<Lanes>().write_unaligned(a) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Lanes {
-        // SAFETY: the caller promises `LANES` values.
-        lanes(|i| f16_to_f32(unsafe { from.add(i).read() }))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Lanes {
-        // SAFETY: the caller promises `LANES` values.
-        lanes(|i| bf16_to_f32(unsafe { from.add(i).read() }))
-    }
-    #[inline(always)]
-    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Lanes {
-        // SAFETY: the caller promises `LANES` indices and the values at their places.
-        lanes(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) })
+    memory_ops! {
+        load(from: *const f32) -> Lanes = from.cast::<Lanes>().read_unaligned();
+        store(to: *mut f32, a: Lanes) = to.cast::<Lanes>().write_unaligned(a);
+        load_f16(from: *const f16) -> Lanes = lanes(|i| f16_to_f32(from.add(i).read()));
+        load_bf16(from: *const bf16) -> Lanes = lanes(|i| bf16_to_f32(from.add(i).read()));
+        load_i8(from: *const i8) -> Lanes = lanes(|i| f32::from(*from.add(i)));
+        gather(from: *const f32, step: usize, indices: *const u32) -> Lanes = {
+            lanes(|i| *from.add(i * step + *indices.add(i) as usize))
+        };
     }
 }

@@ -4,7 +4,6 @@ use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use crate::convert::{Convert, Pair, PairFormat, f32_to_bf16};
-use crate::unroll::unroll;
 
 /// The most lanes that vectors have.
 pub(crate) const MAX_LANES: usize = 16;
@@ -63,9 +62,23 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// 0 where `x < limit`; `y` elsewhere, also where `x` is NaN.
     fn zero_below(self, x: Self::V, limit: Self::V, y: Self::V) -> Self::V;
     /// The sum of all lanes, always added in the same order.
-    fn reduce_add(self, a: Self::V) -> f32;
+    #[inline(always)]
+    fn reduce_add(self, a: Self::V) -> f32 {
+        let mut lanes = self.lanes(a);
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            let (sums, others) = lanes.split_at_mut(half);
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += *other);
+            half /= 2;
+        }
+        lanes[0]
+    }
     /// The largest lane.
-    fn reduce_max(self, a: Self::V) -> f32;
+    #[inline(always)]
+    fn reduce_max(self, a: Self::V) -> f32 {
+        let lanes = self.lanes(a);
+        lanes[..Self::LANES].iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m })
+    }
 
     /// # Safety
     /// `LANES` values can be read at `from`.
@@ -136,9 +149,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// `LANES` values can be written at `to`.
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16, a: Self::V) {
-        let mut lanes = [0.0; MAX_LANES];
-        self.store_slice(&mut lanes, a);
-        for (i, lane) in lanes.into_iter().take(Self::LANES).enumerate() {
+        for (i, lane) in self.lanes(a).into_iter().take(Self::LANES).enumerate() {
             // SAFETY: `i < LANES`.
             unsafe { to.add(i).write(f32_to_bf16(lane)) };
         }
@@ -194,20 +205,6 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
         vectors
     }
 
-    /// Writes [`transposed`](Self::transposed) rows: value `c` of row `r` goes to `to + c · stride + r`.
-    ///
-    /// # Safety
-    /// `COLUMNS` values can be read at each of the first `LANES` pointers, and `LANES` written at `COLUMNS` places
-    /// `stride` values apart from `to` on.
-    #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32; MAX_LANES], to: *mut f32, stride: usize) {
-        // SAFETY: the caller promises it.
-        unsafe {
-            let columns = self.transposed(rows);
-            unroll!(c in 0..Self::COLUMNS => self.store(to.add(c * stride), columns[c]));
-        }
-    }
-
     /// Whether [`prefetch`](Self::prefetch) does something.
     const PREFETCHES: bool = false;
     /// Asks for the cache line at `at`, which need not be memory of the process. Does nothing where there is no such
@@ -247,13 +244,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
         rest.iter_mut().for_each(|x| *x *= factor);
     }
 
-    /// Lane 0.
+    /// All lanes, and zeros.
     #[inline(always)]
-    fn first_lane(self, a: Self::V) -> f32 {
+    fn lanes(self, a: Self::V) -> [f32; MAX_LANES] {
         const { assert!(Self::LANES <= MAX_LANES) };
         let mut lanes = [0.0; MAX_LANES];
         self.store_slice(&mut lanes, a);
-        lanes[0]
+        lanes
     }
 }
 

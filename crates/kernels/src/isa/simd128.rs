@@ -12,7 +12,7 @@ use bytemuck::Zeroable;
 use half::{bf16, f16};
 
 use super::kernel::{InstructionSet, Kernel};
-use super::simd::Simd;
+use super::simd::{Simd, memory_ops};
 
 /// SIMD128.
 #[derive(Debug, Clone, Copy)]
@@ -48,11 +48,6 @@ pub(crate) struct Pair(pub v128, pub v128);
 // SAFETY: both vectors are numbers, whose bits may all be 0.
 unsafe impl Zeroable for Pair {}
 
-#[inline(always)]
-fn on_both(a: Pair, b: Pair, op: impl Fn(v128, v128) -> v128) -> Pair {
-    Pair(op(a.0, b.0), op(a.1, b.1))
-}
-
 /// f16 in the low bits of each lane to f32, as [`f16_to_f32`](crate::convert::f16_to_f32) does.
 #[inline(always)]
 fn widen_f16(bits: v128) -> v128 {
@@ -66,9 +61,20 @@ fn widen_f16(bits: v128) -> v128 {
 
 /// `a · 2^n`. Adding 1.5 · 2^23 leaves `n` in the lowest bits of the sum, and the shift drops all others.
 #[inline(always)]
-fn ldexp(a: v128, n: v128) -> v128 {
+fn ldexp_half(a: v128, n: v128) -> v128 {
     let exponent = i32x4_add(f32x4_add(n, f32x4_splat(12_582_912.0)), i32x4_splat(127));
     f32x4_mul(a, i32x4_shl(exponent, 23))
+}
+
+/// Writes the methods that are one expression for each half.
+macro_rules! half_ops {
+    ($($name:ident($($x:ident),+) = $body:expr;)+) => {$(
+        #[inline(always)]
+        fn $name(self, $($x: Pair),+) -> Pair {
+            let half = |$($x: v128),+| $body;
+            Pair(half($($x.0),+), half($($x.1),+))
+        }
+    )+};
 }
 
 // SAFETY: `load` and `store` access exactly 8 values.
@@ -81,46 +87,21 @@ unsafe impl Simd for Simd128 {
     fn splat(self, x: f32) -> Pair {
         Pair(f32x4_splat(x), f32x4_splat(x))
     }
-    #[inline(always)]
-    fn add(self, a: Pair, b: Pair) -> Pair {
-        on_both(a, b, |a, b| f32x4_add(a, b))
-    }
-    #[inline(always)]
-    fn sub(self, a: Pair, b: Pair) -> Pair {
-        on_both(a, b, |a, b| f32x4_sub(a, b))
-    }
-    #[inline(always)]
-    fn mul(self, a: Pair, b: Pair) -> Pair {
-        on_both(a, b, |a, b| f32x4_mul(a, b))
+    half_ops! {
+        add(a, b) = f32x4_add(a, b);
+        sub(a, b) = f32x4_sub(a, b);
+        mul(a, b) = f32x4_mul(a, b);
+        div(a, b) = f32x4_div(a, b);
+        // `pmin(b, a)` is `a < b ? a : b`, and one instruction of x86-64.
+        min(a, b) = f32x4_pmin(b, a);
+        max(a, b) = f32x4_pmax(b, a);
+        round(a) = f32x4_nearest(a);
+        ldexp(a, n) = ldexp_half(a, n);
+        zero_below(x, limit, y) = v128_andnot(y, f32x4_lt(x, limit));
     }
     #[inline(always)]
     fn mul_add(self, a: Pair, b: Pair, c: Pair) -> Pair {
         self.add(self.mul(a, b), c)
-    }
-    #[inline(always)]
-    fn div(self, a: Pair, b: Pair) -> Pair {
-        on_both(a, b, |a, b| f32x4_div(a, b))
-    }
-    // `pmin(b, a)` is `a < b ? a : b`, and one instruction of x86-64.
-    #[inline(always)]
-    fn min(self, a: Pair, b: Pair) -> Pair {
-        on_both(b, a, |a, b| f32x4_pmin(a, b))
-    }
-    #[inline(always)]
-    fn max(self, a: Pair, b: Pair) -> Pair {
-        on_both(b, a, |a, b| f32x4_pmax(a, b))
-    }
-    #[inline(always)]
-    fn round(self, a: Pair) -> Pair {
-        Pair(f32x4_nearest(a.0), f32x4_nearest(a.1))
-    }
-    #[inline(always)]
-    fn ldexp(self, a: Pair, n: Pair) -> Pair {
-        on_both(a, n, ldexp)
-    }
-    #[inline(always)]
-    fn zero_below(self, x: Pair, limit: Pair, y: Pair) -> Pair {
-        on_both(y, on_both(x, limit, |a, b| f32x4_lt(a, b)), |a, b| v128_andnot(a, b))
     }
     #[inline(always)]
     fn reduce_add(self, a: Pair) -> f32 {
@@ -128,41 +109,23 @@ unsafe impl Simd for Simd128 {
         let pairs = f32x4_add(fours, i32x4_shuffle::<2, 3, 0, 1>(fours, fours));
         f32x4_extract_lane::<0>(pairs) + f32x4_extract_lane::<1>(pairs)
     }
-    #[inline(always)]
-    fn reduce_max(self, a: Pair) -> f32 {
-        let mut lanes = [0.0; 8];
-        self.store_slice(&mut lanes, a);
-        lanes.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
-    }
-    #[inline(always)]
-    unsafe fn load(self, from: *const f32) -> Pair {
-        // SAFETY: the caller promises 8 values; the instruction takes any alignment.
-        unsafe { Pair(v128_load(from.cast()), v128_load(from.add(4).cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32, a: Pair) {
-        // SAFETY: the caller promises room for 8 values; the instruction takes any alignment.
-        unsafe {
+    memory_ops! {
+        load(from: *const f32) -> Pair = Pair(v128_load(from.cast()), v128_load(from.add(4).cast()));
+        store(to: *mut f32, a: Pair) = {
             v128_store(to.cast(), a.0);
             v128_store(to.add(4).cast(), a.1);
-        }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Pair {
-        // SAFETY: the caller promises 8 values; the instruction takes any alignment.
-        let halves = unsafe { v128_load(from.cast()) };
-        Pair(widen_f16(u32x4_extend_low_u16x8(halves)), widen_f16(u32x4_extend_high_u16x8(halves)))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Pair {
-        // SAFETY: the caller promises 8 values; the instruction takes any alignment.
-        let halves = unsafe { v128_load(from.cast()) };
-        Pair(u32x4_shl(u32x4_extend_low_u16x8(halves), 16), u32x4_shl(u32x4_extend_high_u16x8(halves), 16))
-    }
-    #[inline(always)]
-    unsafe fn gather(self, from: *const f32, step: usize, indices: *const u32) -> Pair {
-        // SAFETY: the caller promises 8 indices and the values at their places.
-        let gathered: [f32; 8] = std::array::from_fn(|i| unsafe { *from.add(i * step + *indices.add(i) as usize) });
-        self.load_slice(&gathered)
+        };
+        load_f16(from: *const f16) -> Pair = {
+            let halves = v128_load(from.cast());
+            Pair(widen_f16(u32x4_extend_low_u16x8(halves)), widen_f16(u32x4_extend_high_u16x8(halves)))
+        };
+        load_bf16(from: *const bf16) -> Pair = {
+            let halves = v128_load(from.cast());
+            Pair(u32x4_shl(u32x4_extend_low_u16x8(halves), 16), u32x4_shl(u32x4_extend_high_u16x8(halves), 16))
+        };
+        gather(from: *const f32, step: usize, indices: *const u32) -> Pair = {
+            let gathered: [f32; 8] = std::array::from_fn(|i| *from.add(i * step + *indices.add(i) as usize));
+            Pair(v128_load(gathered.as_ptr().cast()), v128_load(gathered[4..].as_ptr().cast()))
+        };
     }
 }

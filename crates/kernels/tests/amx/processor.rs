@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_attention_kernels::Isa;
 
 use super::machine::{CONFIG_BYTES, Machine, Tile, random_tile};
+use crate::convert::PairFormat;
 use crate::isa::kernel::PairKernel;
 use crate::isa::pair_dot::PairDot;
 use crate::isa::simd::Simd;
@@ -36,7 +37,7 @@ impl PairKernel for Panics {
 #[test]
 fn a_panic_in_a_kernel_releases_the_tiles() {
     let Some(amx) = amx() else { return };
-    let payload = catch_unwind(AssertUnwindSafe(|| amx.run_bf16(Panics))).unwrap_err();
+    let payload = catch_unwind(AssertUnwindSafe(|| amx.run_pairs(PairFormat::Bf16, Panics))).unwrap_err();
     assert_eq!(payload.downcast_ref(), Some(&"on purpose"));
     assert_eq!(config(), [0; CONFIG_BYTES]);
 }
@@ -47,7 +48,7 @@ struct MultipliesTiles<'a>(&'a mut Tile, &'a Tile, &'a Tile);
 impl PairKernel for MultipliesTiles<'_> {
     #[inline(always)]
     fn run<S: Simd, D: PairDot>(self, _: S, _: D) {
-        // SAFETY: this runs under `run_bf16` of AMX, which configures tiles of 16 rows of 64 bytes. Registers from r8
+        // SAFETY: this runs under `run_pairs` of AMX, which configures tiles of 16 rows of 64 bytes. Registers from r8
         // on have encodings of their own.
         unsafe {
             asm!(
@@ -76,7 +77,7 @@ fn the_emulator_gives_the_bits_of_the_processor() {
         let mut to = random_tile(&mut random);
         let (a, b) = (random_tile(&mut random), random_tile(&mut random));
         let want = Machine::product(to, &a, &b);
-        amx.run_bf16(MultipliesTiles(&mut to, &a, &b));
+        amx.run_pairs(PairFormat::Bf16, MultipliesTiles(&mut to, &a, &b));
         for (got, want) in to.as_flattened().chunks_exact(4).zip(want.as_flattened().chunks_exact(4)) {
             let [got, want] = [got, want].map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{got:e}, emulated {want:e}");

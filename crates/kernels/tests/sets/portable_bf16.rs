@@ -13,8 +13,7 @@ pub(crate) struct PortableBf16;
 impl InstructionSet for PortableBf16 {
     const NAME: &'static str = "portable_bf16";
     const F32_NAME: &'static str = Portable::NAME;
-    const HAS_BF16_DOT: bool = true;
-    const HAS_F16_DOT: bool = true;
+    const PAIRS: &[PairFormat] = &[PairFormat::Bf16, PairFormat::F16];
 
     fn detect() -> Option<Self> {
         Some(Self)
@@ -28,12 +27,11 @@ impl InstructionSet for PortableBf16 {
         Portable.run(kernel);
     }
 
-    fn run_bf16<K: PairKernel>(self, kernel: K) {
-        kernel.run(Portable, PortablePairs::<false>);
-    }
-
-    fn run_f16<K: PairKernel>(self, kernel: K) {
-        kernel.run(Portable, PortablePairs::<true>);
+    fn run_pairs<K: PairKernel>(self, format: PairFormat, kernel: K) {
+        match format {
+            PairFormat::Bf16 => kernel.run(Portable, PortablePairs::<false>),
+            PairFormat::F16 => kernel.run(Portable, PortablePairs::<true>),
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! int8 tiles in plain Rust. With them, what surrounds the instructions of AMX is tested on every machine.
 
 use super::portable_bf16::PortableBf16;
-use crate::int8::kernel::{Int8InstructionSet, Int8Kernel, Int8TileKernel};
-use crate::int8::tiles::{Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP};
+use crate::int8::kernel::{
+    Int8InstructionSet, Int8Kernel, Int8TileKernel, Int8Tiles, Sums, TILE_COLUMNS, TILE_ROWS, TILE_STEP,
+};
 use crate::isa::portable::Portable;
 
 impl Int8InstructionSet for PortableBf16 {
