@@ -43,7 +43,7 @@ pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
 pub(crate) const VALUE_CONVOLUTION: &str = "value_convolution.weight";
 /// The projections of groups of heads, one below the other, `(groups · rank, h / groups · d_v)`.
 pub(crate) const OUTPUT_GROUPS: &str = "o_a_proj.weight";
-/// What keys of blocks of tokens are made with: the projections of elements and of gates, the biases of the places in a
+/// The tensors that make keys of blocks of tokens: the projections of elements and of gates, the biases of the places in a
 /// block, and the norm.
 pub(crate) const COMPRESSOR: [&str; 4] = [
     "compressor.kv_proj.weight",
