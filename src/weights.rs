@@ -111,15 +111,15 @@ impl LinearWeights {
             return Err(Error::shape("the weight of queries and gate", self.weight.dims(), expected));
         }
         let (both, query) = (rows / heads, query_rows / heads);
-        let of_each_head = |t: &Tensor, start: usize, len: usize| -> Result<Tensor> {
+        let cut_each_head = |t: &Tensor, start: usize, len: usize| -> Result<Tensor> {
             let rest = &t.dims()[1..];
             let by_head = t.reshape([&[heads, both], rest].concat())?; // (heads, rows per head, …)
             let part = by_head.narrow(1, start, len)?.contiguous()?;
             Ok(part.reshape([&[heads * len], rest].concat())?)
         };
         let part = |start: usize, len: usize| -> Result<Self> {
-            let bias = self.bias.as_ref().map(|bias| of_each_head(bias, start, len)).transpose()?;
-            Ok(Self { weight: of_each_head(&self.weight, start, len)?, bias })
+            let bias = self.bias.as_ref().map(|bias| cut_each_head(bias, start, len)).transpose()?;
+            Ok(Self { weight: cut_each_head(&self.weight, start, len)?, bias })
         };
         Ok([part(0, query)?, part(query, both - query)?])
     }

@@ -23,6 +23,8 @@ pub struct CheckpointSource {
     device: Device,
     quantize: Quantize,
     round: Option<ByName<DType>>,
+    /// Whether tensors are views of a single zero, in place of their data.
+    has_shapes_alone: bool,
 }
 
 type ByName<T> = Arc<dyn Fn(&str) -> Option<T> + Send + Sync>;
@@ -36,7 +38,7 @@ impl fmt::Debug for CheckpointSource {
     }
 }
 
-/// Which weights loaders quantize.
+/// The weights that loaders quantize.
 #[derive(Clone)]
 enum Quantize {
     Nothing,
@@ -106,16 +108,38 @@ impl WeightSource for CheckpointSource {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let full_name = self.check_all(name, shape)?;
+        if self.has_shapes_alone {
+            return self.zeros(shape);
+        }
         self.convert(&full_name, self.checkpoint.tensor(&full_name, &Device::Cpu)?)
     }
 
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.get(name, stored)?;
+        // To reshape a view would copy it.
+        if self.has_shapes_alone { self.zeros(shape) } else { Ok(tensor.reshape(shape)?) }
+    }
+
+    fn get_rows(&self, name: &str, shape: [usize; 2], on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let full_name = self.check_all(name, &shape)?;
-        self.checkpoint.each_rows(&full_name, &mut |rows| see(self.convert(&full_name, rows)?))
+        if self.has_shapes_alone {
+            return on_rows(self.zeros(&shape)?);
+        }
+        self.checkpoint.each_rows(&full_name, &mut |rows| on_rows(self.convert(&full_name, rows)?))
     }
 }
 
 impl CheckpointSource {
+    /// This source with zeros in the place of all data, which is not read.
+    pub(crate) fn with_shapes_alone(self) -> Self {
+        Self { has_shapes_alone: true, ..self }
+    }
+
+    /// A view of a single zero: a header may claim more elements than memory holds.
+    fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(Tensor::zeros((), self.dtype, &self.device)?.broadcast_as(shape)?)
+    }
+
     /// Checks that a tensor of this shape can be read as the source is to, and returns its full name.
     fn check_all(&self, name: &str, shape: &[usize]) -> Result<String> {
         if !self.device.is_cpu()
@@ -142,7 +166,7 @@ impl CheckpointSource {
         Ok(tensor.to_dtype(self.dtype)?.to_device(&self.device)?)
     }
 
-    /// The same source, of which loaders quantize the weights for whose full names `format` returns a format, such as
+    /// This source, of which loaders quantize the weights for whose full names `format` returns a format, such as
     /// `encoder.layer.0.attention.self.query.weight`, and no others: projections and tables of embeddings; those of
     /// queries, keys and values of a layer only together. It is read in f32.
     ///
@@ -161,7 +185,7 @@ impl CheckpointSource {
         Self { quantize: Quantize::ByName(Arc::new(format)), dtype: DType::F32, ..self }
     }
 
-    /// The same source, of which tensors for whose full names `dtype` returns a dtype are rounded to it when they are
+    /// This source, of which tensors for whose full names `dtype` returns a dtype are rounded to it when they are
     /// read, as if they were stored in it.
     #[must_use]
     pub fn with_rounding(self, dtype: impl Fn(&str) -> Option<DType> + Send + Sync + 'static) -> Self {
@@ -197,8 +221,8 @@ impl Checkpoint {
     /// The weights below `prefix`, which may be empty, to be read onto `device` in a dtype, or in a
     /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
     ///
-    /// What the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
-    /// `ComputeType::default()` and if its format is the one that is asked for; what it holds in a float dtype stays so
+    /// A weight that the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
+    /// `ComputeType::default()` and if its format is the one that is asked for; one that it holds in a float dtype stays so
     /// then.
     ///
     /// Few bits reach what is loaded from this source: attention layers,
@@ -213,7 +237,15 @@ impl Checkpoint {
         };
         let prefix = prefix.trim_end_matches('.').to_string();
         let dtype = compute_type.dtype();
-        CheckpointSource { checkpoint: self.clone(), prefix, dtype, device: device.clone(), quantize, round: None }
+        CheckpointSource {
+            checkpoint: self.clone(),
+            prefix,
+            dtype,
+            device: device.clone(),
+            quantize,
+            round: None,
+            has_shapes_alone: false,
+        }
     }
 
     /// Whether it holds a weight in the format.

@@ -29,7 +29,7 @@ pub struct HfAttentionConfig {
     pub config: AttentionConfig,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
-    /// What the layer cannot know and a call has to say ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
+    /// The facts that the layer cannot know and a call has to say ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
     pub note: Option<&'static str>,
 }
 
@@ -57,8 +57,8 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
     let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
-    let of_class = is_named && json.as_object().is_some_and(is_of_class);
-    let keys = if of_class { without_ignored_sizes(section, model_type) } else { Cow::Borrowed(section) };
+    let has_class = is_named && json.as_object().is_some_and(is_of_class);
+    let keys = if has_class { without_ignored_sizes(section, model_type) } else { Cow::Borrowed(section) };
     let section = &*keys;
     let recorded = RecordedSection::new(section);
     let layer = Layer::new(&recorded, model_type, &prefix)?;
@@ -91,19 +91,19 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     // Families with latent attention have keys of their own for the sizes of heads, and `head_dim` for something else.
     let stated =
         stated.into_iter().filter(|(key, _)| config.latent.is_none() || *key != "head_dim").collect::<Vec<_>>();
-    let of_layer = |key: &str| match key {
+    let stated_size = |key: &str| match key {
         "head_dim" | "num_key_value_heads" => layer.head_size(key),
         _ => number(section, key),
     };
     // A layer that lacks heads may lack key-value heads too, or every head that would show `head_dim`.
     let stated = &stated[..if pruned == 0 && width_of_part.is_none() { stated.len() } else { 4 }];
     for &(key, found) in stated.iter().filter(|_| !layer.family.head_sizes.is_per_stage()) {
-        if let Some(stated) = of_layer(key)?.filter(|stated| *stated != found) {
+        if let Some(stated) = stated_size(key)?.filter(|stated| *stated != found) {
             return Err(Error::config(key, stated, format!("{found}, as the weights under `{prefix}` have it")));
         }
     }
     let (layout, shared) = (detect(source)?, rows(&source.root(), shared_patch_table(source).as_deref())?);
-    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared, of_class)?;
+    let (config, mask) = configure(&layer, source, config, &pruned_heads, shared, has_class)?;
     let has_table = layout.patch_table_in(source).is_some() || shared.is_some();
     if layout.may_be_eva && !has_table && layer.own("use_rot_pos_emb").is_none() {
         let why = format!("no tensor of layout `{}` shows which it is", layout.name);
@@ -123,8 +123,8 @@ pub fn configure_layer(
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let prefix = source.full_name("");
     let model_type = section.get("model_type").and_then(|name| name.as_str());
-    let (of_class, section) = (section.as_object().is_some_and(is_of_class), RecordedSection::new(section));
-    configure(&Layer::new(&section, model_type, &prefix)?, source, config, pruned, None, of_class)
+    let (has_class, section) = (section.as_object().is_some_and(is_of_class), RecordedSection::new(section));
+    configure(&Layer::new(&section, model_type, &prefix)?, source, config, pruned, None, has_class)
 }
 
 /// This section of a `config.json` without the keys of sizes that transformers ignores.
@@ -186,7 +186,7 @@ fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfi
     rows(source, gate.map(|names| names.weight))
 }
 
-/// `shared_rows`: of the table of biases that all layers share. `of_class`: whether transformers' own class runs the
+/// `shared_rows` are those of the table of biases that all layers share. `has_class` is whether transformers' own class runs the
 /// file.
 fn configure(
     layer: &Layer,
@@ -194,7 +194,7 @@ fn configure(
     config: AttentionConfig,
     pruned: &[usize],
     shared_rows: Option<usize>,
-    of_class: bool,
+    has_class: bool,
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let layout = detect(source)?;
     let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
@@ -221,7 +221,7 @@ fn configure(
     layer.check_kinds()?;
     let config = config?;
     config.validate()?;
-    layer.check_keys_are_read(of_class)?;
+    layer.check_keys_are_read(has_class)?;
     Ok((config, mask?))
 }
 

@@ -92,7 +92,7 @@ impl Layout {
         if let Orientation::Pointwise(ones) = self.o.orientation {
             return source.shape(self.o.weight).is_ok_and(|shape| shape.is_none_or(|shape| shape.len() == 2 + ones));
         }
-        // The last weight is the one of keys and values, which other weights have the orientation of.
+        // All weights have one orientation, and the last one of the queries, keys and values has more outputs than inputs.
         let weight = self.qkv.form().weights().last().copied().filter(|_| self.check_orientation);
         match weight.map(|weight| source.shape(weight)) {
             Some(Ok(Some(shape))) if shape.len() == 2 => {
@@ -150,7 +150,7 @@ impl Layout {
         read.extend(self.bias_names());
         read.extend(&position);
         let names = source.names().unwrap_or_default();
-        let of_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
+        let is_position = |name: &str| position.iter().any(|part| below(part, name).is_some());
         let parameter = |name: &str| {
             let is_it = |stored: &str| stored == name || below(stored, name).is_some();
             parameter_names().any(|(own, names)| {
@@ -169,7 +169,7 @@ impl Layout {
         let causal =
             |name: &str| name == "bias" && source.shape(name).is_ok_and(|shape| shape.is_some_and(|s| s.len() == 4));
         match names.iter().find(|name| {
-            let known = ignored(name) || of_position(name) || causal(name) || indexer(name);
+            let known = ignored(name) || is_position(name) || causal(name) || indexer(name);
             !read.contains(&name.as_str()) && !known
         }) {
             Some(name) => unsupported(name, "it is not part of the layout, and may change what the layer computes"),

@@ -1,10 +1,9 @@
 //! Lists the attention layers of a checkpoint, from its headers alone.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use safetensors::Dtype;
 use serde_json::Value;
 
-use crate::checkpoint::checkpoint_source::CheckpointSource;
 use crate::checkpoint::config_json::{HfAttentionConfig, ModelConfig, config_from_json};
 use crate::checkpoint::detect::{attention_prefixes, detect, in_natural_order};
 use crate::checkpoint::gguf::blocks;
@@ -131,7 +130,7 @@ impl Checkpoint {
                     info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
                     info.mask = Some(config.mask.to_string());
-                    let shapes = AnySource::new(&ShapeOnly(source));
+                    let shapes = AnySource::new(&source.with_shapes_alone());
                     if let Err(error) = read_with_shared_tables(config, pruned_heads, &shapes) {
                         info.problem = Some(error.to_string());
                     }
@@ -166,7 +165,7 @@ impl Checkpoint {
 }
 
 impl LayerInfo {
-    /// What the prefix and the layout of this row say.
+    /// The facts that follow from the prefix and the layout of this row.
     fn new(prefix: &str, row: usize) -> Self {
         let layout = &LAYOUTS[row];
         Self { prefix: prefix.to_string(), layout: layout.name, families: layout.families, ..Self::default() }
@@ -175,8 +174,8 @@ impl LayerInfo {
 
 /// Whether any element has an exponent of ones, or the mark of NaN or infinity that its format has instead.
 fn holds_non_finite(dtype: Dtype, data: &[u8]) -> bool {
-    fn any<const N: usize>(data: &[u8], of: impl Fn([u8; N]) -> bool) -> bool {
-        data.as_chunks().0.iter().any(|number| of(*number))
+    fn any<const N: usize>(data: &[u8], is_marked: impl Fn([u8; N]) -> bool) -> bool {
+        data.as_chunks().0.iter().any(|number| is_marked(*number))
     }
     let ones = |number: u64, mask: u64| number & mask == mask;
     match dtype {
@@ -209,44 +208,4 @@ fn size_of_json(json: &Value) -> usize {
         }
     }
     size
-}
-
-/// A source with the shapes and errors of a checkpoint, whose tensors are broadcast views of a single zero.
-pub(crate) struct ShapeOnly(pub CheckpointSource);
-
-impl WeightSource for ShapeOnly {
-    fn root(&self) -> Self {
-        Self(self.0.root())
-    }
-
-    fn child(&self, name: &str) -> Self {
-        Self(self.0.child(name))
-    }
-
-    fn full_name(&self, name: &str) -> String {
-        self.0.full_name(name)
-    }
-
-    fn names_below(&self, prefix: &str) -> Option<Vec<String>> {
-        self.0.names_below(prefix)
-    }
-
-    fn contains(&self, name: &str) -> bool {
-        self.0.contains(name)
-    }
-
-    fn shape(&self, name: &str) -> Result<Option<Vec<usize>>> {
-        self.0.shape(name)
-    }
-
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        self.0.check(name, shape)?;
-        Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
-    }
-
-    /// A view that is reshaped would be copied, with as many elements as the header claims.
-    fn get_reshaped(&self, name: &str, stored: &[usize], shape: &[usize]) -> Result<Tensor> {
-        self.0.check(name, stored)?;
-        Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)?)
-    }
 }

@@ -24,7 +24,7 @@ impl MultiHeadAttention {
     /// that layers share is read from where their models have it: in the first layer (T5), or next to the layers
     /// (MPNet, BEiT, DeBERTa).
     ///
-    /// What no weight shows is as `config` says: rotation and ALiBi, causal mask and window, scale, softcap. The layer
+    /// Whatever no weight shows is as `config` says: rotation and ALiBi, causal mask and window, scale, softcap. The layer
     /// of a decoder without them is another function. With the `config.json` of its model,
     /// [`Checkpoint::attention`] and [`ModelAttention::load`] have them all.
     ///
@@ -67,7 +67,7 @@ impl MultiHeadAttention {
 /// [`key_value_source`](AttentionConfig::key_value_source), and takes them by
 /// [`AttentionInputs::shared`](crate::AttentionInputs::shared); a call without them is an error.
 ///
-/// What a model does with its inputs and a layer cannot know, a call has to say; without it, the layer is right for
+/// A call has to say what a model does with its inputs and a layer cannot know; without it, the layer is right for
 /// text alone. Tokens of images have positions of their own in models with M-RoPE
 /// ([`AttentionOptions::with_positions`](crate::AttentionOptions::with_positions)). In Gemma 3, ShieldGemma 2 and GIT
 /// those of one image see one another, which the layer's mask does not have: [`note`](Self::note) says so.
@@ -80,7 +80,7 @@ pub struct ModelAttention {
     pub layer: MultiHeadAttention,
     /// The layout of its weights.
     pub layout: &'static Layout,
-    /// What the layer leaves to its caller, beyond the usual: `None` for almost all models.
+    /// The work that the layer leaves to its caller, beyond the usual: `None` for almost all models.
     pub note: Option<&'static str>,
 }
 
@@ -125,7 +125,7 @@ impl ModelAttention {
         Ok(Self { layer, layout, note: asked.note })
     }
 
-    /// What each call has to give beyond its tokens. A call without it is
+    /// The inputs that each call has to give beyond its tokens. A call without it is
     /// [`Error::MissingInput`](crate::Error::MissingInput).
     pub fn requires(&self) -> &[CallInput] {
         &self.layer.config().requires

@@ -45,7 +45,7 @@ struct Inner {
     tensors: BTreeMap<String, Stored>,
     /// Metadata of the first shard.
     metadata: HashMap<String, String>,
-    /// What a GGUF file states beside its tensors.
+    /// The metadata of a GGUF file, and what it states about its tensors.
     gguf: Option<Arc<Gguf>>,
 }
 
@@ -174,7 +174,7 @@ impl Checkpoint {
         if self.is_quantized() { Ok(self.with_settings(&Settings::beside(&self.inner.path)?)) } else { Ok(self) }
     }
 
-    /// The same checkpoint with quantized modules as this `config.json` describes them: for files in memory, and for a
+    /// This checkpoint with quantized modules as this `config.json` describes them: for files in memory, and for a
     /// configuration elsewhere. It is not needed where the file is beside the weights.
     #[must_use]
     pub fn with_quantization_config(&self, config: &serde_json::Value) -> Self {
@@ -238,8 +238,8 @@ impl Checkpoint {
         Self { inner: Arc::new(Inner { path: path.to_path_buf(), shards, tensors, metadata, gguf }) }
     }
 
-    /// The same tensors under other names: `rename` gives the new name of each. What is read or detected from the
-    /// result knows the new names alone; nothing is read or copied here.
+    /// A checkpoint of these tensors under other names: `rename` gives the new name of each. What is read or detected
+    /// from it knows the new names alone; nothing is read or copied here.
     ///
     /// `VarBuilder::rename_f` has the opposite direction: from the name that a model asks for to the stored one.
     ///
@@ -346,22 +346,22 @@ impl Checkpoint {
         }
     }
 
-    /// Calls `see` with all rows of a [`tensor`](Self::tensor) in order, some at a time: what they take in memory does
-    /// not grow with the tensor, unless its format can be read as a whole only.
-    pub(crate) fn each_rows(&self, name: &str, see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+    /// Calls `on_rows` with consecutive rows of a [`tensor`](Self::tensor), until it had all: what they take in memory
+    /// does not grow with the tensor, unless its format can be read as a whole only.
+    pub(crate) fn each_rows(&self, name: &str, on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         /// The most numbers that are held at a time, if that is a row.
         const NUMBERS: usize = 1 << 18;
         let shape = &*self.entry(name)?.shape;
         let (all, row) = (shape.first().copied().unwrap_or(0), shape.iter().skip(1).product::<usize>());
         let step = (NUMBERS / row.max(1)).max(1);
         if all <= step {
-            return see(self.tensor(name, &Device::Cpu)?);
+            return on_rows(self.tensor(name, &Device::Cpu)?);
         }
         for start in (0..all).step_by(step) {
             match self.rows(name, &(start..all.min(start + step))) {
-                Ok(Some(rows)) => see(rows)?,
+                Ok(Some(rows)) => on_rows(rows)?,
                 // Either all rows can be read in parts or none.
-                Ok(None) => return see(self.tensor(name, &Device::Cpu)?),
+                Ok(None) => return on_rows(self.tensor(name, &Device::Cpu)?),
                 // Report the position in the whole tensor.
                 Err(part) => return Err(self.tensor(name, &Device::Cpu).err().unwrap_or(part)),
             }
@@ -404,7 +404,7 @@ impl Checkpoint {
         shard.read_part(name, entry, from, into)
     }
 
-    /// What the header states about a tensor, or would state about the weight of a quantized module.
+    /// The entry of the header for a tensor, or the one that the weight of a quantized module would have.
     pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
         match self.lookup(name)? {
             Stored::Plain(_, entry) => Ok(entry),

@@ -225,9 +225,9 @@ pub(crate) fn read_position(
         }
     }
     // A weight that the configured scheme has no use for means that the configuration is wrong.
-    let used = |of: &PositionName| {
-        let alone = of.role == PositionRole::Relative;
-        let mut names = layout.position.iter().filter(|name| if alone { *name == of } else { name.role == of.role });
+    let used = |row: &PositionName| {
+        let alone = row.role == PositionRole::Relative;
+        let mut names = layout.position.iter().filter(|name| if alone { *name == row } else { name.role == row.role });
         names.any(|name| parameters.iter().any(|parameter| parameter.name.starts_with(name.scheme)))
     };
     // The name of Transformer-XL's second vector may be that of a value that every query sees.

@@ -36,7 +36,7 @@ pub(crate) struct OpenShard {
     pub shard: Shard,
     pub tensors: BTreeMap<String, Entry>,
     pub metadata: HashMap<String, String>,
-    /// What a GGUF file states beside its tensors; `None` for safetensors.
+    /// The metadata of a GGUF file, and what it shows about its tensors; `None` for safetensors.
     pub gguf: Option<Gguf>,
 }
 
@@ -146,9 +146,9 @@ impl Shard {
         self.read_bytes(self.start + entry.offsets[0] + from, into, &Named(name))
     }
 
-    /// Calls `see` with the data of the tensor `name`, a part at a time, until it returns true. Parts have a length
+    /// Calls `on_part` with consecutive parts of the tensor `name`, until it returns true. Parts have a length
     /// that is a multiple of 8, but for the last.
-    pub fn any_part(&self, name: &str, entry: &Entry, mut see: impl FnMut(&[u8]) -> bool) -> Result<bool> {
+    pub fn any_part(&self, name: &str, entry: &Entry, mut on_part: impl FnMut(&[u8]) -> bool) -> Result<bool> {
         /// The most bytes that are held at a time.
         const PART: u64 = 1 << 20;
         let [mut from, to] = entry.offsets;
@@ -157,7 +157,7 @@ impl Shard {
             let length = (to - from).min(PART);
             let part = &mut part[..length as usize];
             self.read_bytes(self.start + from, part, &Named(name))?;
-            if see(part) {
+            if on_part(part) {
                 return Ok(true);
             }
             from += length;
@@ -181,7 +181,7 @@ impl Shard {
     }
 }
 
-/// What is read, in errors.
+/// The name of a tensor that is read, in errors.
 struct Named<'a>(&'a str);
 
 impl Display for Named<'_> {

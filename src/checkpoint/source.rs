@@ -18,7 +18,7 @@ use crate::weights::LowRankChange;
 /// memory, or of a [`VarMapSource`](crate::checkpoint::VarMapSource). Every loader of this crate takes any of them, and
 /// reads by `&dyn WeightSource` or [`AnySource`], so that it is compiled once.
 pub trait WeightSource {
-    /// The same source without a prefix: the whole checkpoint. Tables that layers share are found from there.
+    /// This source without a prefix: the whole checkpoint. Tables that layers share are found from there.
     fn root(&self) -> Self
     where
         Self: Sized;
@@ -54,15 +54,15 @@ pub trait WeightSource {
     /// If the tensor is missing, has another shape, or cannot be read; the error holds the full name.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor>;
 
-    /// [`get`](Self::get) for a matrix that is held in few bits: `see` gets all of its rows in order, `(any number,
+    /// [`get`](Self::get) for a matrix that is held in few bits. Calls `on_rows` with consecutive rows, `(any number,
     /// columns)`, so that it is never whole in memory where the source can read some rows alone.
     ///
     /// The default reads all at once, which is right for every source.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get) and of `see`.
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
-        see(self.get(name, &shape)?)
+    /// Those of [`get`](Self::get) and of `on_rows`.
+    fn get_rows(&self, name: &str, shape: [usize; 2], on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+        on_rows(self.get(name, &shape)?)
     }
 
     /// [`get`](Self::get) without the [`low_rank`](Self::low_rank) changes of the weight.
@@ -187,8 +187,8 @@ impl<'a> AnySource<'a> {
         Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false, read: None }
     }
 
-    /// The same source, and the names of what is read from it and from what is made of it: a loader of a whole model
-    /// finds by them what is stored and nothing reads.
+    /// This source, and the names of what is read from it and from what is made of it: a loader of a whole model finds
+    /// by them what is stored and nothing reads.
     pub fn watched(&self) -> (Self, ReadNames) {
         let read = ReadNames::default();
         (Self { read: Some(read.clone()), ..self.clone() }, read)
@@ -203,7 +203,7 @@ impl<'a> AnySource<'a> {
         name
     }
 
-    /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
+    /// This source without the low-rank changes that are computed beside the weights: for a loader that puts them
     /// there, by [`with_changes`](Self::with_changes). All others read weights with their changes.
     #[must_use]
     pub fn base(&self) -> Self {
@@ -246,11 +246,11 @@ impl WeightSource for AnySource<'_> {
         if self.is_base { self.root.get_base(&name, shape) } else { self.root.get(&name, shape) }
     }
 
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+    fn get_rows(&self, name: &str, shape: [usize; 2], on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         if self.changes(name)?.is_empty() {
-            self.root.get_rows(&self.name_to_read(name), shape, see)
+            self.root.get_rows(&self.name_to_read(name), shape, on_rows)
         } else {
-            see(self.get(name, &shape)?)
+            on_rows(self.get(name, &shape)?)
         }
     }
 
@@ -307,7 +307,7 @@ pub fn join(prefix: &str, name: &str) -> String {
     }
 }
 
-/// What is left of a name below a prefix, which may be empty.
+/// The rest of a name below a prefix, which may be empty.
 pub fn below<'a>(prefix: &str, name: &'a str) -> Option<&'a str> {
     match prefix {
         "" => Some(name),

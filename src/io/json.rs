@@ -91,7 +91,7 @@ pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
     }
 }
 
-/// What `read` gives of the value of `key` if it is neither absent nor null. A value of another kind is an error: a
+/// The value of `key` as `read` gives it, if it is neither absent nor null. A value of another kind is an error: a
 /// default in its place would be another model.
 pub(crate) fn stated<'a, T>(
     value: Option<&'a Value>,

@@ -4,7 +4,7 @@
 /// ordinary Windows tools write.
 ///
 /// # Errors
-/// What the bytes are instead: UTF-16 or UTF-32, with or without a mark; a line with a NUL byte; a line that is not
+/// The form that the bytes have instead: UTF-16 or UTF-32, with or without a mark; a line with a NUL byte; a line that is not
 /// UTF-8.
 pub fn utf8_text(bytes: &[u8], first_line: usize) -> Result<&str, String> {
     let text = std::str::from_utf8(bytes);

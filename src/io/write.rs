@@ -29,7 +29,7 @@ pub fn write_file(target: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 /// `target` is replaced, not followed.
 ///
 /// # Errors
-/// What `fill` returns; [`Error::File`] for a folder, a device or a pipe; [`Error::Io`] for a file that cannot be
+/// The errors of `fill`; [`Error::File`] for a folder, a device or a pipe; [`Error::Io`] for a file that cannot be
 /// written.
 pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<T>) -> Result<T> {
     let io = |e| Error::io(target, e);
@@ -55,7 +55,7 @@ pub fn write_atomic<T>(target: &Path, fill: impl FnOnce(&mut dyn Write) -> Resul
 /// folder has its name when all of it is on disk, and nothing is left if `fill` fails.
 ///
 /// # Errors
-/// What `fill` returns, with paths inside `target`; [`Error::File`] if something has the name, also a link that leads
+/// The errors of `fill`, with paths inside `target`; [`Error::File`] if something has the name, also a link that leads
 /// nowhere; [`Error::Io`] if the folder cannot be written.
 pub fn write_new_folder<T>(target: &Path, fill: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     // `new/.` is no name that a folder can be renamed to.

@@ -190,7 +190,7 @@ impl Change {
 }
 
 impl LowRank {
-    /// The same change for a weight of `shape`: where that is the transposed one, the weight is stored so. A square one
+    /// This change for a weight of `shape`: where that is the transposed one, the weight is stored so. A square one
     /// is if it `may_be_transposed`.
     fn oriented(&self, name: &str, shape: Option<&[usize]>, may_be_transposed: bool) -> Result<Self> {
         let transposed = Self { transposed: !self.transposed, ..self.clone() };
@@ -297,13 +297,13 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
         })
     }
 
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+    fn get_rows(&self, name: &str, shape: [usize; 2], on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let full_name = self.full_name(name);
         let is_other = self.merged.whole.contains_key(&full_name) || self.merged.tokens.contains_key(&full_name);
         if self.changes(name).is_empty() && !is_other {
-            self.base.get_rows(name, shape, see)
+            self.base.get_rows(name, shape, on_rows)
         } else {
-            see(self.get(name, &shape)?)
+            on_rows(self.get(name, &shape)?)
         }
     }
 

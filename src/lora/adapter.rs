@@ -99,8 +99,8 @@ impl LoraAdapter {
         for (name, to) in unclear {
             let (module, parameter) = to.rsplit_once('.').unwrap_or(("", &to));
             let bias = config.bias != LoraBias::None && parameter == "bias";
-            let of_embedding = modules.get(module).is_some_and(|parts| parts.contains_key(&Part::EmbeddingA));
-            if !bias && !of_embedding && !patterns.is_saved(&to)? {
+            let is_embedding = modules.get(module).is_some_and(|parts| parts.contains_key(&Part::EmbeddingA));
+            if !bias && !is_embedding && !patterns.is_saved(&to)? {
                 return Err(unknown(name, "belongs neither to a low-rank change nor to `modules_to_save`"));
             }
         }

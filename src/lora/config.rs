@@ -93,7 +93,7 @@ pub struct LoraConfig {
     /// Rows of tables of embeddings, which the adapter holds: by the end of the table's name, or of the table of words
     /// alone, whose name is empty then.
     pub trainable_token_indices: BTreeMap<String, Vec<usize>>,
-    /// What the adapted model is for, such as `FEATURE_EXTRACTION`. Without effect.
+    /// The use of the adapted model, such as `FEATURE_EXTRACTION`. Without effect.
     pub task_type: Option<String>,
     /// The folder or the hub id of the base model.
     pub base_model_name_or_path: Option<String>,

@@ -100,7 +100,7 @@ pub(super) fn without_weight(name: &str) -> Error {
     Error::MissingTensor { name: name.to_string(), why }
 }
 
-/// What PEFT puts before the names of the base model.
+/// The prefix that PEFT puts before the names of the base model.
 pub(super) const PREFIX: &str = "base_model.model.";
 
 /// A part of the change of a module.

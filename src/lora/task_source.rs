@@ -117,12 +117,12 @@ impl<S: WeightSource> WeightSource for TaskSource<S> {
         }
     }
 
-    fn get_rows(&self, name: &str, shape: [usize; 2], see: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
+    fn get_rows(&self, name: &str, shape: [usize; 2], on_rows: &mut dyn FnMut(Tensor) -> Result<()>) -> Result<()> {
         let stored = self.stored(name);
         if self.task.is_none() || stored == name {
-            self.base.get_rows(&stored, shape, see)
+            self.base.get_rows(&stored, shape, on_rows)
         } else {
-            see(self.get(name, &shape)?)
+            on_rows(self.get(name, &shape)?)
         }
     }
 

@@ -84,7 +84,7 @@ impl LoraTasks {
         self.names.iter().map(String::as_str)
     }
 
-    /// What is put before each text for a task; empty if nothing is.
+    /// The text that is put before each text for a task; empty if there is none.
     ///
     /// # Errors
     /// A task that the model does not have.

@@ -149,8 +149,8 @@ fn fresh_adapter(config: &LoraConfig, root: &dyn WeightSource, prefix: &str) -> 
         changes.insert(module.to_string(), fresh_change(config, &patterns, module, &shape, root)?);
     }
     if changes.is_empty() {
-        let of_all_layers = LoraConfig { layers_to_transform: Vec::new(), ..config.clone() };
-        let patterns = Patterns::new(&of_all_layers, modules.len())?;
+        let all_layers = LoraConfig { layers_to_transform: Vec::new(), ..config.clone() };
+        let patterns = Patterns::new(&all_layers, modules.len())?;
         if modules.iter().any(|module| patterns.targets(module).unwrap_or(false)) {
             let found = format!("{:?}", config.layers_to_transform);
             return Err(Error::config("layers_to_transform", found, "numbers of layers that the base model has"));

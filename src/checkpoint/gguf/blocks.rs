@@ -19,7 +19,7 @@ pub(crate) struct GgufType {
     read: Read,
 }
 
-/// What reads a type.
+/// The reader of a type.
 #[derive(Debug, Clone, Copy)]
 enum Read {
     /// Numbers, as in safetensors.
@@ -132,7 +132,7 @@ pub(crate) struct GgufTensor {
     pub kind: &'static GgufType,
     /// The shape in the file.
     pub shape: Box<[usize]>,
-    /// What brings it into the form of Hugging Face.
+    /// The change that brings it into the form of Hugging Face.
     pub change: Option<Change>,
 }
 
@@ -148,7 +148,7 @@ impl GgufTensor {
     }
 }
 
-/// What llama.cpp's converter did to a tensor, to be undone.
+/// A change of a tensor by llama.cpp's converter, to be undone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Change {
     /// The rows of each of so many heads stand in the order of llama.cpp's rotation, which turns neighbours, not
@@ -213,13 +213,14 @@ pub(crate) fn hold_non_finite(shard: &Shard, name: &str, entry: &Entry, stored: 
     Ok(found)
 }
 
-/// Calls `see` with the values of a tensor of blocks, a part at a time and where it starts, until it returns false.
+/// Calls `on_part` with the start of a part of a tensor of blocks and its values, part after part, until it returns
+/// false.
 fn each_part(
     shard: &Shard,
     name: &str,
     entry: &Entry,
     stored: &GgufTensor,
-    mut see: impl FnMut(usize, &[f32]) -> Result<bool>,
+    mut on_part: impl FnMut(usize, &[f32]) -> Result<bool>,
 ) -> Result<()> {
     /// Blocks that are held at a time: up to 2^18 numbers.
     const PART: u64 = 1 << 10;
@@ -234,7 +235,7 @@ fn each_part(
         shard.read_part(name, entry, from, raw)?;
         let count = raw.len() / bytes as usize * elements;
         let part = qtensor_from_ggml(kind, raw, vec![count], &Device::Cpu)?.dequantize(&Device::Cpu)?;
-        if !see(at, &part.to_vec1::<f32>()?)? {
+        if !on_part(at, &part.to_vec1::<f32>()?)? {
             return Ok(());
         }
         from += length;

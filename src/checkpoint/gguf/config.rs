@@ -73,14 +73,14 @@ fn check_keys(row: &Architecture, metadata: &GgufMetadata) -> Result<()> {
     let start = format!("{}.", row.name);
     let is_yarn = scaling_kind(metadata, row)? == "yarn";
     let is_read = |key: &str| {
-        let of_config = SIZES.iter().chain(row.config).any(|(_, from)| match from {
+        let is_size = SIZES.iter().chain(row.config).any(|(_, from)| match from {
             Origin::Key(other) | Origin::Optional(other) | Origin::LayerTypes(other, _) => *other == key,
             _ => false,
         });
         let expected = row.expected.iter().any(|(other, _)| *other == key);
-        let of_yarn = |key: &str| is_yarn && YARN_KEYS.iter().any(|(theirs, _)| *theirs == key);
-        let of_scaling = key.strip_prefix(SCALING).is_some_and(|key| SCALING_KEYS.contains(&key) || of_yarn(key));
-        of_config || expected || IGNORED.contains(&key) || row.ignored.contains(&key) || of_scaling
+        let is_yarn_key = |key: &str| is_yarn && YARN_KEYS.iter().any(|(theirs, _)| *theirs == key);
+        let is_scaling = key.strip_prefix(SCALING).is_some_and(|key| SCALING_KEYS.contains(&key) || is_yarn_key(key));
+        is_size || expected || IGNORED.contains(&key) || row.ignored.contains(&key) || is_scaling
     };
     for (key, value) in metadata.iter() {
         if let Some(below) = key.strip_prefix(&start).filter(|below| !is_read(below)) {

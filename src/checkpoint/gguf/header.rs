@@ -29,7 +29,7 @@ const MAX_DEPTH: usize = 4;
 /// The longest part of the header that is read at once, in bytes.
 const PART: usize = 1 << 16;
 
-/// What a header states.
+/// The content of a header.
 pub(crate) struct GgufHeader {
     pub tensors: BTreeMap<String, Entry>,
     /// The scalars of the metadata as texts.
@@ -39,7 +39,7 @@ pub(crate) struct GgufHeader {
     pub start: u64,
 }
 
-/// What a file states beside its tensors.
+/// The metadata of a file, and what it shows about its tensors.
 pub(crate) struct Gguf {
     pub metadata: GgufMetadata,
     /// The rows of tensors by llama.cpp's names: of those outside of blocks, and in the first one.
@@ -274,7 +274,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What the header states about a tensor.
+    /// The name and the entry of a tensor.
     fn tensor(&mut self, alignment: u64) -> Result<(String, Entry)> {
         let name = self.name("the name of a tensor")?;
         let wrong = |what: String| format!("tensor `{}`: {what}", cut(&name));

@@ -25,7 +25,7 @@ pub(super) fn architecture_of(
     Ok(ARCHITECTURES.iter().find(fits))
 }
 
-/// The same tensors with the names of Hugging Face, and the first whose name the architecture does not list. Such a
+/// The tensors with the names of Hugging Face, and the first whose name the architecture does not list. Such a
 /// name stays as it is, and so do all of an architecture that is not in the table.
 pub(super) fn rename(
     tensors: BTreeMap<String, Entry>,
@@ -73,7 +73,7 @@ fn new_name(row: &Architecture, name: &str) -> Option<(String, Option<usize>, Ch
     Some((format!("{}.{end}", ours.replace("{}", number)), block.map(|(_, block, _)| block), *changed))
 }
 
-/// What to undo of a tensor of this shape.
+/// The change of a tensor of this shape that has to be undone.
 fn change(
     row: &Architecture,
     changed: Changed,

@@ -16,7 +16,7 @@ pub(super) struct Architecture {
     pub config: &'static [(&'static str, Origin)],
     /// Keys that llama.cpp reads or writes and that say nothing more here; below the name of the architecture.
     pub ignored: &'static [&'static str],
-    /// What the metadata has to say if it says anything: keys below the name of the architecture.
+    /// The values that the metadata has to have, if it has any: keys below the name of the architecture.
     pub expected: &'static [(&'static str, Expected)],
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Files {
     Without(&'static str),
 }
 
-/// What the converter did to a tensor.
+/// A change of a tensor by the converter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Changed {
     No,
@@ -134,8 +134,8 @@ const BERT_ATTENTION: &[Name] = &[
     ("blk.{}.attn_output_norm", "encoder.layer.{}.attention.output.LayerNorm", No),
 ];
 
-/// What the decoders share.
-const OF_DECODERS: &[Name] = &[
+/// The tensors that the decoders share.
+const DECODERS_NAMES: &[Name] = &[
     ("token_embd", "embed_tokens", No),
     ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
     ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
@@ -147,8 +147,8 @@ const OF_DECODERS: &[Name] = &[
 /// The head of BERT, whose first layer is called its pooler: RoBERTa's head computes the same.
 const BERT_HEAD: &[Name] = &[("cls", "pooler.dense", No), ("cls.output", "classifier", No)];
 
-/// What those without other norms share.
-const OF_LLAMA: &[Name] = &[
+/// The tensors that those without other norms share.
+const LLAMA_NAMES: &[Name] = &[
     ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
     ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
     ("output_norm", "norm", No),
@@ -320,7 +320,7 @@ const GEMMA_EMBEDDING: Architecture = Architecture {
     name: "gemma-embedding",
     files: Files::All,
     tensors: &[
-        OF_DECODERS,
+        DECODERS_NAMES,
         &[
             ("blk.{}.attn_norm", "layers.{}.input_layernorm", PlusOne),
             ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
@@ -362,8 +362,8 @@ const QWEN3: Architecture = Architecture {
     name: "qwen3",
     files: Files::All,
     tensors: &[
-        OF_DECODERS,
-        OF_LLAMA,
+        DECODERS_NAMES,
+        LLAMA_NAMES,
         &[
             ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
             ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
@@ -390,8 +390,8 @@ const QWEN3: Architecture = Architecture {
 const LLAMA: Architecture = Architecture {
     name: "llama",
     tensors: &[
-        OF_DECODERS,
-        OF_LLAMA,
+        DECODERS_NAMES,
+        LLAMA_NAMES,
         &[
             ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", QueryRows),
             ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", KeyRows),

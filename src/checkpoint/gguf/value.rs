@@ -30,7 +30,7 @@ pub enum GgufValue {
 }
 
 impl GgufValue {
-    /// What kind of value it is, in errors.
+    /// The kind of the value, in errors.
     fn kind(&self) -> &'static str {
         match self {
             Self::Bool(_) => "a truth value",

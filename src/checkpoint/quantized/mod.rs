@@ -77,7 +77,7 @@ pub(crate) struct QuantizedWeight {
     format: Kind,
     /// A tensor below the module that is none of its parts.
     unread: Option<String>,
-    /// What a plain tensor would have in the header, or why there is none.
+    /// The sizes, and the entry that a plain tensor would have in the header; or why there are none.
     plan: Checked<(Plan, Entry)>,
     /// Whether it can be packed as it is, once that was asked: its scales say so, which are read for that.
     is_packed_as_it_is: OnceLock<bool>,
@@ -139,7 +139,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// What the header would state about the dequantized tensor: f32, and its shape.
+    /// The entry that the dequantized tensor would have in the header: f32, and its shape.
     pub fn entry(&self) -> Result<&Entry> {
         match &self.plan {
             Ok((_, entry)) => Ok(entry),

@@ -30,7 +30,7 @@ impl From<Fault> for Error {
     }
 }
 
-/// What is checked without an error that ends the reading: a fault can be kept.
+/// The result of a check that does not end the reading: a fault can be kept.
 pub(crate) type Checked<T> = std::result::Result<T, Fault>;
 
 /// The stored tensors of a module.

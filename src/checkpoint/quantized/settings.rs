@@ -1,4 +1,4 @@
-//! What `config.json` states about quantized modules.
+//! The keys of `config.json` that describe quantized modules.
 
 use std::path::Path;
 

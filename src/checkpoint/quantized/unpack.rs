@@ -1,4 +1,4 @@
-//! What all formats are read into, and how integers of few bits are packed.
+//! The numbers that all formats are read into, and how integers of few bits are packed.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) struct Plan {
     pub bits: usize,
     /// The rows and columns that share a scale.
     pub block: [usize; 2],
-    /// What is added to each stored zero point.
+    /// The number that is added to each stored zero point.
     pub zero_offset: i32,
 }
 
