@@ -5,8 +5,7 @@ use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::{map_fields, share_fields};
 
-use crate::families::model::{Block as BlockRow, BlockNorms};
-use crate::model::config::TextModelConfig;
+use crate::families::model::BlockNorms;
 use crate::model::embedding_gate::{EmbeddingGate, EmbeddingProjections};
 use crate::model::feed_forward::FeedForward;
 use crate::model::mixer::{Mixer, Stack};
@@ -140,7 +139,8 @@ mod tests {
     use candle_nn::VarBuilder;
 
     use super::*;
-    use crate::families::model::FeedForwardNames;
+    use crate::families::model::{Block as BlockRow, FeedForwardNames};
+    use crate::model::config::TextModelConfig;
     use crate::model::options::ForwardOptions;
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};
