@@ -3,8 +3,8 @@
 use candle_attention::ComputeType;
 use candle_core::{DType, Device};
 
-/// The compute type that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere; on the CPU with the weights that a model's
-/// files hold in few bits as they are (`ComputeType::default()`).
+/// The compute type that suits an encoder on `device`: f16 on an Apple GPU, f32 elsewhere; on the CPU with the weights
+/// that a model's files hold in few bits as they are (`ComputeType::default()`).
 ///
 /// On an Apple GPU f16 halves the memory that weights and hidden states take and the traffic to it, and has three more
 /// bits of precision than bf16. Sums, norms and softmaxes are computed in f32 all the same. Weights that are stored in

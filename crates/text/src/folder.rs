@@ -22,6 +22,11 @@ use crate::model_files::{ModelFiles, WEIGHTS, inside};
 pub(crate) use self::tokenizer_config::TokenizerConfig;
 pub(crate) use self::transformer_settings::{FEATURES, TransformerSettings};
 
+/// The default of a key of a JSON file that is true unless it says otherwise.
+pub(crate) fn yes() -> bool {
+    true
+}
+
 /// The longest JSON file of a model, in bytes: 16 MiB. Parsed, it takes up to 16 times as much memory.
 const MAX_CONFIG_BYTES: u64 = 1 << 24;
 

@@ -127,7 +127,7 @@ pub use {
     m3::{M3Embedding, M3Encoder},
     multi_vector::MultiVectorEncoder,
     multi_vector::max_sim::max_sim,
-    pruning::head_importance::{HeadImportance, ImportanceMethod, RankedHead},
+    pruning::importance::{HeadImportance, ImportanceMethod, RankedHead},
     pruning::write::{PruneOptions, model_card, write_pruned, write_pruned_with},
     quantized::{int8_groups, int8_weights, load_int8, write_int8},
     sparse::SparseEncoder,

@@ -160,7 +160,8 @@ impl AttentionMaps {
         self.truncation.as_ref().map(|truncation| truncation.total_tokens)
     }
 
-    /// A note on the part that was read, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens are left.
+    /// A note on the part that was read, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens
+    /// are left.
     pub(super) fn truncation_note(&self) -> Option<String> {
         let (shown, total) = (grouped(self.queries.len()), grouped(self.total_tokens()?));
         Some(match self.queries.border() {
@@ -169,8 +170,8 @@ impl AttentionMaps {
         })
     }
 
-    /// The note on what was cut and the model's name, for a line below the title of a picture; empty if there is nothing to say.
-    /// The name comes last, because a narrow picture shortens the line.
+    /// The note on what was cut and the model's name, for a line below the title of a picture; empty if there is
+    /// nothing to say. The name comes last, because a narrow picture shortens the line.
     pub(super) fn subtitle(&self) -> String {
         let model = Some(self.model.clone()).filter(|model| !model.is_empty());
         [self.truncation_note(), model].into_iter().flatten().collect::<Vec<_>>().join(" · ")

@@ -48,8 +48,8 @@ pub fn locate(model: &str, revision: Option<&str>) -> Result<PathBuf> {
     }
 }
 
-/// A hint about a path that is no model, if there is a plain one: of a file in the folder of a model or another text file,
-/// and of a folder with a model further down.
+/// A hint about a path that is no model, if there is a plain one: of a file in the folder of a model or another text
+/// file, and of a folder with a model further down.
 fn hint(path: &Path) -> Option<String> {
     if path.is_dir() {
         let found = model_below(path, 2).filter(|found| found != path)?;

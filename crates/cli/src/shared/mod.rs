@@ -1,5 +1,5 @@
-//! The parts that commands share: their entry point, printing, files to read and to write, devices, models, progress bars,
-//! interrupts.
+//! The parts that commands share: their entry point, printing, files to read and to write, devices, models, progress
+//! bars, interrupts.
 
 use std::fmt::Display;
 use std::path::Path;

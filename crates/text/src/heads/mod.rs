@@ -3,4 +3,3 @@
 pub(crate) mod head_model;
 pub(crate) mod kinds;
 pub(crate) mod task_head;
-pub(crate) mod token_score;

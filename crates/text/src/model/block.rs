@@ -139,7 +139,8 @@ mod tests {
     use candle_nn::VarBuilder;
 
     use super::*;
-    use crate::families::model::FeedForwardNames;
+    use crate::families::model::{Block as BlockRow, FeedForwardNames};
+    use crate::model::config::TextModelConfig;
     use crate::model::options::ForwardOptions;
     use crate::model::row_stream::RowStream;
     use crate::model::tensor_stream::{Batch, TensorStream};

@@ -14,8 +14,8 @@ use crate::families::model::Block;
 use crate::model::config::{ExpertsConfig, TextModelConfig};
 use crate::model::mlp::{Mlp, Rows, linear};
 
-/// The feed-forward part of a block, for each token alone: `expert(x)`, or in a mixture `Σ wₑ · expertₑ(x) + b` over the
-/// experts `e` with the largest weights `w = softmax(router(x))`.
+/// The feed-forward part of a block, for each token alone: `expert(x)`, or in a mixture `Σ wₑ · expertₑ(x) + b` over
+/// the experts `e` with the largest weights `w = softmax(router(x))`.
 ///
 /// An expert runs on the tokens that are routed to it, all at once, and the sum of a token goes through its experts in
 /// their order. So a token gets the same numbers whatever shares its batch, as everywhere in this crate. Which experts
@@ -49,8 +49,8 @@ impl FeedForward {
         }
     }
 
-    /// Loads a mixture. Its experts are stored one below the other, both of their matrices with a row per inner feature,
-    /// as MegaBlocks stores them.
+    /// Loads a mixture. Its experts are stored one below the other, both of their matrices with a row per inner
+    /// feature, as MegaBlocks stores them.
     fn load_mixture(config: &TextModelConfig, stated: ExpertsConfig, source: &AnySource) -> Result<Self> {
         const FIRST: &str = "mlp.experts.mlp.w1";
         const LAST: &str = "mlp.experts.mlp.w2";
@@ -135,8 +135,8 @@ impl FeedForward {
         Ok(router.saturating_add(self.experts[0].multiply_adds(tokens.saturating_mul(mixture.top_k))?))
     }
 
-    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only call
-    /// it if [`supports_rows`](Self::supports_rows).
+    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only
+    /// call it if [`supports_rows`](Self::supports_rows).
     pub fn forward_rows(&self, rows: Rows, outer: &mut [f32]) -> Result<()> {
         let Some(mixture) = &self.mixture else { return self.experts[0].forward_rows(rows, outer) };
         let Rows { team, xs, tokens, scratch } = rows;

@@ -123,8 +123,8 @@ impl Mlp {
         all.into_iter().try_fold(0usize, |sum, part| Ok(sum.saturating_add(part.packed()?.multiply_adds(tokens))))
     }
 
-    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only call
-    /// it if [`supports_rows`](Self::supports_rows).
+    /// [`forward`](Self::forward) on CPU buffers, from rows `(tokens, hidden_size)` to `outer` of the same shape; only
+    /// call it if [`supports_rows`](Self::supports_rows).
     ///
     /// Rows go through all products in blocks, whose intermediate features stay in the cache of a core. If there are
     /// fewer blocks than threads, these share each product instead.

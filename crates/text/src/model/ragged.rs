@@ -58,8 +58,9 @@ impl TextModel {
         self.forward_rows([ids, token_type_ids], &offsets, None)
     }
 
-    /// The pooled vectors of the sequences of a ragged batch, `(sequences, size)`: pooled chunk by chunk, so that the hidden states of all sequences are never in memory at a time.
-    /// `None` if the model does not run on f32 rows on the CPU.
+    /// The pooled vectors of the sequences of a ragged batch, `(sequences, size)`: pooled chunk by chunk, so that the
+    /// hidden states of all sequences are never in memory at a time. `None` if the model does not run on f32 rows on
+    /// the CPU.
     ///
     /// # Errors
     /// The errors of [`forward_ragged`](Self::forward_ragged).

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use candle_attention::{Error, Result};
 use serde_json::Value;
 
-use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings};
+use crate::folder::{FEATURES, ModelFolder, Module, TransformerSettings, yes};
 use crate::kind::is_colbert;
 use crate::prompts::Prompts;
 use crate::sentence::modules::check_keys;
@@ -36,10 +36,6 @@ pub(crate) struct Expansion {
     /// Whether the added tokens are given to the model and get vectors.
     #[serde(skip, default = "yes")]
     pub is_encoded: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// Whether longer queries are cut.

@@ -1,6 +1,5 @@
 //! Head importance and pruning of whole encoders.
 
-pub(crate) mod head_importance;
 pub(crate) mod importance;
 pub(crate) mod prune;
 pub(crate) mod write;

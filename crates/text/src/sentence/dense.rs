@@ -9,7 +9,7 @@ use candle_attention::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::ops::{leaky_relu, sigmoid};
 
-use crate::folder::ModelFolder;
+use crate::folder::{ModelFolder, yes};
 use crate::model::mlp::linear;
 use crate::model::places::load_all;
 
@@ -26,10 +26,6 @@ struct DenseConfig {
     activation_function: String,
     #[serde(default)]
     use_residual: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 fn tanh() -> String {

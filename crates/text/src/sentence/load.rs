@@ -8,7 +8,7 @@ use candle_attention::ensure;
 use candle_attention::{Error, Result};
 use serde::Deserialize;
 
-use crate::folder::{FEATURES, ModelFolder, ModelSource, Module, TransformerSettings};
+use crate::folder::{FEATURES, ModelFolder, ModelSource, Module, TransformerSettings, yes};
 use crate::gguf::check_embeds;
 use crate::model::config::TextModelConfig;
 use crate::model::pooling::{Pooling, PoolingMode};
@@ -176,10 +176,6 @@ struct PoolingConfig {
 
 /// The most pooling modes: each makes an embedding longer by the width of the model. Six modes exist.
 const MAX_POOLING_MODES: usize = 16;
-
-fn yes() -> bool {
-    true
-}
 
 /// The boolean keys of earlier versions, in the order in which their vectors are concatenated.
 const POOLING_KEYS: [(&str, PoolingMode); 6] = [

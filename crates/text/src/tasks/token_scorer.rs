@@ -2,12 +2,21 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::AnySource;
+use candle_attention::checkpoint::{AnySource, WeightSource};
+use candle_attention::ops::Linear;
+use candle_attention::tensor::compute_dtype;
+use candle_attention::weights::LinearWeights;
 use candle_attention::{Error, Result};
+use candle_core::Tensor;
 
 use crate::folder::{ModelFolder, Module};
-use crate::heads::token_score::TokenScore;
+use crate::gguf::head::ANSWERS;
 use crate::model::config::TextModelConfig;
+use crate::model::embeddings::check_ids;
+use crate::model::hidden_states::{HiddenStates, rows};
+use crate::model::mlp::linear;
+use crate::model::places::Places;
+use crate::model::text_model::TextModel;
 use crate::text::batches::TextBatcher;
 use crate::text::chat_template::{ChatTemplate, Message};
 use crate::text::options::{EncodeOptions, check_finite, without_dimensions};
@@ -21,7 +30,9 @@ use crate::visualize::AttentionMaps;
 /// sentence-transformers has it (Qwen3-Reranker).
 #[derive(Debug, Clone)]
 pub(crate) struct TokenScorer {
-    pub head: TokenScore,
+    model: TextModel,
+    /// The rows of the language head for the tokens that decide on a score, `(1 or 2, hidden_size)`.
+    tokens: Linear,
     pub batcher: TextBatcher,
     template: Option<ChatTemplate>,
 }
@@ -64,15 +75,16 @@ impl TokenScorer {
         };
         let tokens = match stated {
             Some(settings) => Some((settings.true_token_id, settings.false_token_id)),
-            None if TokenScore::holds_rows(source) => None,
+            // GGUF files hold the rows of both tokens instead of the whole head.
+            None if source.contains(ANSWERS) => None,
             None => Some((id("yes")?, Some(id("no")?))),
         };
-        let head = TokenScore::load(config, source, tokens)?;
-        let mut batcher = TextBatcher::load(folder, transformer, &head.model)?;
+        let (model, tokens) = load_model(config, source, tokens)?;
+        let mut batcher = TextBatcher::load(folder, transformer, &model)?;
         if template.is_some() {
             batcher.tokenizer = batcher.tokenizer.without_special_tokens();
         }
-        Ok(Self { head, batcher, template })
+        Ok(Self { model, tokens, batcher, template })
     }
 
     /// The score of each pair; `prompt` is the instruction. A template makes one text of the pair and the instruction.
@@ -84,13 +96,21 @@ impl TokenScorer {
             (before, suffix) = ("", template_suffix.clone());
             texts = rendered.iter().map(|text| Text::One(text)).collect();
         }
-        let model = &self.head.model;
+        let model = &self.model;
         let scores = self.batcher.batches(model, &texts, before, options)?.in_text_order(|batch| {
             batch.tokens.iter_mut().for_each(|tokens| end_with(tokens, &suffix));
-            self.head.scores(&self.batcher.hidden(model, &batch.tokens)?)
+            self.token_scores(&self.batcher.hidden(model, &batch.tokens)?)
         })?;
         check_finite("the score", pairs, self.batcher.dtype, |i| Ok(scores[i].is_finite()))?;
         Ok(scores)
+    }
+
+    /// The score of each text: the logit of the first token after it, less that of the second if there is one.
+    fn token_scores(&self, hidden: &HiddenStates) -> Result<Vec<f32>> {
+        let last = hidden.lengths.iter().map(|length| length.saturating_sub(1)).enumerate();
+        let xs = hidden.tokens_at(&last.collect::<Vec<_>>())?.unsqueeze(1)?; // (b, 1, hidden)
+        let logits = rows(&self.tokens.forward_in_dtype(&xs, compute_dtype(xs.dtype()))?.squeeze(1)?)?;
+        Ok(logits.iter().map(|logits| logits[0] - logits.get(1).copied().unwrap_or(0.0)).collect())
     }
 
     /// The attention weights for a pair, in the text that the template makes of it.
@@ -98,10 +118,10 @@ impl TokenScorer {
     pub fn attention(&self, query: &str, document: &str, options: &MapOptions) -> Result<AttentionMaps> {
         without_prompt(options.prompt_name, options.prompt)?;
         match &self.template {
-            None => self.batcher.attention(&self.head.model, (query, document).into(), options),
+            None => self.batcher.attention(&self.model, (query, document).into(), options),
             Some(template) => {
                 let text = template.render(&messages("", query, document))?;
-                self.batcher.attention(&self.head.model, text.as_str().into(), options)
+                self.batcher.attention(&self.model, text.as_str().into(), options)
             }
         }
     }
@@ -126,6 +146,44 @@ impl TokenScorer {
         let is_suffix = common < first.len().min(second.len());
         Ok(if is_suffix { first[first.len() - common..].to_vec() } else { Vec::new() })
     }
+}
+
+/// Loads a decoder from the root of a checkpoint, and the rows of its language head for the tokens that decide on a
+/// score. `None`: a GGUF file that holds the rows of both.
+///
+/// # Errors
+/// The errors of [`TextModel::load`]; a family without such a head; a token that the model does not have.
+fn load_model(
+    config: &TextModelConfig,
+    source: &AnySource,
+    tokens: Option<(u32, Option<u32>)>,
+) -> Result<(TextModel, Linear)> {
+    if !config.row().classifier.is_some_and(|head| head.last_token) {
+        return Err(Error::config("model_type", &config.model_type, "a decoder"));
+    }
+    if let Some(cap) = config.key("final_logit_softcapping") {
+        return Err(Error::config("final_logit_softcapping", cap, "absent: this version caps no logits"));
+    }
+    let hidden = config.hidden_size;
+    let Some((yes, no)) = tokens else {
+        let tokens = linear(source, ANSWERS.trim_end_matches(".weight"), 2, hidden, false)?;
+        return Ok((TextModel::load_from(config, source)?, tokens));
+    };
+    let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
+    check_ids("the tokens that are scored", &ids, config.vocab_size)?;
+    const HEAD: &str = "lm_head.weight";
+    let (source, read) = source.watched();
+    let places = Places::find(config, &source);
+    // A head that is stored counts even if it is said to be the word embeddings: transformers ties what is missing or
+    // equal.
+    let tied = config.key_flag("tie_word_embeddings")?;
+    let is_own = places.root.contains(HEAD) || tied == Some(false);
+    let head = is_own.then(|| places.root.get(HEAD, &[config.vocab_size, hidden])).transpose()?;
+    let model = TextModel::load_at(config, &places, (tied == Some(true)).then_some(HEAD))?;
+    places.check_read(config, &read)?;
+    let (count, ids) = (ids.len(), Tensor::new(ids, model.device())?);
+    let weight = head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;
+    Ok((model, Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?))
 }
 
 impl Settings {

@@ -67,8 +67,8 @@ pub struct EncodeOptions<'a> {
     pub adapters: Option<&'a [Option<&'a str>]>,
     /// A prompt of its own, put before each text in place of the named one. Only sentence encoders have prompts.
     pub prompt: Option<&'a str>,
-    /// The purpose of the texts: it selects the route of a model that has several, or the adapter that a checkpoint holds
-    /// for the task, whose instruction is put before each text unless a prompt is given. To other models
+    /// The purpose of the texts: it selects the route of a model that has several, or the adapter that a checkpoint
+    /// holds for the task, whose instruction is put before each text unless a prompt is given. To other models
     /// [`Task::Query`] and [`Task::Document`] make no difference.
     pub task: Option<Task<'a>>,
     /// The number of features of an embedding that are kept, the first ones, before it is normalized (Matryoshka
