@@ -165,6 +165,8 @@ mod documents {
     struct Calls;
     #[doc = include_str!("../docs/checkpoints.md")]
     struct Checkpoints;
+    #[doc = include_str!("../docs/checkpoint-formats.md")]
+    struct CheckpointFormats;
     #[doc = include_str!("../docs/decoding.md")]
     struct Decoding;
     #[doc = include_str!("../docs/pruning-and-attention-maps.md")]

@@ -15,8 +15,8 @@ pub(super) struct Unsupported {
 impl Unsupported {
     /// The error of whatever needs the weight.
     pub fn fault(&self, module: &Module) -> Fault {
-        let expected = "a format of docs/checkpoints.md: save the model unquantized (`dequantize` of transformers), or \
-                        take another of its files";
+        let expected = "a format of docs/checkpoint-formats.md: save the model unquantized (`dequantize` of \
+                        transformers), or take another of its files";
         Fault::new(module.full_name("weight"), format!("is quantized by {}, which is not read", self.name), expected)
     }
 }
