@@ -14,22 +14,22 @@ use crate::tensor::{check_tensor_memory, is_int8};
 /// The new tokens of a call with a cache.
 #[derive(Debug, Clone)]
 pub(in crate::attention) struct NewTokens {
-    /// The layer that makes their keys; `None` for keys and values of one's own.
+    /// The layer that makes the keys; `None` for keys and values of one's own.
     pub layer: Option<LayerId>,
     /// Tokens of each sequence that are not padding.
     pub counts: Vec<usize>,
-    /// The key at which they start, and the number of keys that they attend to, per sequence; `None` if they end at the
-    /// last key in every sequence.
+    /// The key at which the new tokens start, and the number of keys that they attend to, per sequence; `None` if they
+    /// end at the last key in every sequence.
     pub unequal: Option<[Vec<usize>; 2]>,
-    /// The position of the first one in each sequence.
+    /// The position of the first new token of each sequence.
     pub starts: Vec<usize>,
-    /// The length of each sequence with them, for which the new keys are rotated.
+    /// The length of each sequence with its new tokens, for which the new keys are rotated.
     pub rotated_for: Vec<usize>,
     /// The positions that the call gives.
     pub explicit: Option<ExplicitPositions>,
 }
 
-/// What the cached tensors of a layer are, apart from the number of tokens.
+/// The sizes and the dtype of a layer's cached tensors, without the number of tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::attention) struct TokenShape {
     pub b: usize,
@@ -41,7 +41,7 @@ pub(in crate::attention) struct TokenShape {
 }
 
 impl TokenShape {
-    /// Of keys and values, or of latents alone.
+    /// The sizes of keys and values, or of latents alone.
     pub(super) fn from_tokens(tokens: &[Tensor]) -> Result<Self> {
         let (b, _, h_kv, d) = tokens[0].dims4()?;
         let d_v = tokens.get(1).map(|values| values.dim(3)).transpose()?;
@@ -78,11 +78,11 @@ fn slack(window: usize) -> usize {
 }
 
 /// Checks that there is memory for `columns` tokens.
-pub(super) fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
-    let what = format!("the capacity of a cache for {}", of.describe());
-    let scales = if of.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
-    let of_head = of.d.saturating_add(of.d_v).saturating_add(scales);
-    check_tensor_memory(&what, columns, &[of.b, of.h_kv, of_head, columns], of.dtype, device)
+pub(super) fn check_memory(shape: &TokenShape, columns: usize, device: &Device) -> Result<()> {
+    let what = format!("the capacity of a cache for {}", shape.describe());
+    let scales = if shape.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
+    let head_size = shape.d.saturating_add(shape.d_v).saturating_add(scales);
+    check_tensor_memory(&what, columns, &[shape.b, shape.h_kv, head_size, columns], shape.dtype, device)
 }
 
 /// Whether a chunk of `s` tokens, of which `new` are not padding, begins and ends at the same key in every sequence.
@@ -139,14 +139,14 @@ impl KvCache {
     }
 
     /// Checks that tokens are like those in the cache, if there are sequences in it.
-    pub(super) fn check_alike(&self, what: &str, of: TokenShape, device: &Device) -> Result<()> {
+    pub(super) fn check_alike(&self, what: &str, shape: TokenShape, device: &Device) -> Result<()> {
         let Some(buffers) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
-        let (retained, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
+        let (kept, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
         if !here.same_device(device) {
             let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
             return Err(Error::Device { tensor: what.to_string(), found, expected });
         }
-        ensure!(retained == of, Error::value(what, of.describe(), format!("as in the cache, {}", retained.describe())));
+        ensure!(kept == shape, Error::value(what, shape.describe(), format!("as in the cache, {}", kept.describe())));
         Ok(())
     }
 
@@ -185,12 +185,12 @@ impl KvCache {
     /// Checks a chunk of `s` tokens, of which `lengths` are not padding, and returns the new tokens of each sequence.
     pub(in crate::attention) fn check_chunk(
         &self,
-        of: TokenShape,
+        shape: TokenShape,
         device: &Device,
         s: usize,
         lengths: Option<&[usize]>,
     ) -> Result<Vec<usize>> {
-        let b = of.b;
+        let b = shape.b;
         ensure!(self.window() != Some(0), Error::value("the window of a rotating cache", 0, "at least 1"));
         let new = lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec);
         ensure!(new.len() == b, Error::value("the number of lengths", new.len(), format!("{b}, the batch size")));
@@ -198,7 +198,7 @@ impl KvCache {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
         self.check_device(device)?;
-        self.check_alike("a call with a cache", of, device)?;
+        self.check_alike("a call with a cache", shape, device)?;
         let tokens = self.mask_columns(&new);
         match self.kind {
             CacheKind::Fixed(capacity) if capacity > MAX_CAPACITY => {
@@ -236,7 +236,7 @@ impl KvCache {
         self.check_untracked(tracked)?;
         self.in_graph |= tracked;
         let (s, chunk) = (chunk[0].dim(1)?, self.stored(chunk, all_new)?);
-        // In place all sequences of a rotating cache drop as many tokens, or none.
+        // Written in place, all sequences of a rotating cache drop equally many tokens, or none.
         let alike = aligned(&retained, new, s) || totals == kept;
         let fits = window.is_none_or(|window| alike && s <= slack(window));
         let tokens = if fits && !tracked {
@@ -291,12 +291,12 @@ impl KvCache {
         Ok(buffers.iter().map(|tokens| tokens.narrow(1, self.first, columns)).collect::<candle_core::Result<_>>()?)
     }
 
-    /// Buffers with room for `tokens` tokens like those of the chunk from the first one on, with what is cached.
+    /// Buffers with room for `tokens` tokens like those of the chunk, which begin with the cached ones.
     fn reserve(&mut self, chunk: &[Tensor], tokens: usize) -> Result<Vec<Tensor>> {
-        let of = TokenShape::from_tokens(chunk)?;
+        let shape = TokenShape::from_tokens(chunk)?;
         let usable = |buffers: &Vec<Tensor>| {
-            // After a reset they may be those of another batch or device.
-            let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == of);
+            // After a reset the buffers may be those of another batch or device.
+            let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == shape);
             alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph
         };
         let retained = self.retained_len();
@@ -315,7 +315,7 @@ impl KvCache {
                     }
                     CacheKind::Growing => tokens.max(columns.saturating_mul(2)).max(INITIAL_CAPACITY),
                 };
-                check_memory(&of, columns, chunk[0].device())?;
+                check_memory(&shape, columns, chunk[0].device())?;
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;
