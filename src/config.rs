@@ -174,11 +174,11 @@ pub struct AttentionConfig {
     pub latent: Option<LatentAttention>,
     /// Dropout probability of attention weights in training, in `[0, 1)`; default 0.
     pub dropout: f64,
-    /// What each call has to give beyond its tokens; default nothing. Without it, a call is an error.
+    /// The inputs that each call has to give beyond its tokens; default none. Without them, a call is an error.
     pub requires: Vec<CallInput>,
-    /// The model type that requires it, for that error. Of a layer that is loaded with its `config.json`.
+    /// The model type that requires them, for that error; known of a layer that is loaded with its `config.json`.
     pub model_type: Option<&'static str>,
-    /// What the layer does beyond projecting, scoring, softmax, summing values and projecting back; by default nothing.
+    /// The mechanisms beyond projecting, scoring, softmax, summing values and projecting back; by default none.
     pub(crate) mechanisms: MechanismConfigs,
 }
 
@@ -312,7 +312,7 @@ impl AttentionConfig {
         with_latent, latent: LatentAttention = Some(latent);
         /// Sets the dropout probability of attention weights in training.
         with_dropout, dropout: f64 = dropout;
-        /// Sets what each call has to give beyond its tokens.
+        /// Sets the inputs that each call has to give beyond its tokens.
         with_requires, requires: &[CallInput] = requires.to_vec();
     }
 

@@ -35,7 +35,7 @@ impl OpenCall<'_> {
         for bucket in &buckets {
             let ([query, key, value], positions) = padding.pad(bucket, options)?;
             let options = AttentionOptions { positions: positions.as_ref(), ..**options };
-            // Padding as queries is removed below, and shows in the weights alone.
+            // Padded queries are removed below; they show in the attention weights alone.
             let mask = self.mask.clone().and(if options.return_attention_weights || layer.rotates_for_length() {
                 AttentionMask::padding(&padding.lengths_of(bucket))
             } else {

@@ -431,7 +431,7 @@ impl OpenCall<'_> {
         Ok(Plan { quantization: self.quantization, ..plan })
     }
 
-    /// What `run` returns; after an error, a cache is as it was before.
+    /// Calls `run`. After an error, a cache is as it was before.
     pub(super) fn or_undone<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let result = run(self);
         if result.is_err() {

@@ -43,7 +43,7 @@ pub(crate) type Names = (&'static str, &'static [&'static str]);
 /// The shape of the tensor of this name, with so many dimensions, if a checkpoint holds it.
 pub(crate) type ShapeOf<'a> = &'a dyn Fn(&'static str, usize) -> Result<Option<Vec<usize>>>;
 
-/// What mechanisms are made of.
+/// The parts of a layer that its mechanisms are made of.
 #[derive(Clone, Copy)]
 pub(super) struct LayerParts<'a> {
     pub config: &'a AttentionConfig,

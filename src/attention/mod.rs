@@ -8,7 +8,7 @@
 //! tensors go through candle's differentiable operations.
 //!
 //! A plain call, without mask, positions, mechanisms or options, goes straight to the rows of the CPU kernel (`rows`).
-//! Every other call takes the same three steps (`call`): its inputs are checked, a prepared call is made of them, and it
+//! Every other call takes three steps (`call`): its inputs are checked, a prepared call is made of them, and it
 //! runs over rows of the CPU kernel (`rows`), over tensors (`transform`), or padded by buckets (`buckets`). A plan is a
 //! prepared call that does not run. Whatever few layers do beyond that is a mechanism (`mechanism`), one file each.
 
@@ -116,7 +116,7 @@ pub struct MultiHeadAttention {
     /// The tensors beside the projections and the position scheme.
     parameters: Parameters,
     norms: Norms,
-    /// Those that this layer has, in the order in which they act.
+    /// The mechanisms of the layer, in the order in which they act.
     mechanisms: Mechanisms,
     /// The routes that the layer allows, whatever its weights track.
     routes: Routes,

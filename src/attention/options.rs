@@ -63,7 +63,7 @@ pub struct AttentionInputs<'a> {
     /// The new tokens of each sequence in the cache, if some of them are padding.
     pub(super) new_lengths: Option<&'a [usize]>,
     pub(super) buffers: Option<&'a Buffers>,
-    /// What is added to the inputs of queries and of keys.
+    /// The position vectors that are added to the inputs of queries and of keys.
     pub(super) vectors: [Option<&'a Tensor>; 2],
 }
 
@@ -263,8 +263,8 @@ impl<'a> AttentionInputs<'a> {
 /// let weights = attended.attention_weights.unwrap(); // (b, h, s_q, s_kv)
 /// assert_eq!(weights.dims(), [1, 2, 3, 3]);
 /// // The first query sees the first key alone.
-/// let of_first = weights.narrow(2, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
-/// assert_eq!(of_first, [1., 0., 0., 1., 0., 0.]);
+/// let first_query = weights.narrow(2, 0, 1)?.flatten_all()?.to_vec1::<f32>()?;
+/// assert_eq!(first_query, [1., 0., 0., 1., 0., 0.]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
@@ -379,7 +379,7 @@ impl<'a> AttentionOptions<'a> {
         with_positions, positions: &'a Tensor = Some(positions);
         /// Sets the cosines and sines of a rotation.
         with_cos_sin, cos_sin: [&'a Tensor; 2] = Some(cos_sin);
-        /// Sets what is added to the scores.
+        /// Sets the numbers that are added to the scores.
         with_score_bias, score_bias: &'a Tensor = Some(score_bias);
         /// Sets the type of each token.
         with_token_types, token_types: &'a Tensor = Some(token_types);

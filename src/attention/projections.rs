@@ -130,8 +130,8 @@ impl MultiHeadAttention {
         let (rows, inputs) = qkv_sizes(config);
         let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let without = |why: &str, expected: &str| Err(Error::value(kind.name(), why, expected));
-        let of_input = !matches!(kind, ProjectionKind::Gate | ProjectionKind::Output);
-        if config.latent.is_some() && of_input {
+        let is_qkv = !matches!(kind, ProjectionKind::Gate | ProjectionKind::Output);
+        if config.latent.is_some() && is_qkv {
             return without("made of latents", "`Gate` or `Output` in a layer with latent attention");
         }
         match (kind, config.key_value_source) {

@@ -1,4 +1,4 @@
-//! What only the call knows: position vectors, cosines and sines, a bias of the scores, token types.
+//! The inputs that only the call has: position vectors, cosines and sines, a bias of the scores, token types.
 
 use std::borrow::Cow;
 
@@ -56,12 +56,12 @@ impl MultiHeadAttention {
             }
             same_dtype_and_device(name, vectors, xs)?;
         }
-        let of_padded = [
+        let padded_inputs = [
             ("cos_sin", options.cos_sin.is_some()),
             ("score_bias", options.score_bias.is_some()),
             ("token_types", options.token_types.is_some()),
         ];
-        if let Some((name, _)) = of_padded.into_iter().find(|(_, given)| is_ragged && *given) {
+        if let Some((name, _)) = padded_inputs.into_iter().find(|(_, given)| is_ragged && *given) {
             let expected = "none: it has the dimensions of a padded batch, which `AttentionMask::padding` describes";
             return Err(Error::value(format!("`{name}` of a ragged batch"), "given by the call", expected));
         }

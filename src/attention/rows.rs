@@ -31,7 +31,7 @@ impl MultiHeadAttention {
         self.routes.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
     }
 
-    /// Whether a call is self-attention of whole sequences, and neither the layer nor the options ask for anything else,
+    /// Whether a call is self-attention of whole sequences, and the layer and the options ask for nothing else,
     /// so that [`attend_plain`](Self::attend_plain) runs it.
     pub(super) fn is_plain(&self, inputs: &AttentionInputs, options: &AttentionOptions) -> bool {
         let config = &self.config;

@@ -21,7 +21,7 @@ pub(super) struct Norms {
 }
 
 impl Norms {
-    /// The norms that the configuration asks for, of `parameters` that are checked. The projections have the dtype and
+    /// The norms that the configuration asks for, with the checked `parameters`. The projections have the dtype and
     /// device of `like`.
     pub(super) fn new(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Self> {
         let weights = |name: &str, norm: &HeadNorm, [h, d]: [usize; 2]| match parameters.norm(name) {
@@ -58,12 +58,12 @@ pub(super) fn unit(norm: &HeadNorm, [h, d]: [usize; 2], like: &Tensor) -> Result
     Ok(NormWeights::new(weight, None))
 }
 
-/// Which steps of a side.
+/// Steps before or after the rotation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Those before the rotation; all, if there is none.
+    /// The steps before the rotation; all, if there is none.
     Before,
-    /// Those after it.
+    /// The steps after the rotation.
     After,
 }
 
@@ -100,8 +100,8 @@ impl MultiHeadAttention {
         let scheme = self.config.position.scheme();
         if scheme.traits().rotates {
             let (d, rope) = (q.dim(3)?, key.dim(3)?);
-            let [rotated, of_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
-            (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, of_key);
+            let [rotated, rotated_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
+            (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, rotated_key);
         }
         Ok([self.run(0, Part::After, q, places)?, self.run(1, Part::After, key, places)?])
     }
@@ -193,7 +193,7 @@ impl MultiHeadAttention {
         let width = self.qkv.packed()?.out_features();
         let ends = [0, 1, 2].map(|side| heads_of(&self.config, side).iter().product::<usize>());
         let start = ends[..side].iter().sum();
-        let of_side = start..start + ends[side];
+        let side_range = start..start + ends[side];
         let mut norms = self.norms.steps[side][first_norm..].iter();
         for step in steps {
             match step {
@@ -201,10 +201,10 @@ impl MultiHeadAttention {
                 Step::Norm(norm) => {
                     let Some(weights) = norms.next() else { continue };
                     let norm = norm_parameters(norm, weights);
-                    norm.normalize_parts(Isa::detect()?, team, qkv, width, of_side.clone())?;
+                    norm.normalize_parts(Isa::detect()?, team, qkv, width, side_range.clone())?;
                 }
                 Step::Factor(factor) => {
-                    let of_elements = match (factor, self.parameters.get(FACTORS[side])) {
+                    let element_factors = match (factor, self.parameters.get(FACTORS[side])) {
                         (Factor::Softplus { scale }, Some(weight)) => {
                             with_f32_slice(&softplus(weight, *scale, DType::F32)?, <[f32]>::to_vec)?
                         }
@@ -212,9 +212,9 @@ impl MultiHeadAttention {
                     };
                     let positions = batch.lengths().flat_map(|length| 0..length);
                     for (token, position) in qkv.chunks_exact_mut(width).zip(positions) {
-                        let of_token = factor.at(position) as f32;
-                        let elements = token[of_side.clone()].iter_mut().zip(of_elements.iter().cycle());
-                        elements.for_each(|(x, of_element)| *x *= of_token * of_element);
+                        let token_factor = factor.at(position) as f32;
+                        let elements = token[side_range.clone()].iter_mut().zip(element_factors.iter().cycle());
+                        elements.for_each(|(x, element_factor)| *x *= token_factor * element_factor);
                     }
                 }
             }

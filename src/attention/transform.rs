@@ -1,4 +1,4 @@
-//! From inputs to what attention compares: projection, clipping, steps and extra keys.
+//! From inputs to the queries, keys and values of attention: projection, clipping, steps and extra keys.
 
 use candle_attention_kernels::SCALE_BYTES;
 use candle_core::{DType, Tensor};
@@ -67,7 +67,7 @@ impl MultiHeadAttention {
         match (stored, self.qkv.latent()) {
             (Stored::KeyValues([k, v]), _) => Ok([q, k, v]),
             (Stored::Latents([latents]), Some(latent)) if projection.absorbed => {
-                // Of latents in int8 the scale comes first.
+                // In int8, the scale precedes the latents.
                 let scale = if is_int8(&latents) { SCALE_BYTES } else { 0 };
                 let values = latents.narrow(3, 0, scale + latent.sizes().rank)?;
                 Ok([latent.absorb(&q)?, latents, values])

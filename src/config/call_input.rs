@@ -1,4 +1,4 @@
-//! What a layer needs of a call beyond its tokens.
+//! The inputs that a layer needs of a call beyond its tokens.
 
 use std::fmt;
 

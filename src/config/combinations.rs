@@ -1,4 +1,4 @@
-//! What a layer cannot have beside keys and values from elsewhere.
+//! The settings that a layer with keys and values from elsewhere cannot have.
 
 use crate::config::{AttentionConfig, KeyValueSource};
 use crate::ensure;

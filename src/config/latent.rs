@@ -134,8 +134,8 @@ impl LatentAttention {
             ("kv_lora_rank", self.kv_lora_rank, self.qk_nope_head_dim, "qk_nope_head_dim"),
             ("v_head_dim", self.v_head_dim, self.head_dim(), "qk_nope_head_dim + qk_rope_head_dim"),
         ];
-        for (field, size, expected, of) in whole.into_iter().filter(|_| self.multi_query) {
-            ensure!(size == expected, Error::config(field, size, format!("{expected} with `multi_query`, {of}")));
+        for (field, size, expected, source) in whole.into_iter().filter(|_| self.multi_query) {
+            ensure!(size == expected, Error::config(field, size, format!("{expected} with `multi_query`, {source}")));
         }
         for (field, factor) in [("q_lora_scale", self.q_lora_scale), ("kv_lora_scale", self.kv_lora_scale)] {
             if let Some(expected) = expected_factor(factor) {
@@ -151,15 +151,15 @@ impl LatentAttention {
             ("value_head_dim", config.value_head_dim, self.v_head_dim, "v_head_dim"),
             ("value_size", config.value_size, config.resolved_key_size(), "key_size: one input makes both"),
         ];
-        for (field, stated, expected, of) in follows {
+        for (field, stated, expected, source) in follows {
             if let Some(stated) = stated.filter(|stated| *stated != expected) {
-                return Err(Error::config(field, stated, format!("{expected} with latent attention, {of}")));
+                return Err(Error::config(field, stated, format!("{expected} with latent attention, {source}")));
             }
         }
         let is_learned = |step: &Step| matches!(step, Step::Norm(norm) if norm.weighted);
-        let of_queries = !config.steps.queries.iter().any(is_learned);
+        let norms_fit = !config.steps.queries.iter().any(is_learned);
         let learned = config.steps.has_learned_factor(0);
-        let steps_fit = of_queries && !learned && config.steps.keys == [Step::Rotate] && config.steps.values.is_empty();
+        let steps_fit = norms_fit && !learned && config.steps.keys == [Step::Rotate] && config.steps.values.is_empty();
         let others = [
             ("scoring", config.scoring != Scoring::ScaledDotProduct, "the scaled dot product"),
             (

@@ -66,17 +66,17 @@ impl<T: PartialEq + 'static> DynPartialEq for T {
 pub(crate) struct MechanismConfigs(Vec<Arc<dyn MechanismConfig>>);
 
 impl MechanismConfigs {
-    /// Those that are set.
+    /// The configurations that are set.
     pub fn iter(&self) -> impl Iterator<Item = &dyn MechanismConfig> {
         self.0.iter().map(|part| &**part)
     }
 
-    /// The one of this type, if it is set.
+    /// The configuration of this type, if it is set.
     pub fn get<T: MechanismConfig + Copy>(&self) -> Option<T> {
         self.iter().find_map(|part| (part as &dyn Any).downcast_ref().copied())
     }
 
-    /// Sets the one of this type, or removes it.
+    /// Sets the configuration of this type, or removes it.
     pub fn set<T: MechanismConfig>(&mut self, part: Option<T>) {
         self.0.retain(|part| !(&**part as &dyn Any).is::<T>());
         self.0.extend(part.map(|part| Arc::new(part) as Arc<dyn MechanismConfig>));

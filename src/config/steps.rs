@@ -49,7 +49,7 @@ impl HeadNorm {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Factor {
-    /// The same number for all elements (`attention_value_scale` in MiMo-V2-Flash).
+    /// One number for all elements (`attention_value_scale` in MiMo-V2-Flash).
     Constant(f64),
     /// `1 + beta · ln(1 + ⌊(position + offset) / length⌋)` for each token: scores of late queries become sharper
     /// ([Nakanishi 2025](https://arxiv.org/abs/2501.19399)). Ministral 3 has offset 0, Llama 4 offset 1.
@@ -200,9 +200,9 @@ impl Steps {
             ensure!(weighted <= 1, Error::value(field("norms with a weight"), weighted, "at most 1"));
             let learned = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Softplus { .. }))).count();
             ensure!(learned <= 1, Error::value(field("learned factors"), learned, "at most 1"));
-            let of_heads = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Exp { .. }))).count();
-            if of_heads > usize::from(side == 0) {
-                return Err(Error::value(field("factors of heads"), of_heads, "at most 1, of queries"));
+            let head_factors = steps.iter().filter(|step| matches!(step, Step::Factor(Factor::Exp { .. }))).count();
+            if head_factors > usize::from(side == 0) {
+                return Err(Error::value(field("factors of heads"), head_factors, "at most 1, of queries"));
             }
         }
         Ok(())

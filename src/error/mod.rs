@@ -32,9 +32,9 @@ use text::{model_phrase, name, phrase};
 /// let xs = Tensor::zeros((1, 5, 7), DType::F32, &Device::Cpu)?;
 /// assert!(matches!(layer.forward_t(&xs, true), Err(Error::Shape { .. })));
 ///
-/// let of_candle: candle_core::Error = layer.forward(&xs).unwrap_err();
-/// assert!(matches!(Error::find_in(&of_candle), Some(Error::Shape { .. })));
-/// assert!(matches!(Error::from(of_candle), Error::Shape { .. }));
+/// let candle_error: candle_core::Error = layer.forward(&xs).unwrap_err();
+/// assert!(matches!(Error::find_in(&candle_error), Some(Error::Shape { .. })));
+/// assert!(matches!(Error::from(candle_error), Error::Shape { .. }));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +98,7 @@ pub enum Error {
     /// A result holds NaN or an infinity: weights are damaged, or the dtype is too narrow, as f16 is for some models.
     #[error("NaN or an infinity in {}", phrase(what))]
     NotFinite {
-        /// What was computed, with the text that it belongs to.
+        /// The result, with the text that it belongs to.
         what: String,
     },
 
@@ -165,7 +165,7 @@ pub enum Error {
     MissingTensor {
         /// Its full name.
         name: String,
-        /// What needs it.
+        /// The part that needs it.
         why: String,
     },
 
@@ -208,7 +208,7 @@ pub enum Error {
         name: String,
         /// Name of the detected layout.
         layout: &'static str,
-        /// What it stands for.
+        /// The change of attention that it stands for.
         why: String,
     },
 
@@ -230,7 +230,7 @@ pub enum Error {
     /// ([`AttentionConfig::requires`](crate::AttentionConfig::requires)).
     #[error("the call lacks {input}{}: expected {expected}", model_phrase(*model_type))]
     MissingInput {
-        /// What the call lacks: a [`CallInput`](crate::CallInput), as it prints.
+        /// The missing input: a [`CallInput`](crate::CallInput), as it prints.
         input: String,
         /// Its shape, and how a call gives it.
         expected: &'static str,
@@ -243,7 +243,7 @@ pub enum Error {
     UnsupportedFamily {
         /// The `model_type` of the configuration.
         model_type: String,
-        /// What its attention does that is not supported.
+        /// The part of its attention that is not supported.
         why: String,
     },
 
@@ -262,7 +262,7 @@ pub enum Error {
         value: String,
         /// The family as which the configuration is read.
         model_type: String,
-        /// What the key sets.
+        /// The part of attention that the key sets.
         what: String,
     },
 
@@ -288,7 +288,7 @@ pub enum Error {
     Hub {
         /// The model id.
         id: String,
-        /// What failed, and what to do about it.
+        /// The failure, and what to do about it.
         reason: String,
     },
 

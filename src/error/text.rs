@@ -82,7 +82,7 @@ fn shows_as_itself(c: char) -> bool {
     !c.is_control() && !hidden
 }
 
-/// What a panic that was caught said.
+/// The message of a panic that was caught.
 pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")

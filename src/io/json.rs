@@ -50,7 +50,7 @@ fn python_numbers_as_texts(json: &[u8]) -> Cow<'_, [u8]> {
     let (mut copied, mut at, mut in_text) = (0, 0, false);
     while at < json.len() {
         match json[at] {
-            // The character after it belongs to it.
+            // The escaped character belongs to the text.
             b'\\' if in_text => at += 1,
             b'"' => in_text = !in_text,
             _ if in_text => {}

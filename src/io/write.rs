@@ -132,7 +132,7 @@ fn folder_of(target: &Path) -> Result<&Path> {
 
 /// The permissions of the file that is replaced: what was private stays private. `None` if there is no file.
 fn permissions_of(target: &Path) -> Result<Option<Permissions>> {
-    // What is behind a link decides whether it may be replaced: `/dev/stdout` is a link.
+    // The target of a link decides whether it may be replaced: `/dev/stdout` is a link.
     match fs::metadata(target) {
         Ok(metadata) if metadata.is_dir() => return Err(Error::file(target, "is a folder, expected a file to write")),
         Ok(metadata) if !metadata.is_file() => {

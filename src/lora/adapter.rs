@@ -25,13 +25,13 @@ pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 #[derive(Debug, Clone)]
 pub struct LoraAdapter {
     pub(super) config: LoraConfig,
-    /// By the names of their modules in the base model.
+    /// Low-rank changes by the names of their modules in the base model.
     pub(super) changes: BTreeMap<String, LowRank>,
     /// Modules that are tables of embeddings.
     pub(super) embeddings: BTreeSet<String>,
-    /// By the names of the tensors whose place they take.
+    /// Tensors by the names of those whose place they take.
     pub(super) whole: BTreeMap<String, Tensor>,
-    /// By the names of the tables in the base model.
+    /// Rows of tables by the names of the tables in the base model.
     pub(super) tokens: BTreeMap<String, TokenRows>,
 }
 
@@ -177,8 +177,7 @@ fn unknown(name: &str, why: &str) -> Error {
     Error::tensor(name, why, "a tensor that the configuration names")
 }
 
-/// The change of a weight: `W + scale · B A`; with a magnitude `m` each output, a row of that, is scaled to the length
-/// `m`.
+/// The change of a weight: `W + scale · B A`; with a magnitude `m` each row of the sum is scaled to the length `m`.
 #[derive(Debug, Clone)]
 pub(super) struct LowRank {
     /// `(r, in)`.

@@ -52,7 +52,7 @@ pub(super) enum Shift {
 }
 
 impl Shift {
-    /// The one under which the checkpoint has a module of the adapter.
+    /// The shift under which the checkpoint has a module of the adapter.
     pub fn find(module: &str, root: &dyn WeightSource) -> Result<Self> {
         let weights = candidates(module).into_iter().map(|place| format!("{}.weight", place.module));
         let weights: Vec<String> = weights.collect();
@@ -157,13 +157,13 @@ impl Named {
         if name.contains("lora_") || name.contains(".token_adapter.") {
             return Self::Unknown;
         }
-        // What PEFT wraps has its tensors one level deeper.
+        // A module that PEFT wraps has its tensors one level deeper.
         Self::Whole(name.replace(".base_layer.", ".").replace(".modules_to_save.", "."))
     }
 }
 
 /// The name of a part as PEFT writes it.
 pub(super) fn name_of(module: &str, part: Part) -> String {
-    let end = ENDS.iter().find(|(_, of)| *of == part).map_or("", |(end, _)| end);
+    let end = ENDS.iter().find(|(_, named)| *named == part).map_or("", |(end, _)| end);
     format!("{PREFIX}{module}{end}")
 }

@@ -27,7 +27,7 @@ use crate::tensor::{check_allocation, element_count};
 /// A query that sees no key gets zeros (before the output projection) and a zero gradient, in every dtype and on every
 /// backend.
 ///
-/// What a hidden key holds has no influence, NaN and infinities included, on any backend: not on outputs, and not on
+/// Elements of hidden keys have no influence, NaN and infinities included, on any backend: not on outputs, and not on
 /// gradients of queries, keys and values. A query that does see such a key or value gets NaN or infinity: in the
 /// elements of that value, or, where a kernel of candle runs (FlashAttention, Metal), in all elements of the head. On
 /// Apple GPUs this needs the environment variable `CANDLE_METAL_ENABLE_FAST_MATH=0`: candle's default there leaves

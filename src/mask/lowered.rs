@@ -33,7 +33,7 @@ pub(crate) struct LoweredMask {
     pub is_for_cpu_kernel: bool,
     pub tables: Vec<DistanceTable>,
     pub embeddings: Option<DistanceEmbeddings>,
-    /// Their tensors are f32.
+    /// The tensors of the grids are f32.
     pub grids: Vec<GridBias>,
     pub functions: Vec<FunctionRule>,
     pub score_functions: Vec<ScoreFunctionCall>,
@@ -70,7 +70,7 @@ impl LoweredMask {
 
     /// The memory of the tensors, which must be on the CPU.
     pub(crate) fn memory(&self) -> MaskMemory<'_> {
-        let embeddings = self.embeddings.iter().flat_map(|of| [&of.c2p, &of.p2c]).flatten();
+        let embeddings = self.embeddings.iter().flat_map(|distances| [&distances.c2p, &distances.p2c]).flatten();
         let factors = self.tables.iter().filter_map(|table| table.factors.as_ref());
         let grids = self.grids.iter().flat_map(|grid| [&grid.rows, &grid.columns]);
         let tensors = self.segments.iter().flatten().chain(&self.keep).chain(&self.bias);
@@ -82,7 +82,7 @@ impl LoweredMask {
 /// A lowered mask whose tensors are not locked yet: see [`Memory`].
 pub(crate) struct MaskMemory<'a> {
     mask: &'a LoweredMask,
-    /// Those of segments, `keep`, `bias`, factors of tables, grids and embeddings.
+    /// The tensors of segments, `keep`, `bias`, factors of tables, grids and embeddings.
     tensors: Vec<Memory<'a>>,
 }
 
@@ -115,13 +115,13 @@ fn locked<'a, T: WithDType>(tensors: &[Memory<'a>]) -> Result<Vec<Slice<'a, T>>>
 /// A lowered mask whose tensors are locked for reading.
 pub(crate) struct MaskSlices<'a> {
     mask: &'a LoweredMask,
-    /// Of queries and of keys, in turns.
+    /// Segment ids of queries and of keys, in turns.
     segments: Vec<Slice<'a, i64>>,
     keep: Vec<Slice<'a, u8>>,
     bias: Vec<Slice<'a, f32>>,
-    /// Of those tables that have some.
+    /// The factors of those tables that have some.
     factors: Vec<Slice<'a, f32>>,
-    /// Of rows and of columns, in turns.
+    /// Biases of rows and of columns, in turns.
     grids: Vec<Slice<'a, f32>>,
     embeddings: Vec<Slice<'a, f32>>,
 }
@@ -129,10 +129,10 @@ pub(crate) struct MaskSlices<'a> {
 impl MaskSlices<'_> {
     /// The argument of the CPU kernel.
     pub(crate) fn kernel_mask(&self) -> Mask<'_> {
-        // Contiguous; only those that there are have a slice.
+        // Embeddings are contiguous; only those that there are have a slice.
         let mut embeddings = self.embeddings.iter();
         let mut values =
-            |of: &Option<Tensor>| of.as_ref().and_then(|of| Some(&embeddings.next()?.data()[..of.elem_count()]));
+            |side: &Option<Tensor>| side.as_ref().and_then(|t| Some(&embeddings.next()?.data()[..t.elem_count()]));
         let mut factors = self.factors.iter();
         let tables = self.mask.tables.iter().map(|table| kernels::DistanceTable {
             values: &table.values,
@@ -141,10 +141,10 @@ impl MaskSlices<'_> {
             factors: table.factors.as_ref().and_then(|_| factors.next().map(broadcast)),
         });
         let parts = self.grids.as_chunks().0.iter();
-        let grids = self.mask.grids.iter().zip(parts).map(|(of, [rows, columns])| kernels::GridBias {
+        let grids = self.mask.grids.iter().zip(parts).map(|(grid, [rows, columns])| kernels::GridBias {
             rows: broadcast(rows),
             columns: broadcast(columns),
-            grid: of.grid(),
+            grid: grid.grid(),
         });
         Mask {
             structure: self.mask.structure.clone(),
@@ -152,12 +152,12 @@ impl MaskSlices<'_> {
             keep: self.keep.iter().map(broadcast).collect(),
             bias: self.bias.iter().map(broadcast).collect(),
             tables: tables.collect(),
-            embeddings: self.mask.embeddings.as_ref().map(|of| kernels::DistanceEmbeddings {
-                c2p: values(&of.c2p),
-                p2c: values(&of.p2c),
-                count: of.count,
-                indices: &of.indices,
-                first: of.first,
+            embeddings: self.mask.embeddings.as_ref().map(|distances| kernels::DistanceEmbeddings {
+                c2p: values(&distances.c2p),
+                p2c: values(&distances.p2c),
+                count: distances.count,
+                indices: &distances.indices,
+                first: distances.first,
             }),
             grids: grids.collect(),
             rules: self.mask.functions.iter().map(|function| function as &dyn PairRule).collect(),
@@ -166,8 +166,8 @@ impl MaskSlices<'_> {
     }
 }
 
-fn broadcast<'a, T: WithDType>(of: &'a Slice<T>) -> Broadcast<'a, T> {
-    Broadcast { data: of.data(), strides: of.strides() }
+fn broadcast<'a, T: WithDType>(slice: &'a Slice<T>) -> Broadcast<'a, T> {
+    Broadcast { data: slice.data(), strides: slice.strides() }
 }
 
 /// Segment ids `(b, s)` along dimension `axis` of `(b, h, s_q, s_kv)`.

@@ -16,7 +16,7 @@ use crate::weights::LinearWeights;
 pub(super) struct CallerModule {
     name: String,
     module: Arc<dyn Module + Send + Sync>,
-    /// Those of the module that are the outputs of the projection.
+    /// The outputs of the module that are those of the projection.
     outputs: Range<usize>,
     /// `[out, in]` of the module.
     dims: [usize; 2],

@@ -42,7 +42,7 @@ pub(crate) struct Latent {
     q: Linear,
     kv_a: Linear,
     kv_a_norm: NormWeights,
-    /// What makes keys and values of latents, unless these are themselves the one key and value of all heads.
+    /// The projection of latents to keys and values; `None` if latents are themselves the key and value of all heads.
     kv_b: Option<Linear>,
     /// The projection of the gate of the output, if there is one.
     gate: Option<Linear>,
@@ -101,7 +101,7 @@ impl Latent {
         self.kv_a.like()
     }
 
-    /// What tells these weights from those of other layers.
+    /// The identity of these weights among those of all layers.
     pub(crate) fn id(&self) -> TensorId {
         self.kv_a.id()
     }
@@ -111,7 +111,7 @@ impl Latent {
         self.gate.as_ref()
     }
 
-    /// The same projections with another one of the gate.
+    /// These projections with another one of the gate.
     pub(crate) fn with_gate(&self, gate: Linear) -> Self {
         Self { gate: Some(gate), ..self.clone() }
     }

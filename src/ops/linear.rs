@@ -28,7 +28,7 @@ use crate::tensor::{MapTensors, check_allocation, check_shape, element_count, sa
 use crate::tensor::{ShareWeights, same_elements};
 use crate::weights::{LinearWeights, LowRankChange};
 
-/// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or what is in the place of one:
+/// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or a module that replaces it:
 /// [`from_module`](Self::from_module), [`with_low_rank`](Self::with_low_rank).
 #[derive(Clone)]
 pub struct Linear {
@@ -92,8 +92,8 @@ impl Linear {
     /// [`with_low_rank`](Self::with_low_rank) of a change of a weight whose rows `rows` are those of this layer; the
     /// layer itself if none of these is changed.
     pub(crate) fn with_change(&self, change: &LowRankChange, rows: &[usize]) -> Result<Self> {
-        let of_change = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
-        let chosen: Vec<u32> = rows.iter().filter_map(of_change).collect();
+        let changed_row = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
+        let chosen: Vec<u32> = rows.iter().filter_map(changed_row).collect();
         if chosen.is_empty() {
             return Ok(self.clone());
         }
@@ -184,7 +184,7 @@ impl Linear {
         self.projection.is_plain()
     }
 
-    /// The weights as far as they may change, or the same of a layer with copies of them.
+    /// The weights that may change, or copies of them in a copy of the layer.
     pub(super) fn changing(&self) -> Result<Vec<Tensor>> {
         self.projection.changing()
     }

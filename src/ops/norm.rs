@@ -22,7 +22,7 @@ const ROWS_PER_CHUNK: usize = 16;
 pub(crate) struct NormParameters<'a> {
     /// `(size)`, or `(h, size)` for one per head of rows `(b, s, h, size)`.
     pub weight: &'a Tensor,
-    /// The shape of `weight`.
+    /// In the shape of `weight`.
     pub bias: Option<&'a Tensor>,
     pub eps: f64,
     /// RMS normalization: the mean is not subtracted, and the variance is the mean square.

@@ -19,7 +19,7 @@ use crate::weights::LinearWeights;
 #[derive(Clone)]
 pub(super) struct Packed {
     weights: Arc<PackedWeights>,
-    /// Those of the projection: all, or some of what is packed in one.
+    /// The outputs of the projection: all that are packed in one, or some.
     outputs: Range<usize>,
     has_bias: bool,
     /// Whether products are those of the dequantized weights.
@@ -103,7 +103,7 @@ impl Projection for Packed {
     }
 
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Option<Arc<dyn Projection>>> {
-        // What is packed with others, or in few bits, stays so: it cannot change, and copies would take more memory.
+        // Weights that are packed with others, or in few bits, stay so: they cannot change, and copies take memory.
         if !self.has_all_outputs() || self.quantization().is_some() {
             return Ok(None);
         }

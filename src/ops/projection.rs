@@ -1,4 +1,4 @@
-//! What a projection is, and what computes it.
+//! The kinds of projections, and the ways to compute one.
 //!
 //! A [`Linear`] holds one implementation behind an `Arc`, so that neither it nor attention has a type parameter:
 //! `Dense`, of tensors; `Packed`, of packed weights; `CallerModule`; and `LowRank`, a layer and a change beside it.
@@ -19,22 +19,22 @@ use crate::weights::LinearWeights;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProjectionKind {
-    /// That of the queries, `(h · d, query_size)`.
+    /// The projection of the queries, `(h · d, query_size)`.
     Query,
-    /// That of the keys, `(h_kv · d, key_size)`; of the values, too, in a layer whose keys are its values.
+    /// The projection of the keys, `(h_kv · d, key_size)`; of the values, too, in a layer whose keys are its values.
     Key,
-    /// That of the values, `(h_kv · d_v, value_size)`.
+    /// The projection of the values, `(h_kv · d_v, value_size)`.
     Value,
     /// One for queries, keys and values, its outputs in this order.
     QueryKeyValue,
-    /// That of the gate of the output, `(h · d_v, query_size)` or `(h, query_size)`.
+    /// The projection of the gate of the output, `(h · d_v, query_size)` or `(h, query_size)`.
     Gate,
     /// The output projection, `(output_size, h · d_v)`.
     Output,
 }
 
 impl ProjectionKind {
-    /// Its name in this crate's own layout.
+    /// The projection's name in this crate's own layout.
     pub fn name(self) -> &'static str {
         match self {
             Self::Query => "q_proj",
@@ -53,7 +53,7 @@ impl fmt::Display for ProjectionKind {
     }
 }
 
-/// What computes a projection. The defaults are those of a projection without weights.
+/// A way to compute a projection. The defaults are those of a projection without weights.
 pub(super) trait Projection: Send + Sync {
     /// `xs` `(b, s, in)` → `(b, s, out)` in `dtype`.
     fn forward(&self, xs: &Tensor, dtype: DType) -> Result<Tensor>;
@@ -74,7 +74,7 @@ pub(super) trait Projection: Send + Sync {
         Ok(self.weights()?.bias)
     }
 
-    /// The weights as far as they may change and are known, or the same of a projection with copies of them.
+    /// The known weights that may change, or copies of them in a copy of the projection.
     fn changing(&self) -> Result<Vec<Tensor>> {
         Ok(Vec::new())
     }
@@ -82,25 +82,25 @@ pub(super) trait Projection: Send + Sync {
     /// The projection to a range of the outputs alone.
     fn outputs(&self, outputs: Range<usize>) -> Result<Arc<dyn Projection>>;
 
-    /// The same with `f` of its tensors; `None` for what cannot change, which all copies share.
+    /// A copy with `f` of its tensors; `None` if they cannot change, so that all copies share them.
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Option<Arc<dyn Projection>>>;
 
-    /// The same with a part of it replaced by an equal one of `other`; `None` if it has no parts.
+    /// A copy with a part of it replaced by an equal one of `other`; `None` if it has no parts.
     fn share_weights(&self, _other: &Linear) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
-    /// The same with its weights packed, as [`Linear::pack`] does; `None` if it stays as it is.
+    /// A copy with its weights packed, as [`Linear::pack`] does; `None` if it stays as it is.
     fn to_packed(&self) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
-    /// The same with its weights in few bits, packed where the format cannot take them; `None` if it stays as it is.
+    /// A copy with its weights in few bits, packed where the format cannot take them; `None` if it stays as it is.
     fn to_quantized(&self, _format: Quantization) -> Result<Option<Arc<dyn Projection>>> {
         Ok(None)
     }
 
-    /// The same with products of the dequantized weights, as [`Linear::set_exact`] makes it; `None` if it stays as it
+    /// A copy with products of the dequantized weights, as [`Linear::set_exact`] makes it; `None` if it stays as it
     /// is.
     fn to_exact(&self) -> Option<Arc<dyn Projection>> {
         None

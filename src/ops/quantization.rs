@@ -85,7 +85,7 @@ impl fmt::Display for Quantization {
     }
 }
 
-/// What a model computes in: a float dtype, or f32 with projections and tables of embeddings in few bits.
+/// The numbers that a model computes in: a float dtype, or f32 with projections and tables of embeddings in few bits.
 ///
 /// Loaders take `impl Into<ComputeType>`:
 ///

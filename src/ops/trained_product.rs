@@ -53,9 +53,9 @@ fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resul
     match bias {
         Some(bias) => {
             computed("trained-product-with-bias", output, [xs, weight, bias], |[xs, weight, bias], _, gradient| {
-                let [of_xs, of_weight] = gradients(xs, weight, gradient)?;
-                let of_bias = bias.track_op().then(|| bias_gradient(gradient)).transpose()?;
-                Ok([of_xs, of_weight, of_bias])
+                let [d_xs, d_weight] = gradients(xs, weight, gradient)?;
+                let d_bias = bias.track_op().then(|| bias_gradient(gradient)).transpose()?;
+                Ok([d_xs, d_weight, d_bias])
             })
         }
         None => computed("trained-product", output, [xs, weight], |[xs, weight], _, gradient| {
@@ -66,14 +66,14 @@ fn trained_product(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Resul
 
 /// The gradients of the input and of the weight of a product, of those that track one.
 fn gradients(xs: &Tensor, weight: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; 2]> {
-    let of_xs = xs.track_op().then(|| input_gradient(gradient, weight));
-    let of_weight = weight.track_op().then(|| {
+    let d_xs = xs.track_op().then(|| input_gradient(gradient, weight));
+    let d_weight = weight.track_op().then(|| {
         let ((rows, input), out) = (xs.dims2()?, weight.dim(0)?);
-        let of = [(out, rows, true), (rows, input, false)];
-        let data = with_slices([gradient, xs], |data| multiply(data, of, None))??;
+        let shapes = [(out, rows, true), (rows, input, false)];
+        let data = with_slices([gradient, xs], |data| multiply(data, shapes, None))??;
         Ok::<_, Error>(Tensor::from_vec(data, (out, input), &Device::Cpu)?)
     });
-    Ok([of_xs.transpose()?, of_weight.transpose()?])
+    Ok([d_xs.transpose()?, d_weight.transpose()?])
 }
 
 /// The gradient `(out)` of the bias of a product: the sums over its output's `(rows, out)`.
@@ -89,15 +89,15 @@ pub(super) fn input_gradient(gradient: &Tensor, weight: &Tensor) -> Result<Tenso
         return Ok(gradient.matmul(weight)?);
     }
     let (rows, (out, input)) = (gradient.dim(0)?, weight.dims2()?);
-    let of = [(rows, out, false), (out, input, false)];
-    let data = with_slices([gradient, weight], |data| multiply(data, of, None))??;
+    let shapes = [(rows, out, false), (out, input, false)];
+    let data = with_slices([gradient, weight], |data| multiply(data, shapes, None))??;
     Ok(Tensor::from_vec(data, (rows, input), &Device::Cpu)?)
 }
 
 /// The product of two matrices, each with its rows, its columns and whether it is transposed.
-fn multiply(data: [&[f32]; 2], of: [(usize, usize, bool); 2], bias: Option<&[f32]>) -> Result<Vec<f32>> {
+fn multiply(data: [&[f32]; 2], shapes: [(usize, usize, bool); 2], bias: Option<&[f32]>) -> Result<Vec<f32>> {
     let [a, b] = [0, 1].map(|i| {
-        let (rows, columns, transposed) = of[i];
+        let (rows, columns, transposed) = shapes[i];
         Matrix { data: data[i], dims: [rows, columns], transposed }
     });
     let mut output = Vec::new();

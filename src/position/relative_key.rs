@@ -29,7 +29,7 @@ const MAX_DISTANCE: usize = 1 << 20;
 pub struct RelativeKey {
     /// The distance from which on all keys before the query share an embedding; at most 1,048,576.
     pub left: usize,
-    /// The same for keys after the query.
+    /// The distance from which on all keys after the query share an embedding; at most 1,048,576.
     pub right: usize,
     /// Whether the embeddings come in the other order, that of keys after the query first (Granite Speech); default
     /// false.
@@ -48,7 +48,7 @@ impl RelativeKey {
     crate::setters! {
         /// Sets the distance from which on all keys before the query share an embedding.
         with_left, left: usize = left;
-        /// Sets the same for keys after the query.
+        /// Sets the distance from which on all keys after the query share an embedding.
         with_right, right: usize = right;
         /// Sets whether the embedding of keys after the query comes first.
         with_reversed, reversed: bool = reversed;

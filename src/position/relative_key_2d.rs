@@ -127,10 +127,10 @@ impl PositionScheme for RelativeKey2d {
         let dtype = compute_dtype(call.q.dtype());
         let table = |name: &str, side: usize| resized(&call.state.weights().require(name)?.to_dtype(dtype)?, side);
         let q = call.q.to_dtype(dtype)?.reshape((b, height, width, h, d))?;
-        let of_rows = q.reshape((b, height, width * h, d))?;
-        let rows = products(&of_rows, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;
-        let of_columns = q.transpose(1, 2)?.reshape((b, width, height * h, d))?;
-        let columns = products(&of_columns, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
+        let by_row = q.reshape((b, height, width * h, d))?;
+        let rows = products(&by_row, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;
+        let by_column = q.transpose(1, 2)?.reshape((b, width, height * h, d))?;
+        let columns = products(&by_column, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
         let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
         Ok(Some(AttentionMask::from_term(GridBias { rows, columns })))
     }

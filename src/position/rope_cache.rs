@@ -96,11 +96,11 @@ pub(crate) fn cos_sin<K: Clone + PartialEq + 'static>(
         let table = Table { key: Box::new(key.clone()), head_dim, dtype, device: device.clone(), rows, cos_sin };
         let cos_sin = table.cos_sin.clone();
         tables.insert(0, table);
-        let mut of_device = 0;
+        let mut on_device = 0;
         tables.retain(|table| {
             let here = table.device.same_device(device);
-            of_device += usize::from(here);
-            !here || of_device <= MAX_TABLES
+            on_device += usize::from(here);
+            !here || on_device <= MAX_TABLES
         });
         Ok(cos_sin)
     })

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum RotaryScaling {
-    /// They do not change.
+    /// Frequencies do not change.
     #[default]
     None,
     /// Positions divided by `factor` ([Chen 2023](https://arxiv.org/abs/2306.15595)).
@@ -193,8 +193,8 @@ impl RotaryScaling {
     /// The frequency of each of `dim / 2` pairs, in radians per position, and the factor on rotated elements, for a
     /// sequence of `length` tokens.
     pub(crate) fn frequencies(&self, theta: f64, dim: usize, length: usize) -> (Vec<f64>, f64) {
-        let of_base = |base: f64| (0..dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect::<Vec<_>>();
-        let unscaled = of_base(theta);
+        let from_base = |base: f64| (0..dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect::<Vec<_>>();
+        let unscaled = from_base(theta);
         match *self {
             Self::None => (unscaled, 1.0),
             Self::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
@@ -209,12 +209,12 @@ impl RotaryScaling {
             Self::Dynamic { factor, original_max_position_embeddings: original } => {
                 let length = length.max(original) as f64;
                 let grown = factor * length / original as f64 - (factor - 1.0);
-                (of_base(theta * grown.powf(dim as f64 / (dim as f64 - 2.0))), 1.0)
+                (from_base(theta * grown.powf(dim as f64 / (dim as f64 - 2.0))), 1.0)
             }
             Self::Ntk { factor, .. } if factor <= 1.0 => (unscaled, 1.0),
             Self::Ntk { factor, mixed_b: None } => {
                 let divisor = factor.powf(2.0 / dim as f64);
-                (of_base(theta * factor).into_iter().map(|f| f / divisor).collect(), 1.0)
+                (from_base(theta * factor).into_iter().map(|f| f / divisor).collect(), 1.0)
             }
             Self::Ntk { factor, mixed_b: Some(power) } => {
                 let scale = factor.ln() / (dim as f64 / 2.0).powf(power);

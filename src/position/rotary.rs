@@ -292,14 +292,14 @@ impl PositionScheme for Rotary {
             rest = after;
             // One table for all sequences, unless the angles depend on their length.
             let depends = self.scaling.depends_on_length();
-            let of = if depends { length } else { longest };
+            let rotated_for = if depends { length } else { longest };
             let cos_sin = batch.cache.get_or_compute(
                 usize::MAX,
                 |key: &(Self, usize, usize)| {
-                    let long_enough = if depends { key.2 == of } else { key.2 >= of };
+                    let long_enough = if depends { key.2 == rotated_for } else { key.2 >= rotated_for };
                     (&key.0, key.1) == (self, head_dim) && long_enough
                 },
-                || Ok(((self.clone(), head_dim, of), Arc::new(self.f32_cos_sin(head_dim, of)))),
+                || Ok(((self.clone(), head_dim, rotated_for), Arc::new(self.f32_cos_sin(head_dim, rotated_for)))),
             )?;
             cos_sin.rotate_sequence(sequence, width, heads, head_dim);
         }

@@ -34,10 +34,10 @@ pub enum GridCoordinates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum GridFrequencies {
-    /// Rows and columns have the same: `theta^(-4m / head_dim)`, m = 0, 1, …
+    /// Rows and columns have the same frequencies: `theta^(-4m / head_dim)`, m = 0, 1, …
     #[default]
     Same,
-    /// Those of one dimension, `theta^(-2m / head_dim)`, in turn: rows have the even m, columns the odd (Pixtral).
+    /// One set of frequencies, `theta^(-2m / head_dim)`, in turn: rows have the even m, columns the odd (Pixtral).
     Alternating,
 }
 
@@ -267,7 +267,7 @@ impl PositionScheme for Rotary2d {
             let allowed = "a multiple of 4 for rotary positions in two dimensions";
             return Err(Error::config("head_dim", sizes.head_dim, allowed));
         }
-        // As for `Rotary`.
+        // Smaller bases are refused as in `Rotary`.
         if !(self.theta.is_finite() && self.theta >= 1.0) {
             return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }

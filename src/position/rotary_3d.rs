@@ -40,18 +40,18 @@ impl Rotary3d {
         let (width, [rows, columns]) = (Self::width(head_dim), self.grid);
         let tokens = numbers.first().map_or(0, Vec::len);
         let frequencies: Vec<f64> = (0..width / 2).map(|i| self.theta.powf(-(i as f64) / (width / 2) as f64)).collect();
-        let of_token = |number: &usize| {
+        let token_angles = |number: &usize| {
             let (frame, place) = (number / (rows * columns), number % (rows * columns));
-            let of_axis =
+            let axis_angles =
                 |at: usize| frequencies.iter().chain(&frequencies).map(move |frequency| at as f64 * frequency);
-            [frame, place / columns, place % columns].into_iter().flat_map(of_axis).collect::<Vec<_>>()
+            [frame, place / columns, place % columns].into_iter().flat_map(axis_angles).collect::<Vec<_>>()
         };
-        let angles: Vec<f64> = numbers.iter().flatten().flat_map(of_token).collect();
-        let of = |f: fn(f64) -> f64| {
+        let angles: Vec<f64> = numbers.iter().flatten().flat_map(token_angles).collect();
+        let table = |f: fn(f64) -> f64| {
             let values = angles.iter().map(|angle| f(*angle));
             Tensor::from_iter(values, &Device::Cpu)?.reshape((numbers.len(), tokens, 1, 3 * width))?.to_dtype(dtype)
         };
-        Ok([of(f64::cos)?.to_device(device)?, of(f64::sin)?.to_device(device)?])
+        Ok([table(f64::cos)?.to_device(device)?, table(f64::sin)?.to_device(device)?])
     }
 }
 
@@ -81,7 +81,7 @@ impl PositionScheme for Rotary3d {
         if Self::width(sizes.head_dim) == 0 {
             return Err(Error::config("head_dim", sizes.head_dim, "at least 6 for rotary positions of a video"));
         }
-        // As for `Rotary`.
+        // Smaller bases are refused as in `Rotary`.
         if !(self.theta.is_finite() && self.theta >= 1.0) {
             return Err(Error::config("rope_theta", self.theta, "at least 1"));
         }
@@ -113,7 +113,7 @@ impl PositionScheme for Rotary3d {
             None => tokens.starts.iter().map(|start| (*start..start + s_kv).collect()).collect(),
         };
         let [cos, sin] = self.cos_sin(&numbers, k.dim(3)?, k.dtype(), k.device())?;
-        let of_queries = |values: &Tensor| values.narrow(1, s_kv - s_q, s_q);
-        Ok([turn(&q, [&of_queries(&cos)?, &of_queries(&sin)?])?, turn(&k, [&cos, &sin])?])
+        let query_rows = |values: &Tensor| values.narrow(1, s_kv - s_q, s_q);
+        Ok([turn(&q, [&query_rows(&cos)?, &query_rows(&sin)?])?, turn(&k, [&cos, &sin])?])
     }
 }

@@ -19,8 +19,8 @@ impl Rotary {
         let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
         let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
-        let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
-        [of(f64::cos), of(f64::sin)]
+        let table = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
+        [table(f64::cos), table(f64::sin)]
     }
 
     /// Cosines and sines `(sequences, s, 1, pairs)` of `s` tokens per sequence, the first at `starts`. `lengths`: one
@@ -39,11 +39,11 @@ impl Rotary {
         if self.scaling.depends_on_length() {
             let lengths = lengths.unwrap_or(std::slice::from_ref(&length));
             let rows = starts.len().max(lengths.len());
-            let of_row = |row: usize| {
-                let [start, length] = [starts, lengths].map(|of| of[if of.len() == 1 { 0 } else { row }]);
+            let row_cos_sin = |row: usize| {
+                let [start, length] = [starts, lengths].map(|all| all[if all.len() == 1 { 0 } else { row }]);
                 self.cos_sin(start..start + s, head_dim, length)
             };
-            let cos_sin = concatenated((0..rows).map(of_row));
+            let cos_sin = concatenated((0..rows).map(row_cos_sin));
             return shaped(rope_cache::tensors(cos_sin, rows * s, dtype, device)?, (rows, s, 1, pairs));
         }
         let positions = starts.iter().flat_map(|start| *start..start + s);
@@ -101,13 +101,13 @@ impl Rotary {
     fn cos_sin_at(&self, positions: &ExplicitPositions, row: usize, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         let axes: [&[u32]; 3] = std::array::from_fn(|axis| positions.row(axis, row));
-        let of_token = |token: usize| {
-            let of_pair = move |(pair, frequency): (usize, &f64)| f64::from(axes[self.axis(pair)][token]) * frequency;
-            frequencies.iter().enumerate().map(of_pair)
+        let token_angles = |token: usize| {
+            let angle = move |(pair, frequency): (usize, &f64)| f64::from(axes[self.axis(pair)][token]) * frequency;
+            frequencies.iter().enumerate().map(angle)
         };
-        let angles: Vec<f64> = (0..positions.tokens()).flat_map(of_token).collect();
-        let of = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
-        [of(f64::cos), of(f64::sin)]
+        let angles: Vec<f64> = (0..positions.tokens()).flat_map(token_angles).collect();
+        let table = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
+        [table(f64::cos), table(f64::sin)]
     }
 
     /// The axis of the positions that rotate a pair: 0 temporal, 1 height, 2 width.

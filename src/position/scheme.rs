@@ -55,8 +55,8 @@ impl TokenPositions<'_> {
                 format!("at most {}, the positions", explicit.tokens()),
             ));
         }
-        let of_row = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
-        Ok((explicit.rows(), (0..explicit.rows()).flat_map(of_row).collect()))
+        let row_positions = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
+        Ok((explicit.rows(), (0..explicit.rows()).flat_map(row_positions).collect()))
     }
 }
 
@@ -134,7 +134,7 @@ impl RaggedSupport {
     }
 }
 
-/// What a scheme needs of a call, and what can run it.
+/// Properties of a scheme: its needs in a call, and the ways to run it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SchemeTraits {
     /// Whether queries and keys have to be all tokens of a sequence, which excludes a cache.
@@ -171,7 +171,7 @@ pub(crate) trait PositionScheme: fmt::Display {
         Vec::new()
     }
 
-    /// What the scheme needs, and what can run it.
+    /// The properties of the scheme.
     fn traits(&self) -> SchemeTraits {
         SchemeTraits::default()
     }
@@ -269,7 +269,7 @@ pub(crate) struct LayerSizes {
 pub(crate) struct PositionState {
     weights: Parameters,
     derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
-    /// What was computed for the longest sequence, and that length.
+    /// The result for the longest sequence so far, and the length of that sequence.
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
 

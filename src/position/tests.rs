@@ -39,8 +39,8 @@ impl PositionScheme for LearnedSlope {
 
 /// `(sequences, h, s_q, s_kv)` of slopes `(h)`.
 fn penalty(slopes: &Tensor, starts: &[usize], s_q: usize, s_kv: usize) -> Result<Tensor> {
-    let of_query = |at: usize| (0..s_kv).map(move |j| -(at.abs_diff(j) as f32));
-    let distances = starts.iter().flat_map(|start| (0..s_q).flat_map(move |i| of_query(start + i)));
+    let query_row = |at: usize| (0..s_kv).map(move |j| -(at.abs_diff(j) as f32));
+    let distances = starts.iter().flat_map(|start| (0..s_q).flat_map(move |i| query_row(start + i)));
     let distances = Tensor::from_iter(distances, slopes.device())?.reshape((starts.len(), 1, s_q, s_kv))?;
     Ok(distances.broadcast_mul(&slopes.reshape((1, (), 1, 1))?)?)
 }

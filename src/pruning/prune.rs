@@ -20,7 +20,7 @@ impl MultiHeadAttention {
     /// the key-value heads evenly, some key-value heads are duplicated, and the layer may become larger; to avoid that,
     /// prune whole groups of query heads, or the same number of heads from each group.
     ///
-    /// The new weights are copies and no variables; of a quantized layer they are what its weights stand for, in f32.
+    /// The new weights are copies and no variables; of a quantized layer they are the dequantized ones, in f32.
     /// To train the pruned layer, write it and load it as variables.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Kept {
         };
         Ok(AttentionWeights {
             qkv: match &qkv {
-                // What is before the heads stays whole.
+                // The projections before the heads stay whole.
                 QkvWeights::Latent(latent) => QkvWeights::Latent(Box::new(LatentWeights {
                     q: linear(&latent.q, h, &self.q)?,
                     kv_b: latent.kv_b.as_ref().map(|kv_b| linear(kv_b, h, &self.q)).transpose()?,

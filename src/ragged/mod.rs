@@ -28,8 +28,8 @@ use candle_attention_kernels::ScratchPool;
 
 use crate::error::{Error, Result};
 
-/// What the layers of a model share while they run one ragged batch: scratch memory, and results that depend only on
-/// the batch and the position scheme, such as cosines. Make one per batch.
+/// Buffers that the layers of a model share while they run one ragged batch: scratch memory, and results that depend
+/// only on the batch and the position scheme, such as cosines. Make one per batch.
 #[derive(Default)]
 pub struct Buffers {
     /// Scratch memory of the CPU kernels.

@@ -61,7 +61,7 @@ impl FusedAttention {
     }
 
     fn gradients(&self, qkv: [&Tensor; 3], output: &Tensor, gradient: &Tensor) -> Result<kernels::Gradients> {
-        // What is not finite is hidden by a mask, or its query has a NaN in the forward pass.
+        // An element that is not finite is hidden by a mask, or its query has a NaN in the forward pass.
         let [q, k, v] = qkv.map(finite_only);
         self.prepared.with_problem([&q?, &k?, &v?], [output, gradient], |problem, [output, gradient]| {
             let Self { dropout, learns_table, rows, .. } = self;

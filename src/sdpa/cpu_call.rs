@@ -1,4 +1,4 @@
-//! What the CPU kernel reads of a call, made before its tensors are locked.
+//! The arguments of the CPU kernel, made before the tensors of a call are locked.
 
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{AttentionProblem, Batch, Element, HeadsView, Int8Heads, Mask};
@@ -9,12 +9,12 @@ use crate::mask::{AttnShape, LoweredMask};
 use crate::sdpa::{Call, SdpaOptions};
 use crate::tensor::{Memory, Slice, last_dim_contiguous, with_f32_slice};
 
-/// What the kernel reads of a call beside queries, keys and values.
+/// The arguments of the kernel beside queries, keys and values.
 pub(super) struct CpuCall {
     pub call: Call,
     mask: LoweredMask,
     sinks: Option<Vec<f32>>,
-    /// Those of a ragged batch.
+    /// The offsets of a ragged batch.
     offsets: Option<Vec<usize>>,
     scale: f32,
     softcap: Option<f32>,

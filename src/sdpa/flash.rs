@@ -10,7 +10,7 @@ use crate::mask::{AttentionMask, AttnShape};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions, cuda};
 
-/// Why it cannot run a call; `None` if it can.
+/// Why FlashAttention cannot run a call; `None` if it can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let DeviceKind::Cuda(gpu) = call.device else {
         return Some("the tensors are not on an NVIDIA GPU".to_string());
@@ -19,7 +19,7 @@ pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     first_reason(built).or_else(|| no_fused_kernel(call, options)).or_else(|| limits(call, options, gpu))
 }
 
-/// Why it cannot run a call that other fused kernels can.
+/// Why FlashAttention cannot run a call that other fused kernels can.
 fn limits(call: &Call, options: &SdpaOptions, gpu: Gpu) -> Option<String> {
     let AttnShape { b, h, s_q, s_kv } = call.shape;
     let half = matches!(call.dtype, DType::F16 | DType::BF16);

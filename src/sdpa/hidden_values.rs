@@ -1,6 +1,6 @@
 //! Keys and values that are not finite, under a mask, for kernels of other crates.
 //!
-//! What a hidden key holds has no influence on a query, NaN and infinities included. Such a kernel multiplies the
+//! Elements of hidden keys have no influence on a query, NaN and infinities included. Such a kernel multiplies the
 //! values of a tile of keys by weights of 0, and 0 · NaN is NaN. So it gets zeros in place of what is not finite, and
 //! afterwards the queries that see one of those keys get NaN. To ask a GPU whether there are any would mean to wait for
 //! it; these operations are queued like all others, and read each key and value once.

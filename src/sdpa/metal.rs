@@ -105,8 +105,8 @@ fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, opti
     // The kernel adds the mask to the scores, so that keys have to be finite, too.
     let (mut k, mut v, mut spoiled) = (k.clone(), v.clone(), None);
     if causal || dense.keep.is_some() {
-        let ([keys, of_keys], [values, of_values]) = (finite_parts(&k)?, finite_parts(&v)?);
-        let marked = (of_keys + of_values)?;
+        let ([keys, key_marks], [values, value_marks]) = (finite_parts(&k)?, finite_parts(&v)?);
+        let marked = (key_marks + value_marks)?;
         spoiled = Some(match &dense.keep {
             Some(keep) => marked_under(&marked, keep)?,
             None => marked_in_ranges(&marked, &(0..call.shape.s_q).map(|i| 0..i + 1).collect::<Vec<_>>())?,
@@ -153,9 +153,9 @@ fn tile_sizes(d: usize) -> (usize, usize) {
 fn threadgroup_bytes(d: usize, dtype: DType) -> usize {
     let ((queries, keys), size) = (tile_sizes(d), dtype.size_in_bytes());
     let gap = 16 / size;
-    let of_rows = |rows: usize| d.saturating_add(gap).saturating_mul(rows);
-    let of_keys = (keys + gap).saturating_mul(d).max(of_rows(keys));
-    of_rows(queries).saturating_add(of_keys).saturating_mul(size)
+    let row_elements = |rows: usize| d.saturating_add(gap).saturating_mul(rows);
+    let key_elements = (keys + gap).saturating_mul(d).max(row_elements(keys));
+    row_elements(queries).saturating_add(key_elements).saturating_mul(size)
 }
 
 /// Whether the mask is causal and the kernel's causal flag applies it correctly, without a mask tensor. The flag aligns

@@ -153,7 +153,7 @@ pub(crate) fn runs_on_cpu_kernel(call: &Call, options: &SdpaOptions) -> bool {
 /// The plan of [`attend_bshd`] for these tensors: the backend it would use, and why no other.
 ///
 /// # Errors
-/// The same as [`attend_bshd`].
+/// The errors of [`attend_bshd`].
 pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Result<Plan> {
     Plan::new(&Call::new(q, k, v, options)?, options)
 }

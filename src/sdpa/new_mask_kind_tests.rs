@@ -48,13 +48,13 @@ fn reference(
     let (q, k, v) = (elements(q), elements(k), elements(v));
     let mut output = Vec::new();
     for (b, i, h) in (0..b).flat_map(|b| (0..s_q).flat_map(move |i| (0..h).map(move |h| (b, i, h)))) {
-        let of_keys = |xs: &[f64], d: usize| -> Vec<Vec<f64>> {
+        let key_rows = |xs: &[f64], d: usize| -> Vec<Vec<f64>> {
             let at = |j: usize| ((b * keys + j) * H_KV + h / (SHAPE.h / H_KV)) * d;
             (0..keys).map(|j| xs[at(j)..][..d].to_vec()).collect()
         };
         let added: Vec<_> = (0..keys).map(|j| if j < s_kv { added(b, h, i, j) } else { Some(0.0) }).collect();
         let query = &q[((b * s_q + i) * SHAPE.h + h) * D..][..D];
-        output.extend(naive(query, &of_keys(&k, D), &of_keys(&v, D_V), &added));
+        output.extend(naive(query, &key_rows(&k, D), &key_rows(&v, D_V), &added));
     }
     output
 }

@@ -1,6 +1,6 @@
 //! Keys and values that are not finite, under a mask, in tensor operations.
 //!
-//! What a hidden key holds has no influence, NaN and infinities included. Its weight is 0, but 0 · NaN is NaN: in the
+//! Values of hidden keys have no influence, NaN and infinities included. Their weight is 0, but 0 · NaN is NaN: in the
 //! product of weights and values, and in the gradients of queries and weights. So products are made of finite elements,
 //! and what they left out is added, without a gradient, to the results that depend on it. On the CPU the extra products
 //! are made only if an element is not finite. To ask a GPU would mean to wait for it; there, the product that finds
@@ -45,12 +45,12 @@ fn zeroed(xs: &Tensor, keep: &Tensor) -> Result<Tensor> {
     Ok(keep.broadcast_as(xs.shape())?.where_cond(xs, &xs.zeros_like()?)?)
 }
 
-/// What may be asked of the device that holds the tensors.
+/// The questions that the device of the tensors answers without a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asking {
     /// Whether all elements are finite: on the CPU.
     Free,
-    /// Nothing, because the answer would be waited for: on GPUs.
+    /// None: on GPUs.
     Waits,
 }
 
@@ -129,7 +129,7 @@ mod tests {
         t.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// What GPUs do instead, on the CPU.
+    /// The operations of GPUs, on the CPU.
     #[test]
     fn queries_depend_on_visible_values_only_without_asking() {
         let tensor = |xs: &[f32], dims: [usize; 4]| Tensor::from_slice(xs, &dims[..], &Device::Cpu).unwrap();

@@ -28,7 +28,7 @@ pub(crate) fn computed<const N: usize>(
 
 struct Computed<F, const N: usize> {
     name: &'static str,
-    /// Until it becomes a tensor.
+    /// The output, until it becomes a tensor.
     output: Mutex<Option<(CpuStorage, Shape)>>,
     gradients: F,
 }

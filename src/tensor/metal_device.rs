@@ -28,7 +28,7 @@ pub fn metal_device(index: usize) -> Result<Device> {
     })
 }
 
-/// What `new` opens, with whether it computes right numbers.
+/// The device that `new` opens, if it computes right numbers.
 fn open(index: usize, new: impl FnOnce() -> candle_core::Result<(bool, Device)> + UnwindSafe) -> Result<Device> {
     match catch_unwind(new) {
         Ok(Ok((true, device))) => Ok(device),

@@ -19,7 +19,7 @@ pub(crate) const SCORE: &str = "score.weight";
 pub(crate) const SINKS: &str = "sinks";
 /// The norms of queries, keys and values that have weights.
 pub(crate) const NORMS: [&str; 3] = ["q_norm", "k_norm", "v_norm"];
-/// Their weights and biases.
+/// The weights and biases of these norms.
 pub(crate) const NORM_PARTS: [[&str; 2]; 3] =
     [["q_norm.weight", "q_norm.bias"], ["k_norm.weight", "k_norm.bias"], ["v_norm.weight", "v_norm.bias"]];
 /// The learned factors of queries, keys and values, `(d)`.

@@ -130,7 +130,7 @@ impl Train {
 
     fn train(&self, text: &Path, held_back: &[String], teacher_folder: &Path) -> Result<()> {
         let (config, run) = (self.config(), self.run_folder()?);
-        // What can be refused is refused before the teacher encodes.
+        // Everything that can be refused is refused before the teacher encodes.
         config.validate().map_err(|error| {
             name_option(&error, |field| match field {
                 "num_hidden_layers" => Some("layers"),

@@ -76,7 +76,7 @@ fn loss_falls_and_resumed_runs_go_on() {
     let mut killed = new("killed");
     steps(&mut killed, 7);
     killed.save().unwrap();
-    // What comes after the last save is lost.
+    // Steps after the last save are lost.
     steps(&mut killed, 2);
     drop(killed);
     let mut resumed = new("killed");

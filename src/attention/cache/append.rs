@@ -71,14 +71,14 @@ impl KvCache {
     }
 
     /// Checks that tokens are like those in the cache, if there are sequences in it.
-    pub(super) fn check_alike(&self, what: &str, of: TokenShape, device: &Device) -> Result<()> {
+    pub(super) fn check_alike(&self, what: &str, shape: TokenShape, device: &Device) -> Result<()> {
         let Some(buffers) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
-        let (retained, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
+        let (kept, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
         if !here.same_device(device) {
             let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
             return Err(Error::Device { tensor: what.to_string(), found, expected });
         }
-        ensure!(retained == of, Error::value(what, of.describe(), format!("as in the cache, {}", retained.describe())));
+        ensure!(kept == shape, Error::value(what, shape.describe(), format!("as in the cache, {}", kept.describe())));
         Ok(())
     }
 
@@ -117,12 +117,12 @@ impl KvCache {
     /// Checks a chunk of `s` tokens, of which `lengths` are not padding, and returns the new tokens of each sequence.
     pub(in crate::attention) fn check_chunk(
         &self,
-        of: TokenShape,
+        shape: TokenShape,
         device: &Device,
         s: usize,
         lengths: Option<&[usize]>,
     ) -> Result<Vec<usize>> {
-        let b = of.b;
+        let b = shape.b;
         ensure!(self.window() != Some(0), Error::value("the window of a rotating cache", 0, "at least 1"));
         let new = lengths.map_or_else(|| vec![s; b], <[usize]>::to_vec);
         ensure!(new.len() == b, Error::value("the number of lengths", new.len(), format!("{b}, the batch size")));
@@ -130,7 +130,7 @@ impl KvCache {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
         self.check_device(device)?;
-        self.check_alike("a call with a cache", of, device)?;
+        self.check_alike("a call with a cache", shape, device)?;
         let tokens = self.mask_columns(&new);
         match self.kind {
             CacheKind::Fixed(capacity) if capacity > MAX_CAPACITY => {
@@ -168,7 +168,7 @@ impl KvCache {
         self.check_untracked(tracked)?;
         self.in_graph |= tracked;
         let (s, chunk) = (chunk[0].dim(1)?, self.stored(chunk, all_new)?);
-        // In place all sequences of a rotating cache drop as many tokens, or none.
+        // Written in place, all sequences of a rotating cache drop equally many tokens, or none.
         let alike = aligned(&retained, new, s) || totals == kept;
         let fits = window.is_none_or(|window| alike && s <= slack(window));
         let tokens = if fits && !tracked {
@@ -223,12 +223,12 @@ impl KvCache {
         Ok(buffers.iter().map(|tokens| tokens.narrow(1, self.first, columns)).collect::<candle_core::Result<_>>()?)
     }
 
-    /// Buffers with room for `tokens` tokens like those of the chunk from the first one on, with what is cached.
+    /// Buffers with room for `tokens` tokens like those of the chunk, which begin with the cached ones.
     fn reserve(&mut self, chunk: &[Tensor], tokens: usize) -> Result<Vec<Tensor>> {
-        let of = TokenShape::from_tokens(chunk)?;
+        let shape = TokenShape::from_tokens(chunk)?;
         let usable = |buffers: &Vec<Tensor>| {
-            // After a reset they may be those of another batch or device.
-            let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == of);
+            // After a reset the buffers may be those of another batch or device.
+            let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == shape);
             alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph
         };
         let retained = self.retained_len();
@@ -247,7 +247,7 @@ impl KvCache {
                     }
                     CacheKind::Growing => tokens.max(columns.saturating_mul(2)).max(INITIAL_CAPACITY),
                 };
-                check_memory(&of, columns, chunk[0].device())?;
+                check_memory(&shape, columns, chunk[0].device())?;
                 let larger = |i: usize| {
                     let (b, _, h, d) = chunk[i].dims4()?;
                     let new = Tensor::zeros((b, columns, h, d), chunk[i].dtype(), chunk[i].device())?;

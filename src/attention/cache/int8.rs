@@ -13,8 +13,8 @@ impl KvCache {
     ///
     /// The CPU kernel reads them as they are. Queries and new tokens are computed in f32, also of f16 and bf16 layers.
     /// Everything else of a cache stays the same; chunks of any size read the same rounded keys and have the same bits.
-    /// What runs on the eager backend (returned attention weights, f64), and what [`append`](Self::append) and
-    /// [`attend_sharing`](crate::MultiHeadAttention::attend_sharing) return, is widened in each call.
+    /// Each call on the eager backend (returned attention weights, f64) widens keys and values, and so do
+    /// [`append`](Self::append) and [`attend_sharing`](crate::MultiHeadAttention::attend_sharing), which return them.
     ///
     /// A call is an error if it tracks a gradient, on a GPU, and with a key or value that is not finite.
     ///
@@ -39,12 +39,12 @@ impl KvCache {
         Self { int8: true, buffers: None, sequences: Vec::new(), ..self }
     }
 
-    /// What the cache holds of tokens of these sizes.
-    pub(in crate::attention) fn stored_shape(&self, of: TokenShape) -> TokenShape {
-        TokenShape { dtype: if self.int8 { DType::U8 } else { of.dtype }, ..of }
+    /// The sizes and the dtype in which the cache holds tokens of `shape`.
+    pub(in crate::attention) fn stored_shape(&self, shape: TokenShape) -> TokenShape {
+        TokenShape { dtype: if self.int8 { DType::U8 } else { shape.dtype }, ..shape }
     }
 
-    /// The dtype of the queries, keys and values of a call of a layer that computes in `wide` what it holds in `dtype`.
+    /// The dtype of a call's queries, keys and values: `wide` with a cache in int8, else `dtype`, that of the layer.
     pub(in crate::attention) fn call_dtype(&self, dtype: DType, wide: DType) -> DType {
         if self.int8 { wide } else { dtype }
     }

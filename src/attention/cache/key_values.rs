@@ -53,9 +53,9 @@ pub struct KeyValues {
     pub(in crate::attention) explicit: Option<ExplicitPositions>,
     /// The length of each sequence of a padded batch, if the mask of the call had it.
     pub(in crate::attention) lengths: Option<Vec<usize>>,
-    /// Those of a call with a cache.
+    /// The new tokens of a call with a cache.
     pub(in crate::attention) new_tokens: Option<NewTokens>,
-    /// What the cache adds to the mask of a call.
+    /// The mask that the cache adds to that of a call.
     pub(in crate::attention) mask: AttentionMask,
 }
 

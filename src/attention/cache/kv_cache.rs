@@ -70,14 +70,14 @@ pub struct KvCache {
     pub(super) kind: CacheKind,
     /// Whether tokens are held as heads in int8.
     pub(super) int8: bool,
-    /// Keys and values, or the latents that both are made of alone, `(b, columns, h_kv, d)` each. Sequence `i` has its
+    /// Keys and values, or only the latents that both are made of, `(b, columns, h_kv, d)` each. Sequence `i` has its
     /// kept tokens in the columns `first .. first + sequences[i].retained`.
     pub(super) buffers: Option<Vec<Tensor>>,
-    /// 0 but in a rotating or streaming cache.
+    /// The column of the first kept token: 0 but in a rotating or streaming cache.
     pub(super) first: usize,
     /// One per sequence; empty before the first call.
     pub(super) sequences: Vec<Sequence>,
-    /// Whether a call tracked a gradient: its graph may hold the buffers, which nothing is written into any more.
+    /// Whether a call tracked a gradient: its graph may hold the buffers, so nothing is written into them any more.
     pub(super) in_graph: bool,
     /// The layer that made the keys, while there are some; `None` for those of `append`.
     pub(super) layer: Option<LayerId>,
@@ -91,7 +91,7 @@ pub(super) enum CacheKind {
     Streaming(usize),
 }
 
-/// What is cached of one sequence.
+/// The cached tokens of one sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::attention) struct Sequence {
     /// Tokens kept.
@@ -143,7 +143,7 @@ impl Sequence {
         self.positions.as_ref().map_or_else(|| self.seen(), |positions| end(positions).max(self.behind_dropped))
     }
 
-    /// Keeps these of the kept tokens, which are counted from the first one seen.
+    /// Keeps some of the kept tokens, whose indices count from the first token seen.
     fn select(&mut self, tokens: &[usize]) {
         let position = |&token: &usize| self.positions.as_ref().map_or(token, |all| all[token - self.dropped]);
         let kept: Vec<usize> = tokens.iter().map(position).collect();
@@ -380,8 +380,8 @@ impl KvCache {
             *self = other.try_clone()?;
             return Ok(());
         };
-        let (of, b, device) = (TokenShape::from_tokens(added)?, self.sequences.len(), added[0].device());
-        self.check_alike(what, TokenShape { b, ..of }, device)?;
+        let (shape, b, device) = (TokenShape::from_tokens(added)?, self.sequences.len(), added[0].device());
+        self.check_alike(what, TokenShape { b, ..shape }, device)?;
         let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
         if other.retained_len() > 0 && other.layer != layer {
             let expected = "one that the layer of the batch has filled, with the same weights";
@@ -389,7 +389,7 @@ impl KvCache {
         }
         // candle cannot concatenate an empty tensor.
         let columns = self.retained_len().max(other.retained_len()).max(1);
-        check_memory(&TokenShape { b: b.saturating_add(of.b), ..of }, columns, device)?;
+        check_memory(&TokenShape { b: b.saturating_add(shape.b), ..shape }, columns, device)?;
         let widened = |cache: &Self, buffer: &Tensor| match (cache.retained_len(), buffer.dims4()?) {
             (0, (b, _, h, d)) => Tensor::zeros((b, columns, h, d), buffer.dtype(), buffer.device()),
             (retained, _) => buffer.narrow(1, cache.first, retained)?.pad_with_zeros(1, 0, columns - retained),
@@ -484,13 +484,13 @@ impl KvCache {
         }
         let columns = self.mask_columns(new);
         let last = mask.rank() - 1;
-        let of = |i: usize| {
+        let visible = |i: usize| {
             let mask = if dims[0] == 1 { mask.clone() } else { mask.narrow(0, i, 1)? };
             let Sequence { dropped, retained, .. } = sequence(i);
             let own = mask.narrow(last, dropped, retained + added(i))?;
             Ok::<_, Error>(own.pad_with_zeros(last, 0, columns - retained - added(i))?)
         };
-        let cut = (0..sequences).map(of).collect::<Result<Vec<_>>>()?;
+        let cut = (0..sequences).map(visible).collect::<Result<Vec<_>>>()?;
         match cut.first() {
             Some(_) => Ok(Tensor::cat(&cut, 0)?),
             None => Ok(mask.to_dtype(DType::U8)?),

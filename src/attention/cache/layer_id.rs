@@ -13,7 +13,7 @@ use crate::weights::HeadKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::attention) struct LayerId {
     layer: TensorId,
-    /// Other ones after each change of a variable.
+    /// The id of the weights: another one after each change of a variable.
     weights: TensorId,
 }
 
@@ -36,20 +36,20 @@ impl LayerId {
 /// candle does not count changes. Here only what keys and values are made with is compared, because it is at each call.
 #[derive(Clone)]
 pub(in crate::attention) struct Identity {
-    /// That of fixed weights.
+    /// The identity of a layer with fixed weights.
     id: LayerId,
     /// Weights that may change, as they were last.
     last: Arc<Mutex<Option<Known>>>,
 }
 
-/// Copies of weights, and what they are known by.
+/// Copies of weights, and their id.
 struct Known {
     copies: Vec<Tensor>,
     weights: TensorId,
 }
 
 impl Identity {
-    /// That of a new layer, whose projections have this id.
+    /// The identity of a new layer, whose projections have this id.
     pub(in crate::attention) fn new(projections: TensorId) -> Self {
         Self { id: LayerId { layer: projections, weights: projections }, last: Arc::default() }
     }
@@ -85,7 +85,7 @@ impl MultiHeadAttention {
         Ok(LayerId { weights, ..id })
     }
 
-    /// The identity of a copy with the present weights, fixed ones; `copy` is that of a layer of its own.
+    /// The identity of a copy with the present weights, which are fixed; `copy` is the one that it has by itself.
     pub(in crate::attention) fn identity_of_copy(&self, copy: Identity) -> Result<Identity> {
         let weights = match self.changing_weights()? {
             Some(now) => match &*self.identity.last() {
@@ -104,15 +104,15 @@ impl MultiHeadAttention {
 
     /// The weights that keys and values are made with, if they may change.
     fn changing_weights(&self) -> Result<Option<Vec<Tensor>>> {
-        // Those that cannot change may have to be unpacked.
+        // Weights that cannot change may have to be unpacked.
         let weights = if self.tracks_gradient() { self.key_weights()? } else { Vec::new() };
         Ok(weights.iter().any(Tensor::track_op).then_some(weights))
     }
 
     fn key_weights(&self) -> Result<Vec<Tensor>> {
         let table = self.config.parameters();
-        let of_keys = table.iter().filter(|row| row.heads == HeadKind::KeyValue);
-        let parameters = of_keys.filter_map(|row| self.parameters.get(row.name)).cloned();
+        let key_rows = table.iter().filter(|row| row.heads == HeadKind::KeyValue);
+        let parameters = key_rows.filter_map(|row| self.parameters.get(row.name)).cloned();
         Ok(self.qkv.cached_weights()?.into_iter().chain(parameters).collect())
     }
 }

@@ -7,8 +7,8 @@
 //! that would need other keys fails before it changes the cache. So does a call of another layer, or of the same one
 //! after its weights have changed.
 //!
-//! A cache in int8 holds bytes, with the scale of each head among them, so that all that moves tokens is the same; they
-//! are rounded when they are added.
+//! A cache in int8 holds bytes, with the scale of each head among them, so that the same code moves tokens.
+//! Tokens are rounded when they are added.
 
 mod append;
 mod cross;

@@ -11,22 +11,22 @@ use crate::tensor::{check_tensor_memory, is_int8};
 /// The new tokens of a call with a cache.
 #[derive(Debug, Clone)]
 pub(in crate::attention) struct NewTokens {
-    /// The layer that makes their keys; `None` for keys and values of one's own.
+    /// The layer that makes the keys; `None` for keys and values of one's own.
     pub layer: Option<LayerId>,
     /// Tokens of each sequence that are not padding.
     pub counts: Vec<usize>,
-    /// The key at which they start, and the number of keys that they attend to, per sequence; `None` if they end at the
-    /// last key in every sequence.
+    /// The key at which the new tokens start, and the number of keys that they attend to, per sequence; `None` if they
+    /// end at the last key in every sequence.
     pub unequal: Option<[Vec<usize>; 2]>,
-    /// The position of the first one in each sequence.
+    /// The position of the first new token of each sequence.
     pub starts: Vec<usize>,
-    /// The length of each sequence with them, for which the new keys are rotated.
+    /// The length of each sequence with its new tokens, for which the new keys are rotated.
     pub rotated_for: Vec<usize>,
     /// The positions that the call gives.
     pub explicit: Option<ExplicitPositions>,
 }
 
-/// Sizes and dtype of the cached tensors of a layer, apart from the number of tokens.
+/// The sizes and the dtype of a layer's cached tensors, without the number of tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::attention) struct TokenShape {
     pub b: usize,
@@ -38,7 +38,7 @@ pub(in crate::attention) struct TokenShape {
 }
 
 impl TokenShape {
-    /// Of keys and values, or of latents alone.
+    /// The sizes of keys and values, or of latents alone.
     pub(super) fn from_tokens(tokens: &[Tensor]) -> Result<Self> {
         let (b, _, h_kv, d) = tokens[0].dims4()?;
         let d_v = tokens.get(1).map(|values| values.dim(3)).transpose()?;
@@ -67,9 +67,9 @@ fn cached_dtype(dtype: DType) -> &'static str {
 pub(super) const MAX_CAPACITY: usize = 1 << 30;
 
 /// Checks that there is memory for `columns` tokens.
-pub(super) fn check_memory(of: &TokenShape, columns: usize, device: &Device) -> Result<()> {
-    let what = format!("the capacity of a cache for {}", of.describe());
-    let scales = if of.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
-    let head = of.d.saturating_add(of.d_v).saturating_add(scales);
-    check_tensor_memory(&what, columns, &[of.b, of.h_kv, head, columns], of.dtype, device)
+pub(super) fn check_memory(shape: &TokenShape, columns: usize, device: &Device) -> Result<()> {
+    let what = format!("the capacity of a cache for {}", shape.describe());
+    let scales = if shape.dtype == DType::U8 { 2 * SCALE_BYTES } else { 0 };
+    let head_size = shape.d.saturating_add(shape.d_v).saturating_add(scales);
+    check_tensor_memory(&what, columns, &[shape.b, shape.h_kv, head_size, columns], shape.dtype, device)
 }

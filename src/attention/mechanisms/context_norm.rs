@@ -13,7 +13,7 @@ use crate::weights::{NormWeights, Parameters};
 
 /// The norm of the context.
 pub(crate) const CONTEXT_NORM: &str = "attn_sub_norm";
-/// Its weight and its bias.
+/// The weight and the bias of that norm.
 pub(crate) const CONTEXT_NORM_PARTS: [&str; 2] = ["attn_sub_norm.weight", "attn_sub_norm.bias"];
 
 pub(super) const ROW: MechanismRow = MechanismRow {

@@ -40,7 +40,7 @@ pub enum GateOver {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutputGate {
-    /// What makes a gate of the projection.
+    /// The function that makes a gate of the projection.
     pub activation: GateActivation,
     /// Whether a gate multiplies one element or a whole head.
     pub over: GateOver,

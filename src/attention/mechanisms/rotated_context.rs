@@ -37,7 +37,7 @@ impl Mechanism for RotatedContext {
             return Ok(context);
         }
         let (d, rope) = (context.dim(3)?, self.rope);
-        // Positions continue from a cache: there its keys do not count.
+        // Positions of a call with a cache continue after its keys, so that these do not count.
         let keys = if call.counted.new_tokens.is_some() { call.counted.s_q } else { call.counted.s_kv };
         let back = Rotary { reversed: !rotary.reversed, ..rotary.clone() };
         let tokens = call.counted.positions(call.lengths.as_deref(), call.options);

@@ -20,7 +20,7 @@ pub(super) struct Cached<'a, 'b> {
     /// The new tokens of each sequence, if some of them are padding.
     lengths: Option<&'a [usize]>,
     places: Option<NewPlaces>,
-    /// The cache as it was, from when it takes the new tokens.
+    /// The cache as it was before it took the new tokens; `None` until then.
     before: Option<KvCache>,
 }
 
@@ -56,9 +56,9 @@ impl<'a, 'b> Cached<'a, 'b> {
                 (config.resolved_num_key_value_heads(), config.resolved_head_dim(), config.resolved_value_head_dim())
             }
         };
-        let of = cache.stored_shape(TokenShape { b, h_kv, d, d_v, dtype: layer.dtype() });
+        let shape = cache.stored_shape(TokenShape { b, h_kv, d, d_v, dtype: layer.dtype() });
         cache.check_untracked(layer.tracks_gradient() || [query, key, value].into_iter().any(Tensor::track_op))?;
-        let counts = cache.check_chunk(of, layer.device(), s, self.lengths)?;
+        let counts = cache.check_chunk(shape, layer.device(), s, self.lengths)?;
         cache.check_window(mask)?;
         let id = Some(layer.present_id()?);
         cache.check_layer(id)?;

@@ -50,8 +50,8 @@ pub(super) trait CallTokens {
         None
     }
 
-    /// What the kernel over rows runs in place of padded tokens under `mask`: sequences of some lengths, or whole ones,
-    /// under a mask that is full, causal or a window. `None` where it cannot.
+    /// The call over rows that replaces one over padded tokens under `mask`: the lengths of the sequences, `None` for
+    /// whole ones, and a mask that is full, causal or a window. `None` where rows cannot replace them.
     fn rows(&self, _mask: &AttentionMask) -> Option<(Option<Vec<usize>>, AttentionMask)> {
         None
     }
@@ -66,7 +66,7 @@ pub(super) trait CallTokens {
         None
     }
 
-    /// What a layer that takes the keys of this call joins its mask with.
+    /// The mask that a layer which takes the keys of this call joins with its own.
     fn shared_mask(&self, _counted: &Counted) -> AttentionMask {
         AttentionMask::full()
     }
@@ -132,7 +132,7 @@ impl Counted {
     }
 }
 
-/// What queries, keys and values are made of, and how.
+/// The inputs of queries, keys and values, and how they are projected.
 pub(super) struct Projection<'a> {
     pub layer: &'a MultiHeadAttention,
     /// The inputs of queries, keys and values.

@@ -5,9 +5,9 @@ use candle_core::Tensor;
 use crate::error::Result;
 use crate::tensor::select;
 
-/// The new tokens of a call with a cache among their padding, for which nothing is projected.
+/// Where the new tokens of a call with a cache stand among their padding, which is not projected.
 pub(in crate::attention) struct NewPlaces {
-    /// `[b, s]`.
+    /// `[b, s]` of the padded tokens.
     padded: [usize; 2],
     /// The place of each token among the padded ones.
     places: Vec<usize>,

@@ -155,10 +155,10 @@ impl DistanceEmbeddings {
     pub(crate) fn lower(&self, scale: f64, lowered: &mut LoweredMask) -> Result<()> {
         if let Some(bias) = &self.bias {
             let by_embedding = with_f32_slice(&bias.t()?, |biases| {
-                let of_head = |biases: &[f32]| {
+                let by_distance = |biases: &[f32]| {
                     self.indices.iter().map(|&e| (f64::from(biases[e as usize]) * scale) as f32).collect::<Vec<_>>()
                 };
-                biases.chunks_exact(self.count.max(1)).flat_map(of_head).collect()
+                biases.chunks_exact(self.count.max(1)).flat_map(by_distance).collect()
             })?;
             let (first, distances) = (self.first, self.indices.len());
             lowered.tables.push(DistanceTable { values: by_embedding, first, distances, factors: None });
@@ -175,14 +175,14 @@ impl DistanceEmbeddings {
 
     /// The embeddings of these heads of `h`, in this order.
     pub(crate) fn select_heads(&self, heads: &[usize], h: usize) -> Result<Self> {
-        let of_heads = |values: &Option<Tensor>| -> Result<Option<Tensor>> {
+        let select_each = |values: &Option<Tensor>| -> Result<Option<Tensor>> {
             let Some(values) = values else { return Ok(None) };
             let (count, width) = values.dims2()?;
             let selected = select(&values.reshape((count, h, width / h))?, heads, 1)?;
             Ok(Some(selected.reshape((count, heads.len() * (width / h)))?))
         };
         let bias = self.bias.as_ref().map(|bias| select(bias, heads, 1)).transpose()?;
-        Ok(Self { c2p: of_heads(&self.c2p)?, p2c: of_heads(&self.p2c)?, bias, ..self.clone() })
+        Ok(Self { c2p: select_each(&self.c2p)?, p2c: select_each(&self.p2c)?, bias, ..self.clone() })
     }
 
     /// Whether a gradient flows into the embeddings.

@@ -99,7 +99,7 @@ impl FunctionCall {
         catch_unwind(AssertUnwindSafe(all)).map_err(|panic| panicked(panic_message(&*panic)))
     }
 
-    /// What each query sees of each block of keys.
+    /// How much each query sees of each block of keys.
     fn summarize(&self) -> Result<Summary> {
         let Self { shape, planes: [sequences, heads], .. } = *self;
         let blocks = shape.s_kv.div_ceil(KEY_BLOCK);
@@ -118,14 +118,14 @@ impl FunctionCall {
     }
 }
 
-/// By the index of the query in the call.
+/// Queries are counted as in the call.
 impl PairFunction for FunctionCall {
     fn for_each_hidden(&self, place: [usize; 3], from: usize, count: usize, hide: &mut dyn FnMut(usize)) {
         self.sees.for_each_hidden(self.place(place), from, count, hide);
     }
 }
 
-/// What each query of a call sees of each block of keys.
+/// How much each query of a call sees of each block of keys.
 #[derive(Debug)]
 struct Summary {
     shape: AttnShape,
@@ -213,7 +213,7 @@ impl fmt::Display for Function {
 pub(crate) struct FunctionRule {
     call: FunctionCall,
     summary: Arc<Summary>,
-    /// What the function has panicked with.
+    /// The message of a panic of the function.
     failure: OnceLock<String>,
 }
 

@@ -65,12 +65,12 @@ impl MaskTerm for GridBias {
     }
 
     fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |of: &Tensor| of.narrow(2, queries.start, queries.len());
+        let part = |bias: &Tensor| bias.narrow(2, queries.start, queries.len());
         Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
     }
 
     fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |of: &Tensor| select(of, heads, 1);
+        let part = |bias: &Tensor| select(bias, heads, 1);
         Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
     }
 

@@ -20,7 +20,7 @@ use crate::tensor::{check_allocation, element_count, with_slice};
 #[derive(Clone)]
 pub(crate) struct Or {
     masks: [AttentionMask; 2],
-    /// Of masks with functions.
+    /// The summary of masks with functions.
     summary: KeptSummary,
 }
 
@@ -35,7 +35,7 @@ impl Or {
         }
     }
 
-    /// Of masks that only hide keys.
+    /// The `or` of masks that only hide keys.
     pub(crate) fn from_hiding(masks: [AttentionMask; 2]) -> Self {
         Self { masks, summary: KeptSummary::default() }
     }
@@ -61,7 +61,7 @@ impl MaskTerm for Or {
 
     fn dense(&self, call: &MaskCall, dtype: DType, device: &Device) -> Result<DenseMask> {
         let [a, b] = &self.masks;
-        // What shows every key has no tensor.
+        // A mask that shows every key has no tensor.
         let Some(a) = a.dense_for(call, dtype, device)?.keep else { return Ok(DenseMask::default()) };
         let Some(b) = b.dense_for(call, dtype, device)?.keep else { return Ok(DenseMask::default()) };
         Ok(DenseMask::keep(a.broadcast_maximum(&b)?))

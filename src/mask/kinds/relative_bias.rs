@@ -32,7 +32,7 @@ impl RelativeBias {
         Self { table, first, factors: None }
     }
 
-    /// The same times a factor for each query, `(b, h, s_q, 1)`.
+    /// These biases times a factor for each query, `(b, h, s_q, 1)`.
     pub(crate) fn times(self, factors: Tensor) -> Self {
         Self { factors: Some(factors), ..self }
     }
@@ -78,7 +78,7 @@ impl MaskTerm for RelativeBias {
     }
 
     fn lower(&self, lowered: &mut LoweredMask, call: &MaskCall, device: &Device) -> Result<()> {
-        // What hides in f64 is no number of f32.
+        // A bias that hides a key in f64 is no number of f32.
         if !lowered.is_for_cpu_kernel || self.table.dtype() == DType::F64 {
             return self.additive(call)?.lower(lowered, call, device);
         }

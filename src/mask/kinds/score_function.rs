@@ -121,7 +121,7 @@ impl fmt::Display for ScoreFunction {
 pub(crate) struct ScoreFunctionCall {
     function: ScoreFunction,
     starts: Vec<i64>,
-    /// What the function has panicked with.
+    /// The message of a panic of the function.
     failure: OnceLock<String>,
 }
 

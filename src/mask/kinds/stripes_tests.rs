@@ -17,7 +17,7 @@ pub(crate) struct Stripes {
 }
 
 impl Stripes {
-    /// What is added to the score of a query of head `h` with the key `distance` after it; `None` hides the key.
+    /// The bias of the score of a query of head `h` with the key `distance` after it; `None` hides the key.
     pub(crate) fn bias(h: usize, distance: i64) -> Option<f64> {
         ((distance + h as i64).rem_euclid(3) != 0).then_some(0.25 * h as f64 - 0.125 * distance as f64)
     }

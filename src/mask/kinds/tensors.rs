@@ -27,7 +27,7 @@ pub(crate) enum MaskDims {
     Pattern,
 }
 
-/// What a nonzero element of a boolean mask means.
+/// The meaning of a nonzero element of a boolean mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Polarity {
     /// The key is visible.

@@ -22,7 +22,7 @@ pub(super) struct Arguments<'a> {
     pub v: &'a Tensor,
     /// `(h)`, f32, contiguous.
     pub sinks: Option<&'a Tensor>,
-    /// Its bias is f32 and 4-D, its `keep` u8 and 4-D; both broadcast to `(b, h, s_q, s_kv)`. There is none where
+    /// The bias is f32 and 4-D, and `keep` is u8 and 4-D; both broadcast to `(b, h, s_q, s_kv)`. There is none where
     /// `s_kv` is 0.
     pub mask: &'a MergedMask,
     /// Where each sequence of a ragged batch starts, and where the last one ends.

@@ -115,7 +115,7 @@ mod tests {
 
     const GPU: Gpu = Gpu { capability: 90, multiprocessors: 132, shared_memory: 227 << 10 };
 
-    /// What `plan` of a layer whose heads are all pruned asks, and calls of absurd sizes.
+    /// Calls of a layer whose heads are all pruned, for `plan`, and calls of absurd sizes.
     #[test]
     fn every_call_has_a_plan_on_every_device() {
         let shapes = [

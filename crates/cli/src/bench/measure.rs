@@ -18,7 +18,7 @@ pub struct Speed {
     pub texts: usize,
     pub tokens: usize,
     pub runs: usize,
-    /// Of a run, the median.
+    /// The median time of a run.
     pub milliseconds: f64,
     pub texts_per_second: f64,
     pub tokens_per_second: f64,

@@ -138,7 +138,7 @@ struct Report {
     threads: usize,
     /// The operating system and the architecture.
     system: String,
-    /// Of the process, in all dtypes.
+    /// The peak of the process, in all dtypes.
     peak_memory_bytes: Option<u64>,
     results: Vec<InDtype>,
 }

@@ -26,7 +26,7 @@ struct TokensLine<'a> {
 
 /// Texts that arrive one after the other.
 pub struct Arrivals {
-    /// Those of the command line, which are all there.
+    /// The texts of the command line, which are all there.
     pub given: std::vec::IntoIter<String>,
     /// Files, one after the other.
     pub files: VecDeque<Lines>,

@@ -118,7 +118,7 @@ impl Command for Prune {
         // Gradients of f16 would vanish.
         let compute_type = self.model.compute.dtype.unwrap_or(DType::F32.into());
         let encoder = self.model.load(folder.as_deref(), compute_type)?;
-        // What is printed must not stop what is written.
+        // A reader that leaves must not stop the writing of the model.
         let mut out = if self.output.is_some() { print::stdout_beside_files() } else { print::stdout() };
 
         let all: usize = encoder.heads().iter().sum();

@@ -22,9 +22,9 @@ pub type LineRange = (u32, u32);
 
 /// The extensions of prose.
 const MARKUP: [&str; 6] = ["md", "markdown", "rst", "adoc", "org", "tex"];
-/// Those of plain texts. Standard input and files such as `README` have none.
+/// The extensions of plain texts. Standard input and files such as `README` have none.
 const PLAIN: [&str; 3] = ["txt", "text", ""];
-/// Those of texts with tags.
+/// The extensions of texts with tags.
 const TAGGED: [&str; 5] = ["html", "htm", "xhtml", "xml", "svg"];
 
 /// The tags that do not end a passage.
@@ -74,7 +74,7 @@ struct Splitter<'a> {
     /// The passage that is not complete yet.
     text: String,
     lines: LineRange,
-    /// Where its last part begins that could be one alone: in the text, and the line; and the last line before it.
+    /// Where the last part that could be a passage alone begins, in the text and as a line; and the line before it.
     last: (usize, u32, u32),
     /// The first row of the table around.
     columns: Vec<String>,
@@ -206,7 +206,7 @@ fn without_tags(text: &str) -> String {
     while !rest.is_empty() {
         let tag = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '/').next().unwrap_or_default();
         let name = tag.to_lowercase();
-        // What is not shown, to its end.
+        // The length of a content that is not shown.
         let hidden = match name.as_str() {
             "head" | "script" | "style" => rest.find(&format!("</{tag}")).unwrap_or(rest.len()),
             "" if rest.starts_with("!--") => rest.find("-->").unwrap_or(rest.len()),

@@ -228,7 +228,7 @@ fn attend_reads_the_masks_of_torch_and_of_transformers() {
     fails(&mut case.command(&["--heads", "5"]), "key");
 }
 
-/// What the command reads, what others wrote, and devices.
+/// Neither files that the command reads, nor files that others wrote, nor devices.
 #[cfg(unix)]
 #[test]
 fn attend_destroys_nothing() {

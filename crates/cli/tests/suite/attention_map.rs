@@ -24,8 +24,8 @@ fn attention_map_prints_and_writes() {
     };
     let telling = format!("layer {}, head {}: ", number("layer"), number("head"));
     assert!(succeeds(&mut tiny(&[])).starts_with(&telling), "{telling}");
-    let of_layer = succeeds(&mut tiny(&["--layer", "0"]));
-    assert!(of_layer.starts_with("layer 0, head "), "{of_layer}");
+    let layer_map = succeeds(&mut tiny(&["--layer", "0"]));
+    assert!(layer_map.starts_with("layer 0, head "), "{layer_map}");
     assert!(succeeds(&mut tiny(&["--head", "3"])).contains(", head 3: "));
     assert!(succeeds(tiny(&[]).env("CLICOLOR_FORCE", "1").env("COLORTERM", "truecolor")).contains("\u{1b}[48;2;"));
     let unwanted = succeeds(tiny(&[]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1"));

@@ -192,10 +192,10 @@ fn classify_finds_entities_with_a_head_for_tokens() {
     fails(&mut run("classify", &model, &none), "stride = 4 is not allowed: expected none without aggregation");
     fails(&mut run("classify", &model, &["a", "--aggregation", "last"]), "[possible values: none, simple,");
     fails(&mut run("classify", &model, &["a", "--pair", "b"]), "--pair is not for this model: it classifies tokens");
-    let of_texts = self::folder(2, json!({}));
+    let text_classifier = self::folder(2, json!({}));
     let said = "--aggregation is not for this model: it classifies texts";
-    fails(&mut run("classify", of_texts.path(), &["a", "--aggregation", "max"]), said);
-    fails(&mut run("classify", of_texts.path(), &["a", "--stride", "1"]), "--stride is not for this model");
+    fails(&mut run("classify", text_classifier.path(), &["a", "--aggregation", "max"]), said);
+    fails(&mut run("classify", text_classifier.path(), &["a", "--stride", "1"]), "--stride is not for this model");
     fails(&mut run("classify", &fixture("encoders/bert_mlm"), &["a"]), "no head that classifies texts or tokens");
 }
 

@@ -168,7 +168,7 @@ fn damaged_weights_are_named() {
     }
 }
 
-/// What is printed does not stop what is written, and a full disk is said.
+/// A reader that leaves does not stop the writing of the model, and a full disk is an error.
 #[cfg(unix)]
 #[test]
 fn prune_writes_although_nobody_reads_what_it_prints() {

@@ -123,7 +123,7 @@ fn quantize_rejects_wrong_input_and_writes_nothing() {
     let inside = fixture("tiny-bert").join("int8").display().to_string();
     fails(&mut folder.quantize(&["--output", &inside]), "the model that is quantized");
     fails(&mut folder.quantize_model(&folder.path("nope"), &["--output", "new"]), "nope");
-    // What does not exist cannot be gone back from; once it is made, the rest leads into the model.
+    // `..` after a folder that does not exist is an error: once the folder is made, the path leads into the model.
     copy_folder(&fixture("tiny-bert"), &folder.path("model"));
     let into = ["--output", "nowhere/../model/int8"];
     fails(&mut folder.quantize_model(&folder.path("model"), &into), "is not the name of a folder to make");

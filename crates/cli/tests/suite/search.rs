@@ -44,7 +44,7 @@ impl Folder {
         command
     }
 
-    /// The same with a tiny model.
+    /// A search in this folder with a tiny model.
     fn tiny(&self, arguments: &[&str]) -> Command {
         let mut command = self.search(arguments);
         command.arg("--model").arg(fixture("tiny-bert"));
@@ -130,7 +130,7 @@ fn exit_codes_and_mistakes() {
         let none = "note: there is no text to search\n".to_string();
         assert_eq!(run(&mut folder.tiny(empty), ""), (1, String::new(), none));
     }
-    // What a shell makes of `search *`.
+    // The arguments that a shell makes of `search *`.
     fails(
         &mut folder.tiny(&["a.txt", "b.md", "zebra"]),
         "a.txt exists, and the query comes first; if it is the query: -e a.txt",
@@ -293,7 +293,7 @@ fn passages_are_lines_paragraphs_or_sections() {
     assert_eq!(passages(&["list.txt"]).len(), 5, "lines that are not wrapped");
     assert_eq!(passages(&["wrapped.txt"]), [(1, 3, wrapped.trim().replace('\n', " "))]);
     assert_eq!(passages(&["wrapped.txt", "--by", "line"]).len(), 3);
-    // Wrapped lines are, in any file, and of a comment.
+    // Wrapped lines are joined, in any file, and those of a comment too.
     folder.write("wrapped.log", format!("12:00 start\n\n{wrapped}\n12:01 another line of the log\n"));
     let joined = wrapped.trim().replace('\n', " ");
     assert_eq!(passages(&["wrapped.log"])[0], (1, 5, format!("12:00 start {joined}")));
@@ -397,7 +397,7 @@ fn embeddings_are_saved_in_the_users_cache_folder() {
     assert_eq!(folder.caches().len(), 3);
     let file = folder.caches().into_iter().find(|path| std::fs::read(path).unwrap() == bytes);
     let file = file.expect("nothing was added");
-    // What is damaged, even one bit of one number, is embedded anew and saved.
+    // A file with damage, even to one bit of one number, is made and saved anew.
     let mut flipped = bytes.clone();
     flipped[5000] ^= 0x80;
     for damage in [&flipped[..], b"", &bytes[..5000], &bytes[1..]] {
@@ -454,7 +454,7 @@ fn an_interrupted_search_goes_on() {
     assert_eq!(succeeds(&mut folder.tiny(&query)), succeeds(folder.tiny(&query).arg("--no-cache")));
 }
 
-/// What a clone or an archive brings is data, also the files that say what is not to be searched.
+/// Files of a clone or an archive are data, also those that say what is not to be searched.
 #[test]
 #[cfg(unix)]
 fn ignore_files_are_read_within_limits() {
@@ -518,7 +518,7 @@ fn many_equal_lines() {
     fails(&mut folder.tiny(&["cat", "/dev/zero"]), "/dev/zero: line 1 holds a NUL byte");
 }
 
-/// What stands at the end of a line that the model cannot take whole is found, and shown.
+/// The end of a line that the model cannot take whole is found, and shown.
 #[test]
 fn long_lines_are_searched_in_windows() {
     let sentence = |i: usize| format!("The weather in the park was fine on day {i} of the year. ");

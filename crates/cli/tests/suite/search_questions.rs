@@ -1,4 +1,4 @@
-//! What `search` finds: questions with their answers, on the documents of the repository and on a folder of wrapped
+//! The answers that `search` finds to questions, on the documents of the repository and on a folder of wrapped
 //! texts.
 
 use serde_json::Value;

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::Scratch;
 use crate::programs::succeeds;
 
-/// What is typed, and what a shell offers: all of the first and none of the second.
+/// The typed words, all that a shell has to offer, and what it must not offer.
 const CASES: [(&str, &[&str], &[&str]); 11] = [
     ("attention-", &["attention-map"], &["encode"]),
     ("encode --prec", &["--precision"], &["--prompt"]),

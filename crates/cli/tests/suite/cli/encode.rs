@@ -25,7 +25,7 @@ fn json_lines_stream() {
     }
     drop(stdin);
     assert!(answers.next().is_none() && child.wait().unwrap().success());
-    // The same lines as from arguments.
+    // Arguments give equal lines.
     let lines = succeeds(&mut scratch.run(&["encode", "--json", "a cat", "a dog"]));
     assert_eq!(lines.lines().collect::<Vec<_>>(), all);
 }

@@ -1,4 +1,4 @@
-//! What is said of wrong input.
+//! Messages about wrong input.
 
 use super::Scratch;
 use crate::common::fixture;
