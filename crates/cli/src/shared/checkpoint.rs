@@ -125,7 +125,8 @@ pub fn weight_bytes(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The name of the model that `--model` names, for titles of pictures and for model cards: the title of its model card,
+/// The name of the model that `--model` names, for titles of pictures and for model cards: the title of its model
+/// card,
 /// or else the name of its folder or file. A model that is no path is a hub id.
 #[cfg(feature = "program")]
 pub fn model_name(model: &str) -> String {
