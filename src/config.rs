@@ -366,7 +366,7 @@ impl AttentionConfig {
     /// Elements of the input of the output projection.
     pub(crate) fn context_size(&self) -> usize {
         let heads = self.num_attention_heads * self.resolved_value_head_dim();
-        self.mechanisms.iter().find_map(MechanismConfig::context_size).unwrap_or(heads)
+        self.mechanisms.iter().find_map(|part| part.context_size(self)).unwrap_or(heads)
     }
 
     /// Whether attention runs on other queries, keys and values than are projected: between channels, of pooled

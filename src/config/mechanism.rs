@@ -19,7 +19,7 @@ pub(crate) trait MechanismConfig: Any + Debug + Send + Sync + UnwindSafe + RefUn
     fn validate(&self, config: &AttentionConfig) -> Result<()>;
 
     /// Elements of the input of the output projection; `None`: those of all heads.
-    fn context_size(&self) -> Option<usize> {
+    fn context_size(&self, _config: &AttentionConfig) -> Option<usize> {
         None
     }
 

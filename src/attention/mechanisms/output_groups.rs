@@ -86,7 +86,7 @@ impl MechanismConfig for OutputGroups {
         Err(Error::config("output_groups", format!("{count} of {rank}"), allowed))
     }
 
-    fn context_size(&self) -> Option<usize> {
+    fn context_size(&self, _: &AttentionConfig) -> Option<usize> {
         Some(self.count * self.rank)
     }
 

@@ -7,6 +7,7 @@ use crate::attention::call::OpenCall;
 use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, boxed};
 use crate::attention::tokens::{CallTokens, Counted};
 use crate::config::{AttentionConfig, KeyValueSource, MechanismConfig};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::ops::accumulate_dtype;
@@ -95,11 +96,7 @@ impl ValueConvolution {
 
 impl Mechanism for ValueConvolution {
     fn check_tokens(&self, _: &dyn CallTokens, counted: &Counted, _: &AttentionMask) -> Result<()> {
-        if counted.stored.is_none() && counted.new_tokens.is_none() && counted.s_q == counted.s_kv {
-            return Ok(());
-        }
-        let call = "a call of a layer with a convolution of its values";
-        Err(Error::value(call, "a cache or a memory", "self-attention of whole sequences"))
+        check_whole_sequences(counted, "a call of a layer with a convolution of its values")
     }
 
     /// `output` `(b, s, h · d_v)` with the values `v` `(b, s, h, d_v)` and their convolution.
@@ -121,8 +118,15 @@ impl Mechanism for ValueConvolution {
     }
 }
 
+/// Checks that the keys of a call are its tokens; `call` names it in the error.
+pub(super) fn check_whole_sequences(counted: &Counted, call: &str) -> Result<()> {
+    let is_whole = counted.stored.is_none() && counted.new_tokens.is_none() && counted.s_q == counted.s_kv;
+    ensure!(is_whole, Error::value(call, "a cache or a memory", "self-attention of whole sequences"));
+    Ok(())
+}
+
 /// Values `(b, s, ·)` with zeros for the keys that no query sees.
-fn visible(call: &OpenCall, values: &Tensor) -> Result<Tensor> {
+pub(super) fn visible(call: &OpenCall, values: &Tensor) -> Result<Tensor> {
     let mask = call.sdpa.mask.dense(call.sizes.shape, 0, DType::F32, values.device())?;
     let Some(keep) = mask.keep else { return Ok(values.clone()) };
     let is_seen = keep.max(1)?.max(1)?.unsqueeze(2)?.broadcast_as(values.shape())?; // of (b, h, s_q, s_kv)
