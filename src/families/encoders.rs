@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, IMAGES, LayerPositions, Mechanism, OWN, ROTARY, ROTARY_PER_KIND, Required, RequiredValue,
-    RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, theta,
+    BASE, Causal, Family, HeadsKey, IMAGES, LayerPositions, Mechanism, OWN, ROTARY, ROTARY_PER_KIND, Required,
+    RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, theta,
 };
 
 /// ALiBi is Jina-BERT's, and the norms of queries and keys are those of Jina's model for code.
@@ -37,6 +37,15 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
     Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
     Family { model_types: &["albert"], layouts: &["albert"], ..BASE },
+    Family {
+        model_types: &["convbert"],
+        own_keys: &["conv_kernel_size", "head_ratio"],
+        heads: &[HeadsKey { divisor: 2, ..HeadsKey::new(&[], "num_attention_heads") }],
+        required_values: &[RequiredValue::new("head_ratio", "2", "another share of heads")],
+        defaults: &[("conv_kernel_size", 9.0)],
+        mechanisms: &[Mechanism::SpanConvolution("conv_kernel_size")],
+        ..BASE
+    },
     Family { model_types: &["squeezebert"], layouts: &["squeezebert"], ..BASE },
     Family {
         model_types: &["modernbert"],

@@ -292,6 +292,8 @@ pub(crate) enum Mechanism {
     ClipQkv,
     /// A convolution of the values over as many neighbors as this key states (Fun-ASR).
     ValueConvolution(&'static str),
+    /// A convolution beside the heads, over as many neighbors as this key states (ConvBERT).
+    SpanConvolution(&'static str),
     /// Attention between channels, in layers with this component in their prefixes (DaViT).
     BetweenChannels(&'static str),
     /// Pooled queries in the first blocks of stages, by `blocks_per_stage`, `num_query_pool_stages` and `query_stride`

@@ -50,6 +50,14 @@ impl Mechanism {
                 (Some(neighbors), _) => config.with_value_convolution(neighbors),
                 (None, _) => config,
             },
+            Self::SpanConvolution(key) => match (layer.number(key)?, config.span_convolution()) {
+                (stated, Some(found)) if stated.is_some_and(|stated| stated != found) => {
+                    let expected = format!("{found}, as the checkpoint has it");
+                    return Err(Error::config(key, stated.unwrap_or_default(), expected));
+                }
+                (_, Some(_)) => config,
+                (stated, None) => config.with_span_convolution(stated),
+            },
             Self::BetweenChannels(component) => {
                 let is_here = layer.is_below(component);
                 config.with_between_channels(is_here)
@@ -118,6 +126,11 @@ impl Layer<'_> {
                 "a convolution of the values",
                 config.value_convolution().is_some(),
                 has(|m| matches!(m, Mechanism::ValueConvolution(_))),
+            ),
+            (
+                "a convolution beside the heads",
+                config.span_convolution().is_some(),
+                has(|m| matches!(m, Mechanism::SpanConvolution(_))),
             ),
             ("a gate of the output", contents.gate.is_some(), has(|m| matches!(m, Mechanism::Gate { .. }))),
             ("an indexer", contents.indexer, has(|m| matches!(m, Mechanism::Indexer(_)))),

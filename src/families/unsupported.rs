@@ -33,7 +33,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("yoso", "attention to a part of the tokens, or an approximation of attention"),
     ("funnel", "relative positions of their own, and pooled or repeated sequences"),
     ("prophetnet", "n-gram streams"),
-    ("convbert", "convolutions beside the heads"),
     ("lilt", "text and layout in two streams whose scores add"),
     ("bros", "queries that are compared with the distances of boxes on the page"),
     ("axk2", "queries and gates of normalized and other latents together"),

@@ -13,6 +13,7 @@ mod output_groups;
 mod pooled_queries;
 mod projection_limits;
 mod rotated_context;
+mod span_convolution;
 mod value_convolution;
 
 pub(crate) use block_keys::BLOCKS;
@@ -32,7 +33,7 @@ use crate::error::Result;
 use crate::weights::Parameter;
 
 /// All mechanisms, in the order in which they act.
-const ALL: [MechanismRow; 14] = [
+const ALL: [MechanismRow; 15] = [
     key_limit::ROW,
     global_tokens::ROW,
     projection_limits::ROW,
@@ -43,6 +44,7 @@ const ALL: [MechanismRow; 14] = [
     channels::ROW,
     pooled_queries::ROW,
     differential::ROW,
+    span_convolution::ROW,
     context_norm::ROW,
     output_gate::ROW,
     output_groups::ROW,

@@ -17,6 +17,7 @@ mod norms;
 mod positions;
 mod ragged;
 mod relative_tables;
+mod span_convolution;
 mod steps;
 mod training;
 mod value_convolution;
