@@ -17,7 +17,7 @@ pub use latent::LatentWeights;
 pub use low_rank::LowRankChange;
 pub use parameters::Parameters;
 pub(crate) use parameters::{
-    BIAS_KV, COMPRESSOR, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, GLOBAL, GLOBAL_PARTS, HeadKind, LAMBDAS, LIMITS,
+    BIAS_KV, COMPRESSOR, CONTEXT_NORM, CONTEXT_NORM_PARTS, FACTORS, GLOBAL_PARTS, HeadKind, LAMBDAS, LIMITS,
     LOGIT_SCALE, NORM_PARTS, NORMS, OUTPUT_GROUPS, Parameter, Presence, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 

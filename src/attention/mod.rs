@@ -36,10 +36,11 @@ pub use options::{AttentionInputs, AttentionOptions};
 use cache::Identity;
 use candle_core::{DType, Device, Module, Tensor};
 use mechanism::{Mechanisms, Routes};
+use options::Tokens;
 use steps::Norms;
 
 use crate::config::AttentionConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, CallMask};
 use crate::ops::{Linear, Qkv};
 use crate::position::PositionState;
@@ -171,7 +172,7 @@ impl MultiHeadAttention {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;
         // A frozen copy has the mask of the layer that it is made from: each has its own.
-        let frozen = if self.is_frozen() { Frozen::Itself } else { Frozen::default() };
+        let frozen = if self.is_frozen() { Frozen::itself() } else { Frozen::default() };
         let routes = build::find_routes(&config, &self.parameters, &self.mechanisms);
         Ok(Self { config, routes, frozen, ..self.clone() })
     }
@@ -275,7 +276,15 @@ impl MultiHeadAttention {
         inputs: &AttentionInputs,
         options: &AttentionOptions,
     ) -> Result<(AttentionOutput, KeyValues)> {
-        self.check_sharing(inputs, options)?;
+        let what = "a call that shares its keys and values";
+        if !matches!(inputs.tokens, Tokens::Padded) {
+            return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
+        }
+        if self.config.num_attention_heads == 0 {
+            let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
+            return Err(Error::value(what, "another one", expected));
+        }
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))?;
         self.open(inputs, options, |call| call.share())
     }
 

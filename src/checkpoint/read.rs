@@ -12,6 +12,7 @@ use crate::families::layout::{
     PositionName, PositionRole, QkvNames, ROTARY_FREQUENCIES, name_of_head,
 };
 use crate::ops::LatentSizes;
+use crate::position::Position;
 use crate::tensor::check_tensor_memory;
 use crate::weights::{
     AttentionWeights, BIAS_KV, FusedOrder, LatentWeights, LinearWeights, NormWeights, Parameter, Parameters, Presence,
@@ -30,12 +31,12 @@ impl AttentionWeights {
     }
 
     /// Reads the layer that `source` points at for a loader that puts low-rank changes beside its projections, by
-    /// [`with_changes`](crate::MultiHeadAttention::with_changes): these are read without the changes, and what has no
+    /// `MultiHeadAttention::with_changes`: these are read without the changes, and what has no
     /// place for one beside it, such as the weights of positions, with them.
     ///
     /// # Errors
     /// The errors of [`read`](Self::read).
-    pub fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
+    pub(crate) fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
         let base = if has_places(config, source)? { source.base() } else { source.clone() };
         Self::read_from(config, &base, source)
     }
@@ -422,7 +423,7 @@ fn part_of(linear: &LinearWeights, start: usize, len: usize) -> Result<LinearWei
 }
 
 fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<()> {
-    if source.contains(ROTARY_FREQUENCIES) && !config.position.scheme().traits().has_frequency_buffer {
+    if source.contains(ROTARY_FREQUENCIES) && !matches!(config.position, Position::Rotary(_)) {
         let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(ROTARY_FREQUENCIES));
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
     }

@@ -2,7 +2,7 @@
 
 use crate::config::ProjectionBias;
 use crate::weights::{
-    BIAS_KV, FACTORS, FusedOrder, GLOBAL, LAMBDAS, LIMITS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
+    BIAS_KV, FACTORS, FusedOrder, LAMBDAS, LIMITS, LOGIT_SCALE, NORMS, SCORE, SINKS, VALUE_CONVOLUTION,
 };
 
 /// The orientation of a stored weight.
@@ -364,6 +364,8 @@ pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
 /// The names of sinks: GPT-OSS, MiMo, Flint, HY V4 and DeepSeek V4.
 pub(crate) const SINK_NAMES: [&str; 5] =
     ["sinks", "attention_sink_bias", "softmax_offset", "learnable_sink_param", "attn_sink"];
+/// The projections of queries, keys and values of global tokens.
+pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
 /// The names of the projections of global tokens: this crate's own, Longformer's and LED's.
 pub(crate) const GLOBAL_NAMES: [[&str; 3]; 3] = [
     [GLOBAL[0], "self.query_global", "longformer_self_attn.query_global"],

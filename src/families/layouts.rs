@@ -5,10 +5,10 @@ use crate::families::layout::{
     ApartNames, GateNames, LatentNames, Layout, LinearNames, Orientation, PositionName, PositionRole, QkvNames,
 };
 use crate::families::layout::{
-    BLOCKS, CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS, QK_NORMS,
-    RELATIVE_BIAS, REVERSED_KEYS, SINK_NAMES,
+    BLOCKS, CONTENT_BIAS, DISTANCE_EMBEDDINGS, GATED_BIAS, GLOBAL, GLOBAL_NAMES, GROUPS, PATCH_BIAS, PATCH_KEYS,
+    QK_NORMS, RELATIVE_BIAS, REVERSED_KEYS, SINK_NAMES,
 };
-use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, GLOBAL, LOGIT_SCALE, NORMS, SCORE, SINKS};
+use crate::weights::{CONTEXT_NORM, FACTORS, FusedOrder, LOGIT_SCALE, NORMS, SCORE, SINKS};
 
 macro_rules! linear {
     ($name:expr) => {

@@ -31,9 +31,7 @@ pub(crate) const FACTORS: [&str; 3] = ["scaling", "k_scaling", "v_scaling"];
 pub(crate) const LOGIT_SCALE: &str = "logit_scale";
 /// The vectors of differential attention, `(d)`.
 pub(crate) const LAMBDAS: [&str; 4] = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"];
-/// The projections of queries, keys and values of global tokens.
-pub(crate) const GLOBAL: [&str; 3] = ["query_global", "key_global", "value_global"];
-/// Their weights `(out, in)` and biases `(out)`.
+/// The weights `(out, in)` and biases `(out)` of the projections of queries, keys and values of global tokens.
 pub(crate) const GLOBAL_PARTS: [[&str; 2]; 3] = [
     ["query_global.weight", "query_global.bias"],
     ["key_global.weight", "key_global.bias"],

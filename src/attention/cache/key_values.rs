@@ -4,7 +4,6 @@ use candle_core::Tensor;
 
 use super::append::NewTokens;
 use crate::attention::MultiHeadAttention;
-use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
 use crate::config::KeyValueSource;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -98,23 +97,6 @@ impl KeyValues {
 }
 
 impl MultiHeadAttention {
-    /// Checks that a call of these inputs and options may share its keys and values.
-    pub(in crate::attention) fn check_sharing(
-        &self,
-        inputs: &AttentionInputs,
-        options: &AttentionOptions,
-    ) -> Result<()> {
-        let what = "a call that shares its keys and values";
-        if !matches!(inputs.tokens, Tokens::Padded) {
-            return Err(Error::value(what, "one with ragged or cross-cached inputs", "padded inputs"));
-        }
-        if self.config.num_attention_heads == 0 {
-            let expected = "one of a layer with heads, without add_bias_kv and add_zero_attn";
-            return Err(Error::value(what, "another one", expected));
-        }
-        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_sharing(options))
-    }
-
     /// Checks that the layer makes keys of its own.
     pub(in crate::attention) fn check_own_keys(&self) -> Result<()> {
         let KeyValueSource::Shared { layer } = self.config.key_value_source else { return Ok(()) };

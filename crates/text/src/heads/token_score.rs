@@ -44,7 +44,7 @@ impl TokenScore {
         let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
         check_ids("the tokens that are scored", &ids, config.vocab_size)?;
         const HEAD: &str = "lm_head.weight";
-        let (source, read) = source.watched();
+        let source = source.watched();
         let places = Places::find(config, &source);
         let root = &places.root;
         // A head that is stored counts even if it is said to be the word embeddings: transformers ties what is missing
@@ -58,7 +58,7 @@ impl TokenScore {
             None
         };
         let model = TextModel::load_at(config, &places, shared)?;
-        places.check_read(config, &read)?;
+        places.check_read(config)?;
         let ids = Tensor::new(ids, model.device())?;
         let weight =
             head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;
