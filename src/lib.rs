@@ -75,13 +75,14 @@
 //! | [`weights`] | the weights of a layer as plain tensors |
 //! | [`checkpoint`] | opening, inspecting, reading and writing checkpoints |
 //! | [`lora`] | LoRA adapters: reading, merging, training |
+//! | [`io`] | atomic writes, bounded reads, safetensors, JSON |
 //! | [`norm`] | layer and RMS norms that train, unlike candle's |
 //! | [`ops`] | linear layers with packed weights |
 //! | [`pruning`] | head importance and head pruning |
 //! | [`ragged`] | batches of sequences one after another, without padding |
+//! | [`tensor`] | frozen copies of models, and elements of tensors as slices |
 //!
-//! `docs/calls.md` lists every way to call a layer. What is public and not in this documentation is for
-//! `candle-attention-text` alone, and changes with it.
+//! `docs/calls.md` lists every way to call a layer.
 //!
 //! Text encoders on this layer are the crate `candle-attention-text`. The guides are in `docs/` of the repository:
 //! checkpoints, caches and positions, training a block, statistics and pruning, devices, performance. candle itself is
@@ -91,7 +92,7 @@
 //!
 //! | Feature | Default | Adds |
 //! |---|---|---|
-//! | `checkpoints` | yes | [`checkpoint`] and [`lora`]: published layouts, model types, few bits, adapters |
+//! | `checkpoints` | yes | [`checkpoint`], [`lora`] and [`io`]: published layouts, model types, few bits, adapters |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
 //! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
 //! | `metal` | no | Apple GPUs |
@@ -107,7 +108,6 @@
 //! returns [`candle_core::Result`]; [`Error::find_in`] finds this crate's error in it. candle and this crate have types
 //! of these two names: import names, or one crate by `*`, and not both.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![cfg_attr(not(feature = "checkpoints"), allow(dead_code, unused_imports, reason = "loaders need them"))]
 
 mod attention;
 #[cfg(feature = "checkpoints")]
@@ -117,7 +117,6 @@ pub mod error;
 #[cfg(feature = "checkpoints")]
 mod families;
 #[cfg(feature = "checkpoints")]
-#[doc(hidden)]
 pub mod io;
 mod kernels;
 #[cfg(feature = "checkpoints")]
@@ -133,7 +132,6 @@ pub mod sdpa;
 #[cfg(test)]
 #[path = "../crates/kernels/tests/support/mod.rs"]
 mod support;
-#[doc(hidden)]
 pub mod tensor;
 pub mod weights;
 

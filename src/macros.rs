@@ -14,7 +14,16 @@ macro_rules! setters {
 }
 
 /// `ensure!(condition, error);` returns the error from the function if the condition does not hold.
-#[doc(hidden)]
+///
+/// ```
+/// use candle_attention::{Error, Result, ensure};
+///
+/// fn half(dim: usize) -> Result<usize> {
+///     ensure!(dim.is_multiple_of(2), Error::value("dim", dim, "an even number"));
+///     Ok(dim / 2)
+/// }
+/// assert_eq!(half(3).unwrap_err().to_string(), "dim is 3, expected an even number");
+/// ```
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $error:expr) => {

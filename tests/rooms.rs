@@ -68,8 +68,8 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 13_875),
-    ("src", &CHECKPOINTS, 23_348),
-    ("src", &[], 39_765),
+    ("src", &CHECKPOINTS, 23_268),
+    ("src", &[], 39_778),
     ("crates/visualize/src", &[], 1_103),
     ("crates/text/src", &[], 16_574),
     ("crates/train/src", &[], 1_065),
@@ -290,7 +290,7 @@ fn columns_and_fields_only_leave() {
 }
 
 /// The most public names that the documentation hides, and the most commands of the program.
-const MOST_HIDDEN: usize = 32;
+const MOST_HIDDEN: usize = 0;
 const MOST_COMMANDS: usize = 14;
 
 #[test]

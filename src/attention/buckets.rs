@@ -71,7 +71,6 @@ impl MultiHeadAttention {
     /// Whether a padded batch needs [`AttentionMask::padding`], because keys are rotated for the length of their
     /// sequence. For other layers, where nobody looks at padding as queries, [`AttentionMask::lengths`] hides it as
     /// keys in a mask that is smaller by a factor of `s`.
-    #[doc(hidden)]
     pub fn rotates_for_length(&self) -> bool {
         self.config.position.scheme().rotates_for_length()
     }

@@ -155,12 +155,3 @@ impl MapTensors for QkvWeights {
 }
 
 map_fields!(NormWeights { weight, bias });
-
-impl MultiHeadAttention {
-    /// Identities of the query-key-value projection and of the output projection. Layers that share a projection, such
-    /// as clones, have equal ones.
-    #[doc(hidden)]
-    pub fn projection_ids(&self) -> [candle_core::TensorId; 2] {
-        [self.qkv.id(), self.o_proj.id()]
-    }
-}

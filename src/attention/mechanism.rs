@@ -24,8 +24,10 @@ pub(super) struct MechanismRow {
     pub parameters: fn(&AttentionConfig) -> Vec<Parameter>,
     /// The names in published files of its tensors, or of the modules above them, by their own names. Without any they
     /// have their own names in every layout.
+    #[cfg_attr(not(feature = "checkpoints"), expect(dead_code, reason = "loaders read it"))]
     pub names: &'static [Names],
     /// Adds to a configuration of the sizes of projections what the shapes of the mechanism's tensors show.
+    #[cfg_attr(not(feature = "checkpoints"), expect(dead_code, reason = "loaders call it"))]
     pub infer: fn(AttentionConfig, ShapeOf) -> Result<AttentionConfig>,
     /// The mechanism of a layer, if it has it.
     pub from_layer: fn(LayerParts) -> Result<Option<Arc<dyn Mechanism>>>,

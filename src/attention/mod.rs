@@ -170,7 +170,7 @@ impl MultiHeadAttention {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;
         // A frozen copy has the mask of the layer that it is made from: each has its own.
-        let frozen = if self.is_frozen() { Frozen::Itself } else { Frozen::default() };
+        let frozen = if self.is_frozen() { Frozen::itself() } else { Frozen::default() };
         let routes = build::find_routes(&config, &self.parameters, &self.mechanisms);
         Ok(Self { config, routes, frozen, ..self.clone() })
     }

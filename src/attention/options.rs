@@ -235,7 +235,6 @@ impl<'a> AttentionInputs<'a> {
     }
 
     /// These inputs with what the layers of a model share while they run one ragged batch.
-    #[doc(hidden)]
     #[must_use]
     pub fn with_buffers(mut self, buffers: &'a Buffers) -> Self {
         self.buffers = Some(buffers);

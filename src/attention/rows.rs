@@ -26,7 +26,6 @@ impl MultiHeadAttention {
     /// Whether [`attend_rows`](Self::attend_rows) supports the layer: its weights are fixed and on the CPU, in a dtype
     /// of the kernels, and nothing happens between projection and kernel but [steps](crate::Steps), and after it but a
     /// norm and a gate.
-    #[doc(hidden)]
     pub fn supports_rows(&self) -> bool {
         self.routes.rows && !self.tracks_gradient() && self.qkv.can_pack() && self.o_proj.can_pack()
     }
@@ -71,7 +70,6 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The weights cannot be packed.
-    #[doc(hidden)]
     pub fn rows_multiply_adds(&self, offsets: &[usize]) -> Result<usize> {
         let tokens = offsets.last().copied().unwrap_or(0);
         let products =
@@ -90,7 +88,6 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// The sizes do not fit, or there is not enough memory.
-    #[doc(hidden)]
     pub fn attend_rows<A: Element, O: Element>(
         &self,
         team: Team,

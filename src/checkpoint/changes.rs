@@ -24,8 +24,7 @@ impl MultiHeadAttention {
     ///
     /// # Errors
     /// A change of some outputs of a projection and not of others; the errors of [`AttentionWeights::read`].
-    #[doc(hidden)]
-    pub fn with_changes(self, source: &AnySource) -> Result<Self> {
+    pub(crate) fn with_changes(self, source: &AnySource) -> Result<Self> {
         // Nothing is beside the weights of most sources.
         if !source.has_low_rank() || !has_places(source)? {
             return Ok(self);
@@ -74,8 +73,7 @@ impl AnySource<'_> {
     ///
     /// # Errors
     /// A change of some of the rows and not of others.
-    #[doc(hidden)]
-    pub fn with_changes(&self, linear: Linear, name: &str, rows: Range<usize>) -> Result<Linear> {
+    pub(crate) fn with_changes(&self, linear: Linear, name: &str, rows: Range<usize>) -> Result<Linear> {
         let rows: Vec<usize> = rows.collect();
         self.changes(name)?.iter().try_fold(linear, |linear, change| linear.with_change(change, &rows))
     }

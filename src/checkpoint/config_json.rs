@@ -113,20 +113,6 @@ fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> R
     Ok(HfAttentionConfig { config: config.with_mask(mask), pruned_heads, note: layer.family.note })
 }
 
-/// Adds to `config`, which has the sizes, what the model of this section of a `config.json` does in the layer that
-/// `source` points at: positions, norms, scale. Also returns the layer's built-in mask.
-pub fn configure_layer(
-    section: &serde_json::Value,
-    source: &dyn WeightSource,
-    config: AttentionConfig,
-    pruned: &[usize],
-) -> Result<(AttentionConfig, AttentionMask)> {
-    let prefix = source.full_name("");
-    let model_type = section.get("model_type").and_then(|name| name.as_str());
-    let (has_class, section) = (section.as_object().is_some_and(is_of_class), RecordedSection::new(section));
-    configure(&Layer::new(&section, model_type, &prefix)?, source, config, pruned, None, has_class)
-}
-
 /// This section of a `config.json` without the keys of sizes that transformers ignores.
 fn without_ignored_sizes<'a>(section: &'a Value, model_type: Option<&str>) -> Cow<'a, Value> {
     let ignored = section.as_object().map_or(Vec::new(), |keys| ignored_sizes(keys, model_type.unwrap_or_default()));
@@ -138,7 +124,8 @@ fn without_ignored_sizes<'a>(section: &'a Value, model_type: Option<&str>) -> Co
 }
 
 /// Removes from a parsed `config.json` the keys of sizes that transformers ignores, because the config class of its
-/// `model_type` does not have them. Other keys that it ignores are left to [`configure_layer`].
+/// `model_type` does not have them. Other keys that it ignores are left to [`ModelConfig::configure`]. Without a
+/// `model_type`, and for a model whose code is beside the checkpoint, nothing is removed.
 pub fn remove_ignored_keys(config: &mut Map<String, Value>) {
     let Some(model_type) = config.get("model_type").and_then(Value::as_str).filter(|_| is_of_class(config)) else {
         return;
@@ -146,16 +133,6 @@ pub fn remove_ignored_keys(config: &mut Map<String, Value>) {
     for key in ignored_sizes(config, model_type) {
         config.remove(key);
     }
-}
-
-/// The `head_dim` and `num_key_value_heads` that this section of a `config.json` states for the layer that `source`
-/// points at: in some models they differ between layers (Gemma 4).
-pub fn head_sizes(section: &serde_json::Value, source: &dyn WeightSource) -> Result<[Option<usize>; 2]> {
-    let prefix = source.full_name("");
-    let model_type = section.get("model_type").and_then(|name| name.as_str());
-    let section = RecordedSection::new(section);
-    let layer = Layer::new(&section, model_type, &prefix)?;
-    Ok([layer.head_size("head_dim")?, layer.head_size("num_key_value_heads")?])
 }
 
 /// The rows of a table of biases.
@@ -260,6 +237,39 @@ impl<'a> ModelConfig<'a> {
     setters! {
         /// Sets the family that the layer is read as, whatever the file states.
         with_like, like: impl Into<Option<&'a str>> = like.into();
+    }
+
+    /// The configuration of the layer that `source` points at, and its built-in mask, for a loader of whole models:
+    /// [`config_from_json`] with sizes that the caller has read once, in place of those that each layer's weights show.
+    /// [`json`](Self::json) is the section of the part that the layer belongs to.
+    ///
+    /// `sizes` has hidden size, heads and dropout of an unpruned layer. What the file states for this layer replaces
+    /// its head size and number of key-value heads, in which layers of some models differ (Gemma 4). `pruned` are the
+    /// heads that the layer no longer has, by their indices in the unpruned model.
+    ///
+    /// # Errors
+    /// The errors of [`config_from_json`], but for sizes that weights contradict.
+    pub fn configure(
+        &self,
+        sizes: AttentionConfig,
+        pruned: &[usize],
+        source: &dyn WeightSource,
+    ) -> Result<(AttentionConfig, AttentionMask)> {
+        let prefix = source.full_name("");
+        let stated = self.json.get("model_type").and_then(Value::as_str);
+        let of_class =
+            self.like.is_none_or(|like| stated == Some(like)) && self.json.as_object().is_some_and(is_of_class);
+        let section = RecordedSection::new(self.json);
+        let layer = Layer::new(&section, self.like.or(stated), &prefix)?;
+        let mut config = sizes;
+        config.head_dim = layer.head_size("head_dim")?.or(config.head_dim);
+        config.num_key_value_heads = layer.head_size("num_key_value_heads")?.or(config.num_key_value_heads);
+        if !pruned.is_empty() {
+            config.head_dim = Some(config.resolved_head_dim());
+            config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
+            config.num_key_value_heads = None;
+        }
+        configure(&layer, source, config, pruned, None, of_class)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Loads single linear layers and norms, as loaders of whole layers load theirs.
 
+use std::ops::Range;
+
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::NormKind;
 use crate::error::Result;
@@ -35,30 +37,54 @@ impl Linear {
     pub fn load(source: &impl WeightSource, name: &str, out: usize, input: usize) -> Result<Self> {
         let source = AnySource::new(source).child(name);
         let has_bias = source.contains("bias");
-        Self::load_with(&source, out, input, has_bias)
+        Self::load_with_bias(&source, out, input, has_bias)
     }
 
-    /// [`load`](Self::load) of the layer that `source` points at; without its bias, or with one that has to be there.
+    /// [`load`](Self::load) of the layer that `source` points at: with a `bias`, which has to be there, or without one,
+    /// whatever is stored.
     ///
     /// # Errors
     /// The errors of [`load`](Self::load).
-    #[doc(hidden)]
-    pub fn load_with(source: &AnySource, out: usize, input: usize, has_bias: bool) -> Result<Self> {
-        let base = source.base();
-        let bias = has_bias.then(|| base.get("bias", &[out])).transpose()?;
-        let weights = LinearWeights::new(base.get("weight", &[out, input])?, bias);
-        let mut linear = Self::new(&base.full_name(""), weights, out, input)?;
-        linear.pack_for(&base, "weight")?;
-        base.with_changes(linear, "weight", 0..out)
+    pub fn load_with_bias(source: &impl WeightSource, out: usize, input: usize, has_bias: bool) -> Result<Self> {
+        let base = AnySource::new(source).base();
+        let weights = Self::read_weights(&base, out, input, has_bias)?;
+        Self::load_rows(&base, weights, 0..out)
     }
 
-    /// Packs the weights, which are `name` of `source`: in few bits where the source has a format for them, and else as
-    /// they are where it gives its tensors away. In training, weights in few bits are multiplied
+    /// [`load`](Self::load) of two layers that are stored as one, such as the gate and the other projection of a
+    /// feed-forward: the first `out` rows of the `weight` `(2 out, input)` below `name`, and of its `bias`, if one is
+    /// stored, and the others.
+    ///
+    /// # Errors
+    /// The errors of [`load`](Self::load).
+    pub fn load_halves(source: &impl WeightSource, name: &str, out: usize, input: usize) -> Result<[Self; 2]> {
+        let base = AnySource::new(source).child(name).base();
+        let weights = Self::read_weights(&base, out.saturating_mul(2), input, base.contains("bias"))?;
+        // Views, which follow the weights if these change.
+        let half = |start: usize| Self::load_rows(&base, weights.narrow(start, out)?, start..start + out);
+        Ok([half(0)?, half(out)?])
+    }
+
+    fn read_weights(base: &AnySource, out: usize, input: usize, has_bias: bool) -> Result<LinearWeights> {
+        let bias = has_bias.then(|| base.get("bias", &[out])).transpose()?;
+        Ok(LinearWeights::new(base.get("weight", &[out, input])?, bias))
+    }
+
+    /// The layer of `weights`, which are these rows of those that `base` points at.
+    fn load_rows(base: &AnySource, weights: LinearWeights, rows: Range<usize>) -> Result<Self> {
+        let input = weights.weight.dim(1)?;
+        let mut linear = Self::new(&base.full_name(""), weights, rows.len(), input)?;
+        linear.pack_for(base, "weight")?;
+        base.with_changes(linear, "weight", rows)
+    }
+
+    /// Packs the weights, which were read from `source` as its `name`, or are a part of that, as [`load`](Self::load)
+    /// does: in few bits where the source has a format for them, and else as they are where it
+    /// [gives its tensors away](WeightSource::gives_own_tensors). In training, weights in few bits are multiplied
     /// [exactly](Self::set_exact).
     ///
     /// # Errors
     /// For a format of few bits, a weight that is not finite; not enough memory.
-    #[doc(hidden)]
     pub fn pack_for(&mut self, source: &dyn WeightSource, name: &str) -> Result<()> {
         if let Some(format) = source.quantization(name) {
             self.quantize(format).map_err(|error| error.with_weight(&source.full_name(name)))?;

@@ -9,7 +9,7 @@ use crate::attention::MultiHeadAttention;
 use crate::checkpoint::config_json::{ModelConfig, config_from_json};
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::open::Checkpoint;
-use crate::checkpoint::shared_tables::read_with_shared_tables;
+use crate::checkpoint::shared_tables::{SharedTables, read_with_shared_tables};
 use crate::checkpoint::source::{AnySource, WeightSource, join};
 use crate::config::{AttentionConfig, CallInput};
 use crate::error::{Error, Result};
@@ -33,18 +33,42 @@ impl MultiHeadAttention {
     pub fn load(config: &AttentionConfig, source: impl WeightSource) -> Result<Self> {
         let source = AnySource::new(&source);
         let (weights, layout) = read_with_shared_tables(config, &[], &source)?;
+        Self::from_read(config, weights, layout, &source)
+    }
+
+    /// [`load`](Self::load) of a layer of a model whose layers share tables: they are read once, by
+    /// [`SharedTables::read`], and take memory once. `pruned` are the heads that the layer no longer has, by their
+    /// indices in the unpruned model; `config` has the number of the others.
+    ///
+    /// # Errors
+    /// The errors of [`AttentionWeights::read`]; pruned heads and a table of more than 2^24 elements.
+    pub fn load_with_tables(
+        config: &AttentionConfig,
+        pruned: &[usize],
+        tables: &SharedTables,
+        source: &impl WeightSource,
+    ) -> Result<Self> {
+        let source = AnySource::new(source);
+        let (mut weights, layout) = AttentionWeights::read_base(config, &source)?;
+        tables.insert_into(&mut weights.position, pruned)?;
+        Self::from_read(config, weights, layout, &source)
+    }
+
+    /// The layer of weights that [`AttentionWeights::read_base`] has read from `source`.
+    fn from_read(
+        config: &AttentionConfig,
+        weights: AttentionWeights,
+        layout: &Layout,
+        source: &AnySource,
+    ) -> Result<Self> {
         let mut layer = Self::from_weights(config, weights)?;
-        layer.quantize_for(&source, layout)?;
-        layer.with_changes(&source)
+        layer.quantize_for(source, layout)?;
+        layer.with_changes(source)
     }
 
     /// Packs the projections of a layer that was read from `source` in the formats of few bits that the source has for
     /// them. Queries, keys, values and gate are multiplied together, so they are quantized only together.
-    ///
-    /// # Errors
-    /// A weight that is not finite; not enough memory.
-    #[doc(hidden)]
-    pub fn quantize_for(&mut self, source: &dyn WeightSource, layout: &Layout) -> Result<()> {
+    fn quantize_for(&mut self, source: &dyn WeightSource, layout: &Layout) -> Result<()> {
         let weights = layout.input_weights(|name| source.contains(name));
         let first = weights.first().and_then(|name| source.quantization(name));
         let qkv = first.filter(|_| weights.iter().all(|name| source.quantization(name) == first));
@@ -119,9 +143,7 @@ impl ModelAttention {
     fn load_from(config: ModelConfig, source: &AnySource) -> Result<Self> {
         let asked = config_from_json(config, source)?;
         let (weights, layout) = read_with_shared_tables(&asked.config, &asked.pruned_heads, source)?;
-        let mut layer = MultiHeadAttention::from_weights(&asked.config, weights)?;
-        layer.quantize_for(source, layout)?;
-        let layer = layer.with_changes(source)?;
+        let layer = MultiHeadAttention::from_read(&asked.config, weights, layout, source)?;
         Ok(Self { layer, layout, note: asked.note })
     }
 

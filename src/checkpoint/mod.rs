@@ -7,6 +7,10 @@
 //!
 //! Quantized checkpoints in published formats are read as plain tensors, which are dequantized as they are asked for.
 //!
+//! A loader of a whole model passes [`AnySource`] on, which erases the type of a source. `load` of
+//! [`Linear`](crate::ops::Linear::load) and [`Norm`](crate::norm::Norm::load) reads the rest of the model,
+//! [`SharedTables`] what layers share, and [`AnySource::watched`] finds tensors that nothing reads.
+//!
 //! A layer is read in two steps. [`detect`] finds its [`Layout`] from tensor names and shapes; then its weights become
 //! one type, [`AttentionWeights`](crate::weights::AttentionWeights), whatever the layout. Files are untrusted: headers,
 //! indexes and configurations are checked and limited, and an error names the tensor or key. Files are read, not
@@ -39,25 +43,17 @@ mod write;
 pub use crate::families::layout::Layout;
 pub use crate::families::layouts::layouts;
 pub use crate::families::table::layout_of;
-#[doc(hidden)]
 pub use crate::families::table::{model_class, resolved_model_type};
 pub use checkpoint_source::CheckpointSource;
-pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json};
-#[doc(hidden)]
-pub use config_json::{configure_layer, head_sizes, remove_ignored_keys};
+pub use config_json::{HfAttentionConfig, ModelConfig, config_from_json, remove_ignored_keys};
 pub use detect::detect;
 pub use gguf::{GgufMetadata, GgufValue};
 pub use infer::infer_config;
 pub use inspect::LayerInfo;
 pub use load::ModelAttention;
-pub use open::Checkpoint;
-#[doc(hidden)]
-pub use open::read_index;
-#[doc(hidden)]
+pub use open::{Checkpoint, read_index};
 pub use quantized::remove_quantization_config;
-#[doc(hidden)]
 pub use shared_tables::SharedTables;
-#[doc(hidden)]
-pub use source::{AnySource, ReadNames, below, wrong_shape};
-pub use source::{VarMapSource, WeightSource};
+pub use source::{AnySource, VarMapSource, WeightSource};
+pub(crate) use source::{below, wrong_shape};
 pub use write::write_layers;

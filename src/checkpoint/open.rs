@@ -461,7 +461,12 @@ struct Index {
     weight_map: Header<String, false>,
 }
 
-/// Reads an index: the name of each tensor, and the file name of its shard, which is in the folder of the index.
+/// Reads a `model.safetensors.index.json`: the name of each tensor, and the file name of its shard, which is in the
+/// folder of the index.
+///
+/// # Errors
+/// [`Error::File`] for a file that is no index, or names a shard in another folder; the errors of
+/// [`read_limited`](crate::io::read_limited) with 100 MB.
 pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = read_limited(path, MAX_HEADER_BYTES)?;
     let index: Index = parse_json(path, &text).map_err(|e| match e {

@@ -14,6 +14,7 @@ use crate::families::layout::{
     DISTANCE_EMBEDDINGS, GateNames, INDEXER, Layout, PATCH_BIAS, PositionName, PositionRole, ROTARY_FREQUENCIES,
     name_of_head,
 };
+use crate::position::Position;
 use crate::weights::{AttentionWeights, LinearWeights, Parameter, Parameters, Presence, QkvWeights};
 
 impl AttentionWeights {
@@ -28,12 +29,12 @@ impl AttentionWeights {
     }
 
     /// Reads the layer that `source` points at for a loader that puts low-rank changes beside its projections, by
-    /// [`with_changes`](crate::MultiHeadAttention::with_changes): these are read without the changes, and what has no
+    /// `MultiHeadAttention::with_changes`: these are read without the changes, and what has no
     /// place for one beside it, such as the weights of positions, with them.
     ///
     /// # Errors
     /// The errors of [`read`](Self::read).
-    pub fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
+    pub(crate) fn read_base(config: &AttentionConfig, source: &AnySource) -> Result<(Self, &'static Layout)> {
         let base = if has_places(source)? { source.base() } else { source.clone() };
         Self::read_from(config, &base, source)
     }
@@ -123,7 +124,7 @@ pub(super) fn has_places(source: &dyn WeightSource) -> Result<bool> {
 }
 
 fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<()> {
-    if source.contains(ROTARY_FREQUENCIES) && !config.position.scheme().traits().has_frequency_buffer {
+    if source.contains(ROTARY_FREQUENCIES) && !matches!(config.position, Position::Rotary(_)) {
         let allowed = format!("rotary: the checkpoint holds `{}`", source.full_name(ROTARY_FREQUENCIES));
         return Err(Error::config("position", format!("{:?}", config.position), allowed));
     }

@@ -20,19 +20,21 @@ const MAX_BIASES: usize = 1 << 24;
 
 /// Reads the weights of the layer that `source` points at, as [`AttentionWeights::read_base`], with the tables that it
 /// shares with other layers. `pruned` are the heads that it no longer has, by their indices in the unpruned model.
-pub fn read_with_shared_tables(
+pub(crate) fn read_with_shared_tables(
     config: &AttentionConfig,
     pruned: &[usize],
     source: &AnySource,
 ) -> Result<(AttentionWeights, &'static Layout)> {
     check_prefix(source)?;
     let (mut weights, layout) = AttentionWeights::read_base(config, source)?;
-    let tables = SharedTables::read(config, pruned.len(), &weights.position, source)?;
+    let tables = SharedTables::read_missing(config, pruned.len(), &weights.position, source)?;
     tables.insert_into(&mut weights.position, pruned)?;
     Ok((weights, layout))
 }
 
-/// The weights of a position scheme that the layers of a stack share.
+/// The weights of a position scheme that the layers of a stack share: biases of distances (T5, MPNet), biases between
+/// patches (BEiT), embeddings of distances (DeBERTa). None for the other schemes.
+/// [`MultiHeadAttention::load_with_tables`](crate::MultiHeadAttention::load_with_tables) takes them.
 #[derive(Debug, Default)]
 pub struct SharedTables {
     /// Each with the name of its tensor.
@@ -42,9 +44,18 @@ pub struct SharedTables {
 }
 
 impl SharedTables {
-    /// Reads what the layer at `source`, which no longer has `pruned` of its heads, shares with others and is not in
-    /// `own`.
-    pub fn read(config: &AttentionConfig, pruned: usize, own: &Parameters, source: &AnySource) -> Result<Self> {
+    /// Reads the tables of the stack of the layer that `source` points at, in the source's dtype and on its device.
+    /// `config` is that of the layer, which no longer has `pruned` of its heads.
+    ///
+    /// # Errors
+    /// A table that the source does not hold, or that has another shape than `config` says; a table of biases between
+    /// patches that the positions of `config` do not read.
+    pub fn read(config: &AttentionConfig, pruned: usize, source: &impl WeightSource) -> Result<Self> {
+        Self::read_missing(config, pruned, &Parameters::default(), &AnySource::new(source))
+    }
+
+    /// [`read`](Self::read) of the tables that are not in `own`.
+    fn read_missing(config: &AttentionConfig, pruned: usize, own: &Parameters, source: &AnySource) -> Result<Self> {
         // A tensor that layers share keeps all heads when one of the layers loses some.
         let sizes = config.sizes();
         let heads = sizes.num_attention_heads + pruned;
@@ -66,7 +77,7 @@ impl SharedTables {
     }
 
     /// Adds what `weights` does not have to them, without the `pruned` heads.
-    pub fn insert_into(&self, weights: &mut Parameters, pruned: &[usize]) -> Result<()> {
+    pub(crate) fn insert_into(&self, weights: &mut Parameters, pruned: &[usize]) -> Result<()> {
         let kept = || (0..self.heads).filter(|head| !pruned.contains(head)).collect::<Vec<usize>>();
         for (parameter, name, tensor) in &self.tables {
             if weights.get(parameter.name).is_some() {

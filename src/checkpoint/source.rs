@@ -158,7 +158,7 @@ impl WeightSource for VarBuilder<'_> {
     }
 }
 
-/// A source of any kind, at its prefix: what loaders pass on. Cheap to clone.
+/// A [`WeightSource`] of any type, at its prefix. Loaders pass it on, so that they are compiled once. Cheap to clone.
 #[derive(Clone)]
 pub struct AnySource<'a> {
     /// Without a prefix.
@@ -166,19 +166,8 @@ pub struct AnySource<'a> {
     prefix: String,
     /// Whether weights are read without the changes that are computed beside them.
     is_base: bool,
-    /// Where the names of what is read are kept.
-    read: Option<ReadNames>,
-}
-
-/// The full names of the tensors that were read from a source, in their order: see [`AnySource::watched`].
-#[derive(Clone, Debug, Default)]
-pub struct ReadNames(Rc<RefCell<BTreeSet<String>>>);
-
-impl ReadNames {
-    /// The names until now.
-    pub fn names(&self) -> BTreeSet<String> {
-        self.0.borrow().clone()
-    }
+    /// The full names of what was read, if they are kept.
+    read: Option<Rc<RefCell<BTreeSet<String>>>>,
 }
 
 impl<'a> AnySource<'a> {
@@ -187,26 +176,33 @@ impl<'a> AnySource<'a> {
         Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false, read: None }
     }
 
-    /// This source, and the names of what is read from it and from what is made of it: a loader of a whole model finds
-    /// by them what is stored and nothing reads.
-    pub fn watched(&self) -> (Self, ReadNames) {
-        let read = ReadNames::default();
-        (Self { read: Some(read.clone()), ..self.clone() }, read)
+    /// The same source, which keeps the [names of what is read](Self::read_names) from it, its children and its root: a
+    /// loader of a whole model finds by them what is stored and nothing reads.
+    #[must_use]
+    pub fn watched(&self) -> Self {
+        Self { read: Some(Rc::default()), ..self.clone() }
+    }
+
+    /// The names below the prefix, without it, of the tensors that were read since [`watched`](Self::watched); none if
+    /// the source is not watched.
+    pub fn read_names(&self) -> BTreeSet<String> {
+        let read = self.read.as_ref().map(|read| read.borrow());
+        let names = read.iter().flat_map(|names| names.iter());
+        names.filter_map(|name| below(&self.prefix, name)).map(str::to_string).collect()
     }
 
     /// The full name of a tensor that is read.
     fn name_to_read(&self, name: &str) -> String {
         let name = self.full_name(name);
-        if let Some(ReadNames(read)) = &self.read {
+        if let Some(read) = &self.read {
             read.borrow_mut().insert(name.clone());
         }
         name
     }
 
-    /// This source without the low-rank changes that are computed beside the weights: for a loader that puts them
-    /// there, by [`with_changes`](Self::with_changes). All others read weights with their changes.
-    #[must_use]
-    pub fn base(&self) -> Self {
+    /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
+    /// there, by `with_changes`. All others read weights with their changes.
+    pub(crate) fn base(&self) -> Self {
         Self { is_base: true, ..self.clone() }
     }
 

@@ -7,8 +7,10 @@ mod text;
 
 use std::path::PathBuf;
 
+#[cfg(feature = "checkpoints")]
+pub(crate) use text::cut;
 pub use text::cut_to;
-pub(crate) use text::{cut, panic_message};
+pub(crate) use text::panic_message;
 use text::{model_phrase, name, phrase};
 
 /// An error while configuring, loading, calling, writing or training a layer or model.

@@ -29,6 +29,7 @@ pub fn phrase<T: Display>(text: T) -> Shown<T> {
 }
 
 /// A name or value for a phrase.
+#[cfg(feature = "checkpoints")]
 pub fn cut(text: &str) -> String {
     cut_to(text, MAX_NAME)
 }

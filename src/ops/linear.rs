@@ -26,7 +26,9 @@ use crate::ops::projection::{Projection, has_kernels};
 use crate::ops::quantization::Quantization;
 use crate::tensor::{MapTensors, check_allocation, check_shape, element_count, same_dtype_and_device};
 use crate::tensor::{ShareWeights, same_elements};
-use crate::weights::{LinearWeights, LowRankChange};
+use crate::weights::LinearWeights;
+#[cfg(feature = "checkpoints")]
+use crate::weights::LowRankChange;
 
 /// A linear layer `y = x Wᵀ + b` with `W` `(out, in)` and `b` `(out)`, or a module that replaces it:
 /// [`from_module`](Self::from_module), [`with_low_rank`](Self::with_low_rank).
@@ -91,6 +93,7 @@ impl Linear {
 
     /// [`with_low_rank`](Self::with_low_rank) of a change of a weight whose rows `rows` are those of this layer; the
     /// layer itself if none of these is changed.
+    #[cfg(feature = "checkpoints")]
     pub(crate) fn with_change(&self, change: &LowRankChange, rows: &[usize]) -> Result<Self> {
         let changed_row = |row: &usize| change.rows.contains(row).then(|| (row - change.rows.start) as u32);
         let chosen: Vec<u32> = rows.iter().filter_map(changed_row).collect();
@@ -144,14 +147,12 @@ impl Linear {
     }
 
     /// A tensor with the dtype and the device of the weights.
-    #[doc(hidden)]
-    pub fn like(&self) -> &Tensor {
+    pub(crate) fn like(&self) -> &Tensor {
         self.projection.like()
     }
 
     /// Identity of the weights: layers that share them have the same id.
-    #[doc(hidden)]
-    pub fn id(&self) -> TensorId {
+    pub(crate) fn id(&self) -> TensorId {
         self.id
     }
 
@@ -189,16 +190,19 @@ impl Linear {
         self.projection.changing()
     }
 
-    /// Whether the CPU kernel, or Accelerate or MKL in its place, can multiply with these weights. Weights that track a
-    /// gradient are never packed, because they may change.
-    #[doc(hidden)]
+    /// Whether the CPU kernel, or Accelerate or MKL in its place, can multiply with these weights: they are on the CPU,
+    /// in f32, f16, bf16 or few bits, with nothing beside them. Weights that track a gradient are never packed, because
+    /// they may change.
     pub fn can_pack(&self) -> bool {
         has_kernels(self.like()) && self.is_plain() && !self.is_exact() && !self.tracks_gradient()
     }
 
-    /// Packs the weights now and gives their tensors back, where they can be packed: they then take memory once. Only
-    /// for tensors that nobody else holds, or nothing is won and changes of them are lost.
-    #[doc(hidden)]
+    /// Packs the weights for the CPU kernels now and drops their tensors, if [`can_pack`](Self::can_pack): they then
+    /// take memory once. Other weights stay as they are. Only for tensors that nobody else holds, or nothing is won and
+    /// changes of them are lost.
+    ///
+    /// # Errors
+    /// Not enough memory.
     pub fn pack(&mut self) -> Result<()> {
         self.projection = self.projection.to_packed()?.unwrap_or(self.projection.clone());
         Ok(())
@@ -235,7 +239,7 @@ impl Linear {
 
     /// Makes products of weights in few bits those of the dequantized weights, whatever tracks a gradient: in training
     /// all projections compute the function whose gradient follows. [`pack`](Self::pack) makes them as fast as before.
-    #[doc(hidden)]
+    /// Other weights stay as they are.
     pub fn set_exact(&mut self) {
         self.projection = self.projection.to_exact().unwrap_or(self.projection.clone());
     }
@@ -245,19 +249,15 @@ impl Linear {
         self.projection.is_exact()
     }
 
-    /// Whether there are no tensors of the weights any more.
-    #[doc(hidden)]
-    pub fn is_only_packed(&self) -> bool {
-        self.projection.packed_outputs().is_some()
-    }
-
     /// Whether the weights have been packed.
     pub fn is_packed(&self) -> bool {
         self.projection.is_packed()
     }
 
-    /// The packed weights; call only if [`can_pack`](Self::can_pack).
-    #[doc(hidden)]
+    /// The packed weights of `candle-attention-kernels`, which multiply rows in buffers; they are packed on first use.
+    ///
+    /// # Errors
+    /// The weights cannot be packed ([`can_pack`](Self::can_pack)), or there is not enough memory.
     pub fn packed(&self) -> Result<&PackedWeights> {
         self.projection.packed()
     }
@@ -287,8 +287,7 @@ impl Module for Linear {
 
 impl Linear {
     /// Whether both have the same weights, bit for bit, held in the same way.
-    #[doc(hidden)]
-    pub fn has_same_weights(&self, other: &Self) -> Result<bool> {
+    pub(super) fn has_same_weights(&self, other: &Self) -> Result<bool> {
         let alike = |other: &Self| self.dims == other.dims && self.has_bias() == other.has_bias();
         if !alike(other) || self.like().dtype() != other.like().dtype() {
             return Ok(false);

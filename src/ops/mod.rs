@@ -23,7 +23,6 @@ pub(crate) use dense::accumulate_dtype;
 pub(crate) use latent::{Latent, LatentSizes, concat_last, per_head};
 pub use linear::Linear;
 pub(crate) use norm::NormParameters;
-#[doc(hidden)]
 pub use pack::with_blas;
 pub use projection::ProjectionKind;
 pub(crate) use qkv::{GATE, Qkv};

@@ -20,8 +20,24 @@ pub(super) fn blas() -> Option<Blas> {
     CHOSEN.get().unwrap_or_else(Blas::linked)
 }
 
-/// Calls `run` with a library, or none, for all weights that this thread packs meanwhile. For tests.
-#[doc(hidden)]
+/// Calls `run`, in which this thread packs weights of 16 and 32 bits for `blas`, or for this crate's kernels if it is
+/// `None`. Otherwise they are packed for the library that the feature `accelerate` or `mkl` links. Products with the
+/// weights go to what they were packed for, also after the call.
+///
+/// It is for a program that links MKL and also runs on processors on which the kernels are faster. `Blas` is a type of
+/// the package `candle-attention-kernels`.
+///
+/// ```
+/// use candle_attention::ops::{Linear, with_blas};
+/// use candle_attention::weights::LinearWeights;
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let weights = LinearWeights::new(Tensor::ones((3, 2), DType::F32, &Device::Cpu)?, None);
+/// let mut linear = Linear::new("up_proj", weights, 3, 2)?;
+/// with_blas(None, || linear.pack())?;
+/// assert!(linear.is_packed());
+/// # Ok::<(), candle_attention::Error>(())
+/// ```
 pub fn with_blas<R>(blas: Option<Blas>, run: impl FnOnce() -> R) -> R {
     let before = CHOSEN.replace(Some(blas));
     let result = run();

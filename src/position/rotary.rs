@@ -261,7 +261,7 @@ impl PositionScheme for Rotary {
 
     fn traits(&self) -> SchemeTraits {
         let ragged = if self.heads.is_some() { RaggedSupport::Tensors } else { RaggedSupport::CpuBuffers };
-        SchemeTraits { has_frequency_buffer: true, ragged, rotates: true, ..SchemeTraits::default() }
+        SchemeTraits { ragged, rotates: true, ..SchemeTraits::default() }
     }
 
     fn accepts_positions(&self, axes: usize) -> bool {

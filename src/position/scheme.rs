@@ -147,8 +147,6 @@ pub(crate) struct SchemeTraits {
     pub uses_grid: bool,
     /// Whether a call may give the type of each token.
     pub uses_token_types: bool,
-    /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
-    pub has_frequency_buffer: bool,
     /// How ragged batches run.
     pub ragged: RaggedSupport,
     /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.

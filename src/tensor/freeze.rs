@@ -19,9 +19,14 @@ use half::{bf16, f16};
 use crate::error::Result;
 use crate::tensor::cpu_slice::with_slices;
 
-/// A tree of tensors: the weights of a layer, a layer, a model.
+/// A tree of tensors: the weights of a layer, a layer, a model. [`map_fields!`](crate::map_fields) implements it for a
+/// struct.
 pub trait MapTensors: Sized {
-    /// Applies `f` to every tensor, in an order that depends on their number only.
+    /// The same tree with `f` of every tensor, in an order that depends on their number only. `f` keeps the shape. What
+    /// is packed together with others, or in few bits, stays as it is.
+    ///
+    /// # Errors
+    /// Those of `f`; tensors that do not fit together any more.
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self>;
 }
 
@@ -61,9 +66,13 @@ impl<T: MapTensors> MapTensors for Vec<T> {
     }
 }
 
-/// The last frozen copy of a layer or model, which its clones share.
+/// The last frozen copy of a layer or model, which its clones share: a field of what implements [`Freeze`]. The default
+/// is that of a layer or model that may change and has not been copied yet.
 #[derive(Clone)]
-pub enum Frozen<T> {
+pub struct Frozen<T>(State<T>);
+
+#[derive(Clone)]
+enum State<T> {
     /// The layer or model may change; its last copy, if there is one.
     Last(Arc<Mutex<Option<T>>>),
     /// The layer or model is a frozen copy itself.
@@ -72,36 +81,96 @@ pub enum Frozen<T> {
 
 impl<T> Default for Frozen<T> {
     fn default() -> Self {
-        Self::Last(Arc::default())
+        Self(State::Last(Arc::default()))
     }
 }
 
 impl<T> Frozen<T> {
+    /// The state of a frozen copy.
+    pub(crate) fn itself() -> Self {
+        Self(State::Itself)
+    }
+
     /// Whether the layer or model is a frozen copy itself.
     pub fn is_itself(&self) -> bool {
-        matches!(self, Self::Itself)
+        matches!(self.0, State::Itself)
     }
 }
 
-/// A layer or model that can be frozen.
+impl<T: Clone> Frozen<T> {
+    /// The last copy, if there is one.
+    pub(crate) fn last(&self) -> Option<T> {
+        match &self.0 {
+            State::Last(last) => last.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            State::Itself => None,
+        }
+    }
+}
+
+/// A layer or model that can be frozen. [`MultiHeadAttention`](crate::MultiHeadAttention) is one, and a model of layers
+/// becomes one:
+///
+/// ```
+/// use candle_attention::candle_core::Tensor;
+/// use candle_attention::tensor::{Freeze, Frozen, MapTensors};
+/// use candle_attention::{MultiHeadAttention, Result};
+///
+/// #[derive(Clone)]
+/// struct Model {
+///     layers: Vec<MultiHeadAttention>,
+///     frozen: Frozen<Self>,
+/// }
+///
+/// impl MapTensors for Model {
+///     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+///         Ok(Self { layers: self.layers.map_tensors(f)?, frozen: Frozen::default() })
+///     }
+/// }
+///
+/// impl Freeze for Model {
+///     fn frozen_state(&mut self) -> &mut Frozen<Self> {
+///         &mut self.frozen
+///     }
+///
+///     fn pack(&mut self) -> Result<()> {
+///         self.layers.iter_mut().try_for_each(Freeze::freeze_in_place)
+///     }
+/// }
+///
+/// impl Model {
+///     /// For evaluation between the steps of training.
+///     fn frozen(&self) -> Result<Self> {
+///         self.freeze(&self.frozen)
+///     }
+/// }
+/// ```
 pub trait Freeze: MapTensors + Clone {
     /// Where the last frozen copy is.
     fn frozen_state(&mut self) -> &mut Frozen<Self>;
 
     /// Packs the weights of projections where the CPU can, and gives their tensors back.
+    ///
+    /// # Errors
+    /// Not enough memory.
     fn pack(&mut self) -> Result<()>;
 
     /// Makes a layer or model of tensors that nobody else holds a frozen one.
+    ///
+    /// # Errors
+    /// The errors of [`pack`](Self::pack).
     fn freeze_in_place(&mut self) -> Result<()> {
         self.pack()?;
-        *self.frozen_state() = Frozen::Itself;
+        *self.frozen_state() = Frozen::itself();
         Ok(())
     }
 
     /// A copy whose tensors nobody else can change, the last one if the weights are still the same. `last` is the
     /// [`frozen_state`](Self::frozen_state) of `self`.
+    ///
+    /// # Errors
+    /// The device is out of memory.
     fn freeze(&self, last: &Frozen<Self>) -> Result<Self> {
-        let Frozen::Last(last) = last else { return Ok(self.clone()) };
+        let State::Last(last) = &last.0 else { return Ok(self.clone()) };
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(frozen) = &*last
             && has_weights(frozen, tensors(self)?)?
@@ -173,9 +242,14 @@ fn same_on_cpu<T: WithDType, B: PartialEq>(a: &Tensor, b: &Tensor, bits: impl Fn
     with_slices([a, b], |[a, b]: [&[T]; 2]| a.chunks(BLOCK).zip(b.chunks(BLOCK)).all(|(a, b)| same(a, b)))
 }
 
-/// What takes over weights of another one of its kind where the bits are the same: both then hold one copy.
+/// A layer or model that takes over the weights of another one of its kind where the bits are the same: both then hold
+/// one copy. For models with different adapters of one base. [`share_fields!`](crate::share_fields) implements it for a
+/// struct.
 pub trait ShareWeights: Sized {
-    /// Puts the tensors of `other` in the place of equal ones.
+    /// Puts the weights of `other` in the place of equal ones.
+    ///
+    /// # Errors
+    /// A GPU cannot be read.
     fn share_weights(&mut self, other: &Self) -> Result<()>;
 }
 
@@ -203,9 +277,26 @@ impl<T: ShareWeights> ShareWeights for Vec<T> {
     }
 }
 
-/// `MapTensors` of a struct, field by field. After the braces, `..` stands for all other fields, which are copied.
+/// Implements [`MapTensors`](crate::tensor::MapTensors) for a struct, field by field. After the braces, `..` stands for
+/// all other fields, which are copied.
+///
+/// ```
+/// use candle_attention::candle_core::{DType, Device, Tensor};
+/// use candle_attention::tensor::MapTensors;
+/// use candle_attention::{MultiHeadAttention, map_fields};
+///
+/// struct Block {
+///     attention: MultiHeadAttention,
+///     scale: Tensor,
+///     index: usize,
+/// }
+/// map_fields!(Block { attention, scale }..);
+///
+/// fn in_f16(block: &Block) -> candle_attention::Result<Block> {
+///     block.map_tensors(&mut |tensor| Ok(tensor.to_dtype(DType::F16)?))
+/// }
+/// ```
 #[macro_export]
-#[doc(hidden)]
 macro_rules! map_fields {
     ($type:ident { $($field:ident),* } $($rest:tt)?) => {
         impl $crate::tensor::MapTensors for $type {
@@ -219,9 +310,20 @@ macro_rules! map_fields {
     };
 }
 
-/// `ShareWeights` of a struct, field by field. Small tensors, such as those of norms, are left out.
+/// Implements [`ShareWeights`](crate::tensor::ShareWeights) for a struct, field by field. Small tensors, such as those
+/// of norms, are left out.
+///
+/// ```
+/// use candle_attention::ops::Linear;
+/// use candle_attention::{MultiHeadAttention, share_fields};
+///
+/// struct Block {
+///     attention: MultiHeadAttention,
+///     up: Linear,
+/// }
+/// share_fields!(Block { attention, up });
+/// ```
 #[macro_export]
-#[doc(hidden)]
 macro_rules! share_fields {
     ($type:ident { $($field:ident),* }) => {
         impl $crate::tensor::ShareWeights for $type {

@@ -1,5 +1,8 @@
 //! Helpers over candle tensors: the memory of a CPU tensor as a slice, dispatch on the dtype, selection, broadcasting.
 //!
+//! Public is what a model around the layer needs: [`Freeze`] and [`ShareWeights`] for its frozen copies and for copies
+//! with other adapters, both over the tensors that [`MapTensors`] visits, and [`with_slices`].
+//!
 //! The kernels of this crate read slices and the rest of the crate holds [`Tensor`](candle_core::Tensor)s. The
 //! conversion between both is here, once, and by reference: copying every input of a kernel into a `Vec` would be
 //! simpler and would cost more than some of the kernels.

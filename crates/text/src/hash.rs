@@ -7,7 +7,15 @@ use candle_attention::io::open_regular;
 use candle_attention::{Error, Result};
 use sha2::{Digest, Sha256};
 
-/// A SHA-256 hash of a sequence of parts.
+/// A SHA-256 hash of a sequence of parts, the same on every machine, such as the key of what a cache holds for them. An
+/// iterator of parts collects into it.
+///
+/// ```
+/// use candle_attention_text::Fingerprint;
+///
+/// let key = ["a model", "a text"].iter().map(|part| part.as_bytes()).collect::<Fingerprint>().hex();
+/// assert_eq!(key.len(), 64);
+/// ```
 #[derive(Default)]
 pub struct Fingerprint(Sha256);
 

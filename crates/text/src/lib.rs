@@ -98,7 +98,6 @@ mod text;
 pub use candle_attention_visualize as visualize;
 pub use default_dtype::default_dtype;
 pub use gguf::gguf_notes;
-#[doc(hidden)]
 pub use hash::Fingerprint;
 pub use hub::locate_model;
 #[cfg(feature = "hub")]

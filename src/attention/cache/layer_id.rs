@@ -6,7 +6,7 @@ use candle_core::{Tensor, TensorId};
 
 use crate::attention::MultiHeadAttention;
 use crate::error::{Error, Result};
-use crate::tensor::{Frozen, same_elements};
+use crate::tensor::same_elements;
 use crate::weights::HeadKind;
 
 /// A layer with its weights of a moment. Clones and frozen copies of a layer are the same layer.
@@ -32,8 +32,9 @@ impl LayerId {
 
 /// The identity of a layer and of its present weights, by which caches know it. Clones of the layer share it.
 ///
-/// Variables are compared element by element with copies of a call before, as [`Frozen`] does it and for its reason:
-/// candle does not count changes. Here only what keys and values are made with is compared, because it is at each call.
+/// Variables are compared element by element with copies of a call before, as
+/// [`Freeze::freeze`](crate::tensor::Freeze) does it and for its reason: candle does not count changes. Here only what
+/// keys and values are made with is compared, because it is at each call.
 #[derive(Clone)]
 pub(in crate::attention) struct Identity {
     /// The identity of a layer with fixed weights.
@@ -65,10 +66,7 @@ impl MultiHeadAttention {
         let id = self.identity.id;
         let Some(now) = self.changing_weights()? else { return Ok(id) };
         // Before the lock below, which a thread that freezes the layer takes while it holds this one.
-        let frozen = match &self.frozen {
-            Frozen::Last(last) => last.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            Frozen::Itself => None,
-        };
+        let frozen = self.frozen.last();
         let mut last = self.identity.last();
         if let Some(known) = &*last
             && same(&known.copies, &now)?

@@ -16,21 +16,27 @@ mod rotated_context;
 mod span_convolution;
 mod value_convolution;
 
-pub(crate) use block_keys::BLOCKS;
 pub use block_keys::KeyCompression;
-pub(crate) use context_norm::{CONTEXT_NORM, CONTEXT_NORM_PARTS};
 pub use differential::Differential;
-pub(crate) use extra_keys::BIAS_KV;
-pub(crate) use global_tokens::{GLOBAL, GLOBAL_NAMES};
 pub use output_gate::{GateActivation, GateOver, OutputGate};
-pub(crate) use output_groups::GROUPS;
 pub use output_groups::OutputGroups;
-pub(crate) use projection_limits::PROJECTION_LIMITS;
 
-use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms, Names, ShapeOf};
+/// Names for loaders.
+#[cfg(feature = "checkpoints")]
+pub(crate) use self::{
+    block_keys::BLOCKS,
+    context_norm::{CONTEXT_NORM, CONTEXT_NORM_PARTS},
+    global_tokens::{GLOBAL, GLOBAL_NAMES},
+    output_groups::GROUPS,
+    projection_limits::PROJECTION_LIMITS,
+};
+use crate::attention::mechanism::{LayerParts, MechanismRow, Mechanisms};
+#[cfg(feature = "checkpoints")]
+use crate::attention::mechanism::{Names, ShapeOf};
 use crate::config::AttentionConfig;
 use crate::error::Result;
 use crate::weights::Parameter;
+pub(crate) use extra_keys::BIAS_KV;
 
 /// All mechanisms, in the order in which they act.
 const ALL: [MechanismRow; 15] = [

@@ -7,8 +7,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::mechanism::{Mechanism, MechanismRow, Routes, boxed};
 use crate::attention::steps::softplus;
 use crate::config::{AttentionConfig, MechanismConfig};
-use crate::ensure;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::setters;
 use crate::tensor::compute_dtype;
 
@@ -95,9 +94,9 @@ impl AttentionConfig {
     pub(crate) fn check_gates_elements(&self, reason: impl FnOnce() -> String) -> Result<()> {
         let gate = self.output_gate();
         let is_over_elements = gate.is_some_and(|gate| gate.over == GateOver::Element);
-        ensure!(
+        crate::ensure!(
             is_over_elements,
-            Error::config("output_gate", format!("{gate:?}"), format!("over elements: {}", reason()))
+            crate::error::Error::config("output_gate", format!("{gate:?}"), format!("over elements: {}", reason()))
         );
         Ok(())
     }

@@ -6,6 +6,7 @@ use candle_attention::checkpoint::ModelAttention;
 use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd, plan_for};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ObserveOptions,
+    ProjectionKind,
 };
 use candle_core::{DType, Device, Tensor, Var};
 
@@ -265,7 +266,11 @@ fn a_layer_with_another_mask_is_the_same_otherwise() {
     for layer in [layer.clone(), layer.frozen().unwrap()] {
         let free = layer.with_mask(AttentionMask::full()).unwrap();
         assert_eq!(free.config(), &AttentionConfig::new(12, 3));
-        assert_eq!((free.projection_ids(), free.is_frozen()), (layer.projection_ids(), layer.is_frozen()));
+        assert_eq!(free.is_frozen(), layer.is_frozen());
+        for kind in [ProjectionKind::Query, ProjectionKind::Output] {
+            let [own, shared] = [&free, &layer].map(|layer| layer.projection(kind).unwrap());
+            assert!(std::ptr::eq(own.packed().unwrap(), shared.packed().unwrap()), "{kind:?}");
+        }
         for free in [free.clone(), free.frozen().unwrap()] {
             assert!(max_diff(&attend(&free, AttentionMask::full()), &want) > 1e-3);
             assert_eq!(max_diff(&attend(&free, AttentionMask::causal()), &want), 0.0);

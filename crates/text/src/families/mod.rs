@@ -2,7 +2,7 @@
 //!
 //! A row states what distinguishes a model from BERT, and [`model`](crate::model) runs all of them with one stack of
 //! blocks. What attention does in a family (masks, positions, scale, norms) is the table of the layer, which
-//! [`configure_layer`](candle_attention::checkpoint::configure_layer) applies.
+//! [`ModelConfig::configure`](candle_attention::checkpoint::ModelConfig::configure) applies.
 
 mod decoders;
 mod encoders;

@@ -110,10 +110,10 @@ impl<K: HeadKind> HeadModel<K> {
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
         config.validate()?;
-        let (source, read) = source.watched();
+        let source = source.watched();
         let places = Places::find(config, &source);
         let (head, model) = K::load(config, &places)?;
-        places.check_read(config, &read)?;
+        places.check_read(config)?;
         let mut whole = Self { model, head, frozen: Frozen::default(), kind: PhantomData };
         if source.gives_own_tensors() {
             whole.freeze_in_place()?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_attention::checkpoint::{AnySource, WeightSource, configure_layer, head_sizes};
+use candle_attention::checkpoint::{AnySource, ModelConfig, WeightSource};
 use candle_attention::ensure;
 use candle_attention::io::read_json;
 use candle_attention::lora::LoraTasks;
@@ -271,17 +271,8 @@ impl TextModelConfig {
 
     /// The attention of layer `index`, to which `source` points, as its model runs it, and its built-in mask.
     pub(crate) fn attention_of(&self, source: &AnySource, index: usize) -> Result<(AttentionConfig, AttentionMask)> {
-        let mut config = self.attention();
-        let [head_dim, key_value_heads] = head_sizes(&self.keys, source)?;
-        config.head_dim = head_dim.or(config.head_dim);
-        config.num_key_value_heads = key_value_heads.or(config.num_key_value_heads);
         let pruned = self.pruned_heads.for_layer(index);
-        if !pruned.is_empty() {
-            config.head_dim = Some(config.resolved_head_dim());
-            config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
-            config.num_key_value_heads = None;
-        }
-        configure_layer(&self.keys, source, config, &pruned)
+        ModelConfig::new(&self.keys).configure(self.attention(), &pruned, source)
     }
 
     /// Whether layer `index` has a short convolution in the place of attention.

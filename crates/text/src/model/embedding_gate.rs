@@ -63,7 +63,7 @@ impl EmbeddingGate {
         index: usize,
     ) -> Result<Self> {
         let (hidden, size) = (config.hidden_size, projections.size);
-        let read = |name: &str, out, input| Linear::load_with(&source.child(name), out, input, false);
+        let read = |name: &str, out, input| Linear::load_with_bias(&source.child(name), out, input, false);
         let own = LinearWeights::new(projections.weight.narrow(0, index * size, size)?, None);
         let mut projection = Linear::new(&source.full_name(PROJECTION), own, size, hidden)?;
         projections.quantization.map_or(Ok(()), |format| projection.quantize(format))?;

@@ -2,7 +2,6 @@
 
 use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::tensor::{Freeze, MapTensors, ShareWeights};
-use candle_attention::weights::AttentionWeights;
 use candle_attention::{AttentionMask, MultiHeadAttention, Quantization, Result};
 use candle_core::Tensor;
 
@@ -35,11 +34,8 @@ impl Mixer {
         }
         let source = source.child(row.attention);
         let (attention, mask) = config.attention_of(&source, index)?;
-        let (mut weights, layout) = AttentionWeights::read_base(&attention, &source)?;
-        tables.insert_into(&mut weights.position, &config.pruned_heads.for_layer(index))?;
-        let mut attention = MultiHeadAttention::from_weights(&attention, weights)?;
-        attention.quantize_for(&source, layout)?;
-        let mut attention = attention.with_changes(&source)?;
+        let pruned = config.pruned_heads.for_layer(index);
+        let mut attention = MultiHeadAttention::load_with_tables(&attention, &pruned, tables, &source)?;
         if source.gives_own_tensors() {
             attention.freeze_in_place()?;
         }

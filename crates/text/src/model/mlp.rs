@@ -44,7 +44,9 @@ impl Mlp {
         // In gated families each bias is optional. Packed one after another, so that never all tensors and all packed
         // weights are in memory.
         let dense = |name: &str, out, input| match names {
-            FeedForwardNames::Plain { .. } => Linear::load_with(&source.child(name), out, input, row.feed_forward_bias),
+            FeedForwardNames::Plain { .. } => {
+                Linear::load_with_bias(&source.child(name), out, input, row.feed_forward_bias)
+            }
             _ => Linear::load(source, name, out, input),
         };
         let activation = config.hidden_act;
@@ -57,15 +59,8 @@ impl Mlp {
                 Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
             }
             FeedForwardNames::Halves { both, activated: half, last } => {
-                let joint = source.base().child(both);
-                let weights = read_linear(&joint, 2 * inner, hidden, joint.contains("bias"))?;
-                let whole = Linear::new(&source.full_name(both), weights, 2 * inner, hidden)?;
-                let [mut activated, mut plain] = halves(&whole, half)?;
-                [&mut activated, &mut plain].into_iter().try_for_each(|half| half.pack_for(&joint, "weight"))?;
-                let with_changes = |linear: Linear, half: usize| {
-                    joint.with_changes(linear, "weight", half * inner..(half + 1) * inner)
-                };
-                let (activated, plain) = (with_changes(activated, half)?, with_changes(plain, 1 - half)?);
+                let [first, second] = Linear::load_halves(source, both, inner, hidden)?;
+                let (activated, plain) = if half == 0 { (first, second) } else { (second, first) };
                 Self { activated, plain: Some(plain), activation, last: dense(last, hidden, inner)? }
             }
         })
@@ -191,26 +186,13 @@ fn fused_activation(activation: Activation) -> Option<kernels::Activation> {
     })
 }
 
-/// The activated half of a layer and the other one, as views, which follow its weights if these change.
-fn halves(both: &Linear, activated: usize) -> Result<[Linear; 2]> {
-    let (out, input, weights) = (both.out_features(), both.in_features(), both.weights()?);
-    let half = |which: usize| {
-        let weights = weights.narrow(which * (out / 2), out / 2)?;
-        Linear::new("a half of the feed-forward", weights, out / 2, input)
-    };
-    Ok([half(activated)?, half(1 - activated)?])
-}
-
 map_fields!(Mlp { activated, plain, last }..);
 share_fields!(Mlp { activated, plain, last });
 
-/// Loads the weights of a projection `(out, input)`.
-pub(crate) fn read_linear(source: &AnySource, out: usize, input: usize, bias: bool) -> Result<LinearWeights> {
-    let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
-    Ok(LinearWeights::new(source.get("weight", &[out, input])?, bias))
-}
-
 /// Loads the projection `name` `(out, input)` as it is stored, not packed yet.
 pub(crate) fn linear(source: &AnySource, name: &str, out: usize, input: usize, bias: bool) -> Result<Linear> {
-    Linear::new(&source.full_name(name), read_linear(&source.child(name), out, input, bias)?, out, input)
+    let source = source.child(name);
+    let bias = bias.then(|| source.get("bias", &[out])).transpose()?;
+    let weights = LinearWeights::new(source.get("weight", &[out, input])?, bias);
+    Linear::new(&source.full_name(""), weights, out, input)
 }

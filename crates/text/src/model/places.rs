@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use candle_attention::checkpoint::{AnySource, ReadNames, WeightSource, below};
+use candle_attention::checkpoint::{AnySource, WeightSource};
 use candle_attention::{Error, Result};
 
 use crate::families::model::Model;
@@ -72,12 +72,11 @@ impl<'a> Places<'a> {
     ///
     /// # Errors
     /// [`Error::Tensor`] with the first tensor that was not read.
-    pub fn check_read(&self, config: &TextModelConfig, read: &ReadNames) -> Result<()> {
+    pub fn check_read(&self, config: &TextModelConfig) -> Result<()> {
         let Some(names) = self.root.names() else { return Ok(()) };
         let [root, body] = [&self.root, &self.body].map(|source| source.full_name(""));
         let body = below(&root, &body).unwrap_or_default();
-        let read = read.names();
-        let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
+        let read = self.root.read_names();
         let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
         // Adapters for tasks are read when a task is asked for.
         let has_tasks = config.tasks()?.is_some();
@@ -106,17 +105,23 @@ fn is_beyond_last_layer(config: &TextModelConfig, name: &str) -> bool {
 /// # Errors
 /// Those of `load`; [`Error::Tensor`] with the first tensor that was not read.
 pub(crate) fn load_all<T>(source: &AnySource, load: impl FnOnce(&AnySource) -> Result<T>) -> Result<T> {
-    let (root, (watched, read)) = (source.full_name(""), source.watched());
+    let watched = source.watched();
     let loaded = load(&watched)?;
-    let names = source.names().unwrap_or_default();
-    let read = read.names();
-    let read: BTreeSet<&str> = read.iter().filter_map(|name| below(&root, name)).collect();
+    let (names, read) = (source.names().unwrap_or_default(), watched.read_names());
     let parts: BTreeSet<&str> = read.iter().map(|name| part(name, "")).collect();
     // A GGUF file holds several modules.
     let is_left = |name: &&String| parts.contains(part(name, "")) && !read.contains(name.as_str());
     match names.iter().find(is_left) {
         Some(name) => Err(not_read(source.full_name(name), "the module")),
         None => Ok(loaded),
+    }
+}
+
+/// The rest of a name below a prefix, which may be empty.
+fn below<'n>(prefix: &str, name: &'n str) -> Option<&'n str> {
+    match prefix {
+        "" => Some(name),
+        prefix => name.strip_prefix(prefix)?.strip_prefix('.'),
     }
 }
 

@@ -47,7 +47,7 @@ impl ShortConvolution {
                 let found = if has_bias { "is absent" } else { "is there" }.to_string();
                 return Err(Error::Tensor { name: source.full_name("bias"), found, expected });
             }
-            Linear::load_with(&source, out, hidden, has_bias)
+            Linear::load_with_bias(&source, out, hidden, has_bias)
         };
         let own = source.child("conv");
         let causal = config.key_flag("is_causal")?.unwrap_or(true);

@@ -6,7 +6,6 @@ use candle_attention::checkpoint::{AnySource, SharedTables, WeightSource};
 use candle_attention::norm::Norm;
 use candle_attention::ops::Linear;
 use candle_attention::tensor::{Freeze, Frozen};
-use candle_attention::weights::Parameters;
 use candle_attention::{AttentionMask, Quantization, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -88,10 +87,10 @@ impl TextModel {
     }
 
     pub(crate) fn load_from(config: &TextModelConfig, source: &AnySource) -> Result<Self> {
-        let (source, read) = source.watched();
+        let source = source.watched();
         let places = Places::find(config, &source);
         let model = Self::load_at(config, &places, None)?;
-        places.check_read(config, &read)?;
+        places.check_read(config)?;
         Ok(model)
     }
 
@@ -114,7 +113,7 @@ impl TextModel {
         let first = source.child(&prefixes[index]).child(row.block.attention);
         let (attention, _) = config.attention_of(&first, index)?;
         let pruned = config.pruned_heads.for_layer(index).len();
-        let shared = SharedTables::read(&attention, pruned, &Parameters::default(), &first)?;
+        let shared = SharedTables::read(&attention, pruned, &first)?;
         let projections = EmbeddingProjections::load(config, &row.block, source)?;
         let stack = Stack { config, row: &row.block, tables: &shared };
         let (mut blocks, mut loaded, mut layers) = (Vec::new(), Vec::new(), Vec::new());
@@ -136,7 +135,7 @@ impl TextModel {
         let final_projection = |(name, _)| {
             let (own, beside) = (source.child(name), beside.child(name));
             let source = if own.contains("weight") { own } else { beside };
-            Linear::load_with(&source, config.output_size()?, config.hidden_size, false)
+            Linear::load_with_bias(&source, config.output_size()?, config.hidden_size, false)
         };
         let mut model = Self {
             config: config.clone(),
@@ -145,7 +144,7 @@ impl TextModel {
             // ALBERT has one even where the widths are the same.
             projection: projection
                 .filter(|projection| width != config.hidden_size || projection.contains("weight"))
-                .map(|projection| Linear::load_with(&projection, config.hidden_size, width, true))
+                .map(|projection| Linear::load_with_bias(&projection, config.hidden_size, width, true))
                 .transpose()?,
             blocks,
             layers,

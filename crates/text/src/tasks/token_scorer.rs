@@ -172,7 +172,7 @@ fn load_model(
     let ids: Vec<u32> = [Some(yes), no].into_iter().flatten().collect();
     check_ids("the tokens that are scored", &ids, config.vocab_size)?;
     const HEAD: &str = "lm_head.weight";
-    let (source, read) = source.watched();
+    let source = source.watched();
     let places = Places::find(config, &source);
     // A head that is stored counts even if it is said to be the word embeddings: transformers ties what is missing or
     // equal.
@@ -180,7 +180,7 @@ fn load_model(
     let is_own = places.root.contains(HEAD) || tied == Some(false);
     let head = is_own.then(|| places.root.get(HEAD, &[config.vocab_size, hidden])).transpose()?;
     let model = TextModel::load_at(config, &places, (tied == Some(true)).then_some(HEAD))?;
-    places.check_read(config, &read)?;
+    places.check_read(config)?;
     let (count, ids) = (ids.len(), Tensor::new(ids, model.device())?);
     let weight = head.map_or_else(|| model.embeddings.words.lookup(&ids), |head| Ok(head.index_select(&ids, 0)?))?;
     Ok((model, Linear::new(HEAD, LinearWeights::new(weight, None), count, hidden)?))
