@@ -222,8 +222,8 @@ impl Checkpoint {
     /// [`Quantization`](crate::Quantization): what loaders quantize of them is projections and tables of embeddings.
     ///
     /// A weight that the checkpoint holds in few bits itself is dequantized in a dtype, and stays so on the CPU in
-    /// `ComputeType::default()` and if its format is the one that is asked for; one that it holds in a float dtype stays so
-    /// then.
+    /// `ComputeType::default()` and if its format is the one that is asked for; one that it holds in a float dtype
+    /// stays so then.
     ///
     /// Few bits reach what is loaded from this source: attention layers,
     /// [`ops::Linear::load`](crate::ops::Linear::load), text models. The parts of a model that read a

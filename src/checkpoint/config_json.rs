@@ -29,7 +29,8 @@ pub struct HfAttentionConfig {
     pub config: AttentionConfig,
     /// Heads that the layer no longer has, by their indices in the unpruned model.
     pub pruned_heads: Vec<usize>,
-    /// The facts that the layer cannot know and a call has to say ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
+    /// The facts that the layer cannot know and a call has to say
+    /// ([`ModelAttention::note`](crate::checkpoint::ModelAttention)).
     pub note: Option<&'static str>,
 }
 
@@ -163,8 +164,8 @@ fn gate_rows(source: &dyn WeightSource, layout: &Layout, config: &AttentionConfi
     rows(source, gate.map(|names| names.weight))
 }
 
-/// `shared_rows` are those of the table of biases that all layers share. `has_class` is whether transformers' own class runs the
-/// file.
+/// `shared_rows` are those of the table of biases that all layers share. `has_class` is whether transformers' own class
+/// runs the file.
 fn configure(
     layer: &Layer,
     source: &dyn WeightSource,

@@ -92,7 +92,8 @@ impl Layout {
         if let Orientation::Pointwise(ones) = self.o.orientation {
             return source.shape(self.o.weight).is_ok_and(|shape| shape.is_none_or(|shape| shape.len() == 2 + ones));
         }
-        // All weights have one orientation, and the last one of the queries, keys and values has more outputs than inputs.
+        // All weights have one orientation, and the last one of the queries, keys and values has more outputs than
+        // inputs.
         let weight = self.qkv.form().weights().last().copied().filter(|_| self.check_orientation);
         match weight.map(|weight| source.shape(weight)) {
             Some(Ok(Some(shape))) if shape.len() == 2 => {

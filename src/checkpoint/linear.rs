@@ -13,11 +13,11 @@ impl Linear {
     /// The linear layer that `source` holds below `name`, as attention layers load their projections: a `weight`
     /// `(out, input)` and, where one is stored, a `bias` `(out)`.
     ///
-    /// As [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) loads a layer, this loads the rest of a model: weights are in few bits where the source has a format for them
-    /// ([`Quantization`](crate::Quantization) at [`Checkpoint::at`](crate::checkpoint::Checkpoint::at), a GGUF file),
-    /// and the changes of an adapter are beside them ([`LoraAdapter::beside`](crate::lora::LoraAdapter::beside)).
-    /// Weights of a checkpoint on disk are packed for the CPU kernels at once and take memory once; those that learn
-    /// stay variables.
+    /// As [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) loads a layer, this loads the rest of a model:
+    /// weights are in few bits where the source has a format for them ([`Quantization`](crate::Quantization) at
+    /// [`Checkpoint::at`](crate::checkpoint::Checkpoint::at), a GGUF file), and the changes of an adapter are beside
+    /// them ([`LoraAdapter::beside`](crate::lora::LoraAdapter::beside)). Weights of a checkpoint on disk are packed for
+    /// the CPU kernels at once and take memory once; those that learn stay variables.
     ///
     /// ```no_run
     /// use candle_attention::Quantization;

@@ -24,8 +24,8 @@ impl MultiHeadAttention {
     /// that layers share is read from where their models have it: in the first layer (T5), or next to the layers
     /// (MPNet, BEiT, DeBERTa).
     ///
-    /// Whatever no weight shows is as `config` says: rotation and ALiBi, causal mask and window, scale, softcap. The layer
-    /// of a decoder without them is another function. With the `config.json` of its model,
+    /// Whatever no weight shows is as `config` says: rotation and ALiBi, causal mask and window, scale, softcap. The
+    /// layer of a decoder without them is another function. With the `config.json` of its model,
     /// [`Checkpoint::attention`] and [`ModelAttention::load`] have them all.
     ///
     /// # Errors

@@ -101,7 +101,8 @@ impl LinearNames {
         Ok(LinearWeights { weight, bias })
     }
 
-    /// The weight `(out, in)` as the layout stores it. `heads` are those of one side, where each has its rows or columns.
+    /// The weight `(out, in)` as the layout stores it. `heads` are those of one side, where each has its rows or
+    /// columns.
     pub(super) fn stored_weight(
         self,
         weight: &Tensor,

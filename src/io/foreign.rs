@@ -2,8 +2,8 @@
 
 use crate::io::text::wide_encoding;
 
-/// A phrase for `bytes`, the start of a file that is no JSON, safetensors or UTF-8, with what to do where that is known.
-/// `None` if they are nothing that is often found in the place of another file.
+/// A phrase for `bytes`, the start of a file that is no JSON, safetensors or UTF-8, with what to do where that is
+/// known. `None` if they are nothing that is often found in the place of another file.
 pub fn foreign_content(bytes: &[u8]) -> Option<&'static str> {
     const STARTS: [(&[u8], &str); 3] = [
         (b"version https://git-lfs", "a Git LFS pointer, not the file itself: `git lfs pull` downloads it"),

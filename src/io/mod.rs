@@ -12,8 +12,8 @@
 //! - Only Unix can sync the names in a folder. On Windows, and on network shares that do not pass syncs on, the old
 //!   content may be back after a power failure.
 //!
-//! Files of others are read only if they are regular ones, and only up to a limit: a pipe would block, a device may never
-//! end. Regular expressions in them are compiled only up to an amount of work.
+//! Files of others are read only if they are regular ones, and only up to a limit: a pipe would block, a device may
+//! never end. Regular expressions in them are compiled only up to an amount of work.
 
 mod foreign;
 mod json;

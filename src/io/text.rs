@@ -4,8 +4,8 @@
 /// ordinary Windows tools write.
 ///
 /// # Errors
-/// The form that the bytes have instead: UTF-16 or UTF-32, with or without a mark; a line with a NUL byte; a line that is not
-/// UTF-8.
+/// The form that the bytes have instead: UTF-16 or UTF-32, with or without a mark; a line with a NUL byte; a line that
+/// is not UTF-8.
 pub fn utf8_text(bytes: &[u8], first_line: usize) -> Result<&str, String> {
     let text = std::str::from_utf8(bytes);
     let (end, fault) = match (bytes.iter().position(|&byte| byte == 0), &text) {

@@ -1,5 +1,5 @@
-//! A matrix for each projection: query, key, value; query and key, which is the value, too (Gemma 4); or the query alone
-//! (Gemma 3n). Their biases may be one tensor (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
+//! A matrix for each projection: query, key, value; query and key, which is the value, too (Gemma 4); or the query
+//! alone (Gemma 3n). Their biases may be one tensor (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
 
 use candle_core::Tensor;
 
