@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::{DType, Device};
 
@@ -43,14 +42,6 @@ impl MaskTerm for Chunks {
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
         [call.starts.len(), 1, call.shape.s_q, call.shape.s_kv]
-    }
-
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
     }
 
     fn depends_on_position(&self) -> bool {

@@ -1,7 +1,6 @@
 //! Linear biases by distance (ALiBi).
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -10,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::ops::expected_factor;
 use crate::tensor::{element_count, try_reserve};
 
@@ -57,12 +56,11 @@ impl MaskTerm for Distances {
         Some(TermStructure::Distances { slopes: &self.slopes, symmetric: self.symmetric })
     }
 
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let slopes = heads.iter().map(|&h| self.slopes[h]).collect();
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let slopes = match part {
+            Part::Queries(_) => self.slopes.clone(),
+            Part::Heads(heads) => heads.iter().map(|&h| self.slopes[h]).collect(),
+        };
         Ok(Some(Arc::new(Self { slopes, symmetric: self.symmetric })))
     }
 }

@@ -1,7 +1,6 @@
 //! Lengths: the first keys are visible, per sequence or per query, and right padding.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_attention_kernels::Lengths;
@@ -11,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 
 /// The first keys are visible: so many per sequence, per query, or as right padding.
 #[derive(Debug, Clone)]
@@ -76,7 +75,8 @@ impl MaskTerm for KeyLengths {
         Some(TermStructure::Lengths(&self.0))
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let Part::Queries(queries) = part else { return Ok(Some(Arc::new(self.clone()))) };
         let lengths = match &self.0 {
             Lengths::PerSequence(_) => self.0.clone(),
             Lengths::PerQuery(lengths) => {
@@ -88,10 +88,6 @@ impl MaskTerm for KeyLengths {
             }
         };
         Ok(Some(Arc::new(Self(lengths))))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Learned biases by distance (T5), perhaps times a factor of the query (WavLM).
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -11,7 +10,7 @@ use crate::mask::dense::{DenseMask, lowest_finite};
 use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::tensor::{bias_from_table, check_shape, element_count, select, with_f32_slice};
 
 /// A bias per head and distance is added to the scores. The distance of a key after the query is positive. As in an
@@ -95,15 +94,13 @@ impl MaskTerm for RelativeBias {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |factors: &Tensor| factors.narrow(2, queries.start, queries.len());
-        let factors = self.factors.as_ref().map(part).transpose()?;
-        Ok(Some(Arc::new(Self { factors, ..self.clone() })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let factors = self.factors.as_ref().map(|factors| select(factors, heads, 1)).transpose()?;
-        Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, factors, ..*self })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let factors = self.factors.as_ref().map(|factors| part.select(factors, [1, 2])).transpose()?;
+        let table = match part {
+            Part::Queries(_) => self.table.clone(),
+            Part::Heads(heads) => select(&self.table, heads, 1)?,
+        };
+        Ok(Some(Arc::new(Self { table, factors, ..*self })))
     }
 
     fn depends_on_position(&self) -> bool {

@@ -4,7 +4,6 @@
 //! eager backend calls it for all scores, which it brings to the CPU; no other backend has such functions.
 
 use std::fmt;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +13,7 @@ use candle_core::{DType, Device};
 use crate::error::{Error, Result, panic_message};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 
 /// A function of the score of query `q` of head `h` in sequence `b` with a key, for consecutive keys at a time.
 trait RowFunction: Send + Sync {
@@ -92,14 +91,19 @@ impl MaskTerm for ScoreFunction {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let starts = self.starts(call).into_iter().map(|start| start + queries.start as i64).collect();
-        Ok(Some(Arc::new(Self { starts: Some(starts), ..self.clone() })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let head = |h: &usize| self.heads.as_ref().map_or(*h, |heads| heads[*h]);
-        Ok(Some(Arc::new(Self { heads: Some(heads.iter().map(head).collect()), ..self.clone() })))
+    fn select(&self, part: &Part, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let mut selected = self.clone();
+        match part {
+            Part::Queries(queries) => {
+                let starts = self.starts(call).into_iter().map(|start| start + queries.start as i64);
+                selected.starts = Some(starts.collect());
+            }
+            Part::Heads(heads) => {
+                let head = |h: &usize| self.heads.as_ref().map_or(*h, |heads| heads[*h]);
+                selected.heads = Some(heads.iter().map(head).collect());
+            }
+        }
+        Ok(Some(Arc::new(selected)))
     }
 
     fn counts_tokens(&self) -> bool {

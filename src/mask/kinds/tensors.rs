@@ -1,7 +1,6 @@
 //! Masks that are tensors: booleans (`keep`, `exclude`), and numbers that are added to the scores.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -10,8 +9,8 @@ use crate::error::{Error, Result};
 use crate::mask::dense::{DenseMask, lowest_finite};
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::{AttnShape, check_integers, comparable};
-use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::{check_allocation, element_count, select};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
+use crate::tensor::{check_allocation, element_count};
 
 /// The dimensions of a mask tensor.
 ///
@@ -79,12 +78,8 @@ impl MaskTerm for Boolean {
         self.mask.dims4()
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.select_queries(queries)?, polarity: self.polarity })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.select_heads(heads)?, polarity: self.polarity })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.select(part)?, polarity: self.polarity })))
     }
 
     fn adds_to_scores(&self) -> bool {
@@ -148,12 +143,8 @@ impl MaskTerm for Additive {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.select_queries(queries)?))))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.select_heads(heads)?))))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.select(part)?))))
     }
 
     fn tracks_gradient(&self) -> bool {
@@ -285,20 +276,10 @@ impl MaskTensor {
         Ok(tensor)
     }
 
-    /// The mask of these queries.
-    fn select_queries(&self, queries: Range<usize>) -> Result<Self> {
-        self.cut(2, |tensor| Ok(tensor.narrow(2, queries.start, queries.len())?))
-    }
-
-    /// The mask of these heads, in this order.
-    fn select_heads(&self, heads: &[usize]) -> Result<Self> {
-        self.cut(1, |tensor| select(tensor, heads, 1))
-    }
-
-    /// Applies `cut` to the tensor unless it shares the dimension.
-    fn cut(&self, dim: usize, cut: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let shared = self.tensor.dim(dim)? == 1;
-        let tensor = if shared { self.tensor.clone() } else { cut(&self.tensor)? };
+    /// The mask of a part of a call, which is this one if all share it.
+    fn select(&self, part: &Part) -> Result<Self> {
+        let is_shared = self.tensor.dim(part.dim([1, 2]))? == 1;
+        let tensor = if is_shared { self.tensor.clone() } else { part.select(&self.tensor, [1, 2])? };
         Ok(Self { tensor, ..self.clone() })
     }
 }

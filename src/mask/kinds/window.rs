@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::{DType, Device};
 
@@ -57,14 +56,6 @@ impl MaskTerm for Window {
 
     fn structure(&self) -> Option<TermStructure<'_>> {
         Some(TermStructure::Window { left: self.left, right: self.right })
-    }
-
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
     }
 }
 
