@@ -444,7 +444,7 @@ impl fmt::Display for AttentionMask {
         }
         for (i, term) in self.terms.iter().enumerate() {
             let separator = if i == 0 { "" } else { " and " };
-            write!(f, "{separator}{term}")?;
+            write!(f, "{separator}{}", term.describe())?;
         }
         Ok(())
     }

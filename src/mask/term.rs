@@ -1,7 +1,6 @@
 //! The interface of a mask kind, with defaults that derive every form from the dense one.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,10 +55,10 @@ impl Part<'_> {
 
 /// One kind of mask.
 ///
-/// A kind has to implement [`dense`](Self::dense) and `Display`, and mostly [`check`](Self::check). Every backend is
-/// then right: the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or
-/// let a gradient flow into it.
-pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
+/// A kind has to implement [`dense`](Self::dense) and [`describe`](Self::describe), and mostly [`check`](Self::check).
+/// Every backend is then right: the defaults derive whatever else it needs from the dense form. The other methods make
+/// a kind fast, or let a gradient flow into it.
+pub(crate) trait MaskTerm: Send + Sync {
     /// Checks shapes and values against the call. The default is for a kind that fits any call.
     fn check(&self, _shape: AttnShape) -> Result<()> {
         Ok(())
@@ -142,4 +141,7 @@ pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
     fn tracks_gradient(&self) -> bool {
         false
     }
+
+    /// The term in short, as a mask prints it.
+    fn describe(&self) -> String;
 }

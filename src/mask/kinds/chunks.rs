@@ -1,6 +1,5 @@
 //! Attention inside chunks of a sequence (Llama 4).
 
-use std::fmt;
 use std::ops::Range;
 
 use candle_core::{DType, Device};
@@ -59,10 +58,8 @@ impl MaskTerm for Chunks {
     fn is_rule(&self) -> bool {
         true
     }
-}
 
-impl fmt::Display for Chunks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chunks of {}", self.0)
+    fn describe(&self) -> String {
+        format!("chunks of {}", self.0)
     }
 }

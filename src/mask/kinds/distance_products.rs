@@ -1,6 +1,5 @@
 //! Scores of queries and keys with embeddings of their distance (DeBERTa, Shaw, Transformer-XL).
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -104,11 +103,9 @@ impl MaskTerm for DistanceProducts {
     fn tracks_gradient(&self) -> bool {
         self.q.track_op() || self.k.track_op() || self.embeddings.tracks_gradient()
     }
-}
 
-impl fmt::Display for DistanceProducts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "products with distances({} embeddings)", self.embeddings.count)
+    fn describe(&self) -> String {
+        format!("products with distances({} embeddings)", self.embeddings.count)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Linear biases by distance (ALiBi).
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -63,10 +62,8 @@ impl MaskTerm for Distances {
         };
         Ok(Some(Arc::new(Self { slopes, symmetric: self.symmetric })))
     }
-}
 
-impl fmt::Display for Distances {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "distances({} heads)", self.slopes.len())
+    fn describe(&self) -> String {
+        format!("distances({} heads)", self.slopes.len())
     }
 }

@@ -1,6 +1,5 @@
 //! Biases by the row and the column of a key in a grid (SAM).
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -71,11 +70,9 @@ impl MaskTerm for GridBias {
     fn tracks_gradient(&self) -> bool {
         self.rows.track_op() || self.columns.track_op()
     }
-}
 
-impl fmt::Display for GridBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         let [height, width] = self.grid();
-        write!(f, "bias of {height} rows and {width} columns")
+        format!("bias of {height} rows and {width} columns")
     }
 }

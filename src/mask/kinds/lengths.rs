@@ -1,6 +1,5 @@
 //! Lengths: the first keys are visible, per sequence or per query, and right padding.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_attention_kernels::Lengths;
@@ -89,14 +88,12 @@ impl MaskTerm for KeyLengths {
         };
         Ok(Some(Arc::new(Self(lengths))))
     }
-}
 
-impl fmt::Display for KeyLengths {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         match &self.0 {
-            Lengths::PerSequence(lengths) => write!(f, "lengths({} rows)", lengths.len()),
-            Lengths::PerQuery(lengths) => write!(f, "lengths({} rows, one per query)", lengths.len()),
-            Lengths::Padding(lengths) => write!(f, "padding({} rows)", lengths.len()),
+            Lengths::PerSequence(lengths) => format!("lengths({} rows)", lengths.len()),
+            Lengths::PerQuery(lengths) => format!("lengths({} rows, one per query)", lengths.len()),
+            Lengths::Padding(lengths) => format!("padding({} rows)", lengths.len()),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Two masks of which one has to show a key.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -129,12 +128,10 @@ impl MaskTerm for Or {
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Or {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         let [a, b] = &self.masks;
-        write!(f, "({a} or {b})")
+        format!("({a} or {b})")
     }
 }
 

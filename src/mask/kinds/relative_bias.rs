@@ -1,6 +1,5 @@
 //! Learned biases by distance (T5), perhaps times a factor of the query (WavLM).
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -114,10 +113,8 @@ impl MaskTerm for RelativeBias {
     fn tracks_gradient(&self) -> bool {
         self.table.track_op() || self.factors.as_ref().is_some_and(Tensor::track_op)
     }
-}
 
-impl fmt::Display for RelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative bias({:?})", self.table.dims())
+    fn describe(&self) -> String {
+        format!("relative bias({:?})", self.table.dims())
     }
 }

@@ -76,7 +76,7 @@ impl MaskTerm for ScoreFunction {
     /// # Errors
     /// Always: backends that read masks as tensors do not run such calls.
     fn dense(&self, _: &MaskCall, _: DType, _: &Device) -> Result<DenseMask> {
-        Err(Error::value("the mask of a backend without functions of scores", self, "one without them"))
+        Err(Error::value("the mask of a backend without functions of scores", self.describe(), "one without them"))
     }
 
     fn dense_dims(&self, _: &MaskCall) -> [usize; 4] {
@@ -113,11 +113,9 @@ impl MaskTerm for ScoreFunction {
     fn score_function(&self) -> Option<&ScoreFunction> {
         Some(self)
     }
-}
 
-impl fmt::Display for ScoreFunction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a function of (score, b, h, q, k)")
+    fn describe(&self) -> String {
+        "a function of (score, b, h, q, k)".to_string()
     }
 }
 
@@ -149,7 +147,7 @@ impl ScoreFunctionCall {
 
 impl fmt::Debug for ScoreFunctionCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.function, f)
+        f.write_str(&self.function.describe())
     }
 }
 

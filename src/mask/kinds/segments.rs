@@ -1,6 +1,5 @@
 //! Segments: packed sequences that do not see each other.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -73,10 +72,8 @@ impl MaskTerm for Segments {
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Segments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "segments({:?}, {:?})", self.queries.dims(), self.keys.dims())
+    fn describe(&self) -> String {
+        format!("segments({:?}, {:?})", self.queries.dims(), self.keys.dims())
     }
 }

@@ -1,6 +1,5 @@
 //! Masks that are tensors: booleans (`keep`, `exclude`), and numbers that are added to the scores.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -85,11 +84,9 @@ impl MaskTerm for Boolean {
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Boolean {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.mask.name(), self.mask.given_dims())
+    fn describe(&self) -> String {
+        format!("{}{:?}", self.mask.name(), self.mask.given_dims())
     }
 }
 
@@ -150,6 +147,10 @@ impl MaskTerm for Additive {
     fn tracks_gradient(&self) -> bool {
         self.0.tensor.track_op()
     }
+
+    fn describe(&self) -> String {
+        format!("{}{:?}", self.0.name(), self.0.given_dims())
+    }
 }
 
 /// Numbers in f64 that give the same softmax in f32, where their own may be infinite, or hide a key.
@@ -167,12 +168,6 @@ fn in_range_of_f32(mask: &Tensor, keep: &Tensor) -> Result<Tensor> {
     // Not `maximum`, which would replace a NaN.
     let lower = mask.detach().le(LOWEST)?;
     Ok(lower.where_cond(&Tensor::full(LOWEST, mask.shape(), mask.device())?, &mask)?)
-}
-
-impl fmt::Display for Additive {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.0.name(), self.0.given_dims())
-    }
 }
 
 /// A mask tensor with the dimensions of the scores.

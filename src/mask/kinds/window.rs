@@ -1,6 +1,5 @@
 //! Causal masks and sliding windows.
 
-use std::fmt;
 use std::ops::Range;
 
 use candle_core::{DType, Device};
@@ -57,13 +56,11 @@ impl MaskTerm for Window {
     fn structure(&self) -> Option<TermStructure<'_>> {
         Some(TermStructure::Window { left: self.left, right: self.right })
     }
-}
 
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         if *self == Self::CAUSAL {
-            return f.write_str("causal");
+            return "causal".to_string();
         }
-        write!(f, "window({:?}, {:?})", self.left, self.right)
+        format!("window({:?}, {:?})", self.left, self.right)
     }
 }
