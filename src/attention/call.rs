@@ -408,8 +408,7 @@ impl OpenCall<'_> {
             dtype,
             tracks_gradient: self.sizes.tracks_gradient,
             absorbed: self.absorbed.is_some(),
-            grid: self.options.grid,
-            token_types: self.options.token_types,
+            options: self.options,
         };
         let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
         self.layer.mechanisms.iter().try_fold(qkv, |qkv, mechanism| mechanism.qkv(qkv))

@@ -110,7 +110,7 @@ impl Disentangled {
     }
 
     /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
-    fn project(&self, call: &EmbeddingCall) -> Result<Vec<Option<Tensor>>> {
+    fn project(&self, call: &EmbeddingCall) -> Result<[Option<Tensor>; 2]> {
         let weights = call.state.weights();
         let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
@@ -133,7 +133,7 @@ impl Disentangled {
             };
             Ok(Some(projected.squeeze(0)?.contiguous()?))
         };
-        Ok(vec![project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
+        Ok([project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
     }
 }
 
@@ -210,8 +210,7 @@ impl PositionScheme for Disentangled {
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
         let fixed = !call.state.tracks_gradient() && !call.qkv.tracks_gradient();
-        let mut projected = call.state.derived(fixed, || self.project(call))?.into_iter();
-        let (c2p, p2c) = (projected.next().flatten(), projected.next().flatten());
+        let [c2p, p2c] = call.state.derived(fixed, || self.project(call))?;
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;
         let distances = first..call.s_q as i64;

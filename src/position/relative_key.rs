@@ -111,11 +111,11 @@ impl PositionScheme for RelativeKey {
             return Err(Error::value("the number of tokens", call.s_q.max(call.s_kv), expected));
         }
         let fixed = !call.state.tracks_gradient();
-        let c2p = call.state.derived(fixed, || Ok(vec![Some(self.for_heads(call)?)]))?.into_iter().next().flatten();
+        let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (left, right) = (self.left as i64, self.right as i64);
         let first = 1 - call.s_kv as i64;
         let indices = (first..call.s_q as i64).map(|distance| (right - distance.clamp(-left, right)) as u32).collect();
-        Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings(), indices, first }))
+        Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings(), indices, first }))
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {

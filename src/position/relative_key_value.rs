@@ -87,10 +87,10 @@ impl PositionScheme for RelativeKeyValue {
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
         let fixed = !call.state.tracks_gradient();
-        let c2p = call.state.derived(fixed, || Ok(vec![Some(self.for_heads(call)?)]))?.into_iter().next().flatten();
+        let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (first, far) = (1 - call.s_kv as i64, self.window as i64 + 1);
         let indices = (first..call.s_q as i64).map(|distance| (far - distance.clamp(-far, far)) as u32).collect();
-        Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings() + 2, indices, first }))
+        Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings() + 2, indices, first }))
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {

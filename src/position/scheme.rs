@@ -268,7 +268,7 @@ pub(crate) struct LayerSizes {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PositionState {
     weights: Parameters,
-    derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
+    derived: Arc<OnceLock<[Option<Tensor>; 2]>>,
     /// The result for the longest sequence so far, and the length of that sequence.
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
@@ -293,8 +293,8 @@ impl PositionState {
     pub(crate) fn derived(
         &self,
         fixed: bool,
-        compute: impl FnOnce() -> Result<Vec<Option<Tensor>>>,
-    ) -> Result<Vec<Option<Tensor>>> {
+        compute: impl FnOnce() -> Result<[Option<Tensor>; 2]>,
+    ) -> Result<[Option<Tensor>; 2]> {
         if !fixed {
             return compute();
         }

@@ -452,8 +452,12 @@ impl KvCache {
         }
         let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
-        let [keys, values] = self.or_unchanged(|cache| wide(cache.add(chunk, &new, false)?, keys.dtype()))?;
-        Ok((keys, values))
+        let before = self.snapshot();
+        let all = self.add(chunk, &new, false).and_then(|all| wide(all, keys.dtype()));
+        if all.is_err() {
+            *self = before;
+        }
+        all.map(|[keys, values]| (keys, values))
     }
 
     /// Cuts a mask over all tokens to those that the next call attends to: `(b or 1, …, tokens)`, where the last
@@ -502,16 +506,7 @@ impl KvCache {
         self.sequences.clear();
     }
 
-    /// Calls `f`. If it fails, the cache is as before: the same tokens in the same memory.
-    pub(in crate::attention) fn or_unchanged<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let before = self.snapshot();
-        let result = f(self);
-        if result.is_err() {
-            *self = before;
-        }
-        result
-    }
-
+    /// The same tokens in the same memory, to go back to after an error.
     pub(in crate::attention) fn snapshot(&self) -> Self {
         Self { buffers: self.buffers.clone(), sequences: self.sequences.clone(), ..*self }
     }

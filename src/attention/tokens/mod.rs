@@ -143,10 +143,7 @@ pub(super) struct Projection<'a> {
     pub tracks_gradient: bool,
     /// Whether latent attention runs in its absorbed form.
     pub absorbed: bool,
-    /// Rows and columns of patches.
-    pub grid: Option<[usize; 2]>,
-    /// The types of the keys.
-    pub token_types: Option<&'a Tensor>,
+    pub options: &'a AttentionOptions<'a>,
 }
 
 impl AttentionInputs<'_> {
