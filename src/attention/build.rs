@@ -178,7 +178,7 @@ impl fmt::Debug for MultiHeadAttention {
 /// The routes that the configuration, the tensors and the mechanisms of a layer allow. Whether weights are packed, or
 /// track a gradient, may change, and is asked in each call.
 pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mechanisms: &Mechanisms) -> Routes {
-    let ragged = config.position.scheme().traits().ragged;
+    let scheme = config.position.scheme().traits();
     // One vector for all heads, or a tensor of a mechanism, which has routes of its own.
     let is_vector = |name: &str| parameters.get(name).is_none_or(|tensor| tensor.rank() == 1);
     let rows = config.requires.is_empty()
@@ -187,10 +187,10 @@ pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mec
         && config.mask.is_windowed()
         && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
         && config.softcap.is_none()
-        && ragged.on_cpu_buffers();
+        && scheme.runs_rows;
     Routes {
         rows: rows && mechanisms.iter().all(|mechanism| mechanism.routes().rows),
-        ragged: ragged.on_tensors() && mechanisms.iter().all(|mechanism| mechanism.routes().ragged),
+        ragged: scheme.runs_ragged && mechanisms.iter().all(|mechanism| mechanism.routes().ragged),
     }
 }
 

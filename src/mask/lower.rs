@@ -182,7 +182,8 @@ impl AttentionMask {
     }
 }
 
-fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
+/// Whether a term is causal or a window.
+pub(super) fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
     matches!(term.structure(), Some(TermStructure::Window { .. }))
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::Tensor;
 use half::bf16;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -110,13 +110,8 @@ impl PositionScheme for Alibi {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits {
-            ragged: match self.formula {
-                AlibiFormula::Distance => RaggedSupport::CpuBuffers,
-                AlibiFormula::Falcon => RaggedSupport::Tensors,
-            },
-            ..SchemeTraits::default()
-        }
+        let runs_rows = self.formula == AlibiFormula::Distance;
+        SchemeTraits { runs_ragged: true, runs_rows, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {

@@ -5,12 +5,12 @@ use std::fmt;
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, NormParameters, accumulate_dtype};
 use crate::setters;
-use crate::weights::{LinearWeights, Parameter, Parameters, Presence};
+use crate::weights::{LinearWeights, Parameter, Presence};
 
 const EMBEDDINGS: &str = "rel_embeddings.weight";
 const NORM: [&str; 2] = ["rel_embeddings.LayerNorm.weight", "rel_embeddings.LayerNorm.bias"];
@@ -124,10 +124,10 @@ impl Disentangled {
             if !needed {
                 return Ok(None);
             }
-            let projected = match linear_weights(weights, names) {
-                Some(own) => {
-                    let out = own.weight.dim(0)?;
-                    Linear::new(names[0], own, out, width)?.forward_in_dtype(&embeddings, dtype)?
+            let projected = match weights.get(names[0]) {
+                Some(weight) => {
+                    let own = LinearWeights { weight: weight.clone(), bias: weights.get(names[1]).cloned() };
+                    Linear::new(names[0], own, weight.dim(0)?, width)?.forward_in_dtype(&embeddings, dtype)?
                 }
                 None => call.qkv.project(shared, &embeddings, dtype)?,
             };
@@ -135,10 +135,6 @@ impl Disentangled {
         };
         Ok([project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
     }
-}
-
-fn linear_weights(weights: &Parameters, [weight, bias]: [&str; 2]) -> Option<LinearWeights> {
-    Some(LinearWeights { weight: weights.get(weight)?.clone(), bias: weights.get(bias).cloned() })
 }
 
 impl fmt::Display for Disentangled {
@@ -205,7 +201,7 @@ impl PositionScheme for Disentangled {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
+        SchemeTraits { needs_full_sequence: true, runs_rows: true, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {

@@ -150,8 +150,8 @@ impl PositionScheme for GatedRelativeBias {
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;
         let buckets: Vec<u32> = (first..s_q as i64).map(|ahead| self.bucket(ahead) as u32).collect();
-        let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
-        let bias = RelativeBias::new(by_distance, first).times(self.gates(call, h)?);
-        Ok(Some(AttentionMask::from_term(bias)))
+        let table = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
+        let factors = Some(self.gates(call, h)?);
+        Ok(Some(AttentionMask::from_term(RelativeBias { table, first, factors })))
     }
 }

@@ -43,9 +43,7 @@ pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{
-    BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, SchemeTraits, TokenPositions,
-};
+pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, SchemeTraits, TokenPositions};
 pub(crate) use scheme::{LayerSizes, PositionState};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
@@ -159,6 +157,6 @@ impl PositionScheme for NoPosition {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
+        SchemeTraits { runs_ragged: true, runs_rows: true, ..SchemeTraits::default() }
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings, comparable};
 use crate::ops::{Linear, accumulate_dtype};
@@ -121,8 +121,8 @@ impl PositionScheme for RelativeSinusoids {
     }
 
     fn traits(&self) -> SchemeTraits {
-        let ragged = RaggedSupport::CpuBuffersOnly;
-        SchemeTraits { needs_full_sequence: true, ragged, uses_token_types: self.segments, ..SchemeTraits::default() }
+        let uses_token_types = self.segments;
+        SchemeTraits { needs_full_sequence: true, runs_rows: true, uses_token_types, ..SchemeTraits::default() }
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use super::explicit::ExplicitPositions;
 use super::rope_scaling::RotaryScaling;
 use super::rotation::{RotaryStyle, rotate};
-use super::scheme::{LayerSizes, PositionScheme, RaggedSupport, SchemeTraits, TokenPositions};
+use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
 use crate::setters;
@@ -260,8 +260,13 @@ impl PositionScheme for Rotary {
     }
 
     fn traits(&self) -> SchemeTraits {
-        let ragged = if self.heads.is_some() { RaggedSupport::Tensors } else { RaggedSupport::CpuBuffers };
-        SchemeTraits { has_frequency_buffer: true, ragged, rotates: true, ..SchemeTraits::default() }
+        SchemeTraits {
+            has_frequency_buffer: true,
+            runs_ragged: true,
+            runs_rows: self.heads.is_none(),
+            rotates: true,
+            ..SchemeTraits::default()
+        }
     }
 
     fn accepts_positions(&self, axes: usize) -> bool {

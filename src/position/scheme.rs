@@ -105,35 +105,6 @@ pub(crate) struct QueryCall<'a> {
     pub state: &'a PositionState,
 }
 
-/// The ways to run a ragged batch that give right results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum RaggedSupport {
-    /// The batch is padded first: right for every scheme, and included in the others.
-    #[default]
-    Padded,
-    /// Tensor operations: [`rotate`](PositionScheme::rotate) and [`bias`](PositionScheme::bias) handle
-    /// [`TokenPositions::ragged`] and [`BiasCall::cache`].
-    Tensors,
-    /// Buffers of the CPU kernel, too: a scheme that rotates implements
-    /// [`rotate_in_place`](PositionScheme::rotate_in_place), and a bias is by distance or `(1, h, s, s)`.
-    CpuBuffers,
-    /// Buffers of the CPU kernel, but no tensor operations: for [embeddings of
-    /// distances](PositionScheme::distance_embeddings), which the CPU kernel reads.
-    CpuBuffersOnly,
-}
-
-impl RaggedSupport {
-    /// Whether tensor operations run it without padding.
-    pub(crate) fn on_tensors(self) -> bool {
-        matches!(self, Self::Tensors | Self::CpuBuffers)
-    }
-
-    /// Whether the buffers of the CPU kernel run it.
-    pub(crate) fn on_cpu_buffers(self) -> bool {
-        matches!(self, Self::CpuBuffers | Self::CpuBuffersOnly)
-    }
-}
-
 /// Properties of a scheme: its needs in a call, and the ways to run it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SchemeTraits {
@@ -149,8 +120,13 @@ pub(crate) struct SchemeTraits {
     pub uses_token_types: bool,
     /// Whether checkpoints may hold the frequencies as a tensor `rotary_emb.inv_freq`, which is computed here.
     pub has_frequency_buffer: bool,
-    /// How ragged batches run.
-    pub ragged: RaggedSupport,
+    /// Whether tensor operations run ragged batches without padding: [`rotate`](PositionScheme::rotate) and
+    /// [`bias`](PositionScheme::bias) handle [`TokenPositions::ragged`] and [`BiasCall::cache`].
+    pub runs_ragged: bool,
+    /// Whether the buffers of the CPU kernel run it: a scheme that rotates implements
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and [embeddings of
+    /// distances](PositionScheme::distance_embeddings) are read by the kernel.
+    pub runs_rows: bool,
     /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.
     pub rotates: bool,
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::weights::{Parameter, Presence};
@@ -72,7 +72,7 @@ impl T5RelativeBias {
         // Each distance only once: a logarithm per query and key takes longer than a GPU needs for the whole layer.
         let buckets: Vec<u32> = (-last..end).map(|ahead| self.bucket(ahead) as u32).collect();
         let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
-        let bias = RelativeBias::new(by_distance, -last);
+        let bias = RelativeBias { table: by_distance, first: -last, factors: None };
         if table.device().is_cpu() {
             return Ok(AttentionMask::from_term(bias));
         }
@@ -106,7 +106,7 @@ impl PositionScheme for T5RelativeBias {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
+        SchemeTraits { runs_ragged: true, runs_rows: true, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {

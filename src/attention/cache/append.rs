@@ -283,7 +283,7 @@ fn join(old: Option<&Tensor>, chunk: &Tensor, retained: &[usize], new: &[usize])
         Some(old) => Tensor::cat(&[&old, chunk], 1)?, // (b, longest + s, h, d)
         None => chunk.clone(),
     };
-    if retained.iter().all(|tokens| *tokens == longest) && new.iter().all(|tokens| *tokens == s) {
+    if aligned(retained, new, s) {
         return Ok(all);
     }
     let columns = retained.iter().zip(new).map(|(retained, new)| retained + new).max().unwrap_or(0);

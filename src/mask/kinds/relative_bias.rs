@@ -17,24 +17,14 @@ use crate::tensor::{bias_from_table, check_shape, element_count, select, with_f3
 #[derive(Debug, Clone)]
 pub(crate) struct RelativeBias {
     /// `(distances, h)`.
-    table: Tensor,
+    pub table: Tensor,
     /// The distance of row 0.
-    first: i64,
+    pub first: i64,
     /// `(b, h, s_q, 1)`: a factor for each query.
-    factors: Option<Tensor>,
+    pub factors: Option<Tensor>,
 }
 
 impl RelativeBias {
-    /// Biases `(distances, h)` of the distances from `first` on.
-    pub(crate) fn new(table: Tensor, first: i64) -> Self {
-        Self { table, first, factors: None }
-    }
-
-    /// These biases times a factor for each query, `(b, h, s_q, 1)`.
-    pub(crate) fn times(self, factors: Tensor) -> Self {
-        Self { factors: Some(factors), ..self }
-    }
-
     /// The bias `(sequences, h, s_q, s_kv)`, where query 0 of each sequence stands at the key `starts[i]`.
     /// Differentiable.
     pub(crate) fn tensor(&self, starts: &[i64], s_q: usize, s_kv: usize) -> Result<Tensor> {

@@ -46,11 +46,10 @@ impl ScoreFunction {
     }
 
     pub(crate) fn with_derivative(
-        mut self,
+        self,
         derivative: impl Fn(f32, usize, usize, usize, usize) -> f32 + Send + Sync + 'static,
     ) -> Self {
-        self.derivative = Some(Arc::new(derivative));
-        self
+        Self { derivative: Some(Arc::new(derivative)), ..self }
     }
 
     pub(crate) fn has_derivative(&self) -> bool {
