@@ -9,7 +9,7 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
 use crate::attention::mechanism::Mechanism;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
-use crate::attention::tokens::{CallTokens, Counted, Projection};
+use crate::attention::tokens::{CallTokens, Counted, Projection, pack, pad};
 use crate::attention::transform::OUTPUT;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
@@ -427,15 +427,10 @@ impl OpenCall<'_> {
         by_head = layer.mechanisms.iter().try_fold(by_head, |context, mechanism| mechanism.heads(self, context))?;
         let query = if self.tokens.ragged().is_some() { self.xs[0].unsqueeze(0)? } else { self.xs[0].clone() };
         let places = self.tokens.places();
-        let context = match places {
-            Some(places) => layer.context(places.pack(&by_head)?, &places.pack(&query)?)?,
-            None => layer.context(by_head, &query)?,
-        };
+        let context = layer.context(pack(places, &by_head)?, &pack(places, &query)?)?;
         let context = layer.wrapped_input(OUTPUT, &context)?;
-        let mut output = layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?;
-        if let Some(places) = places {
-            output = places.pad(&output)?;
-        }
+        let output = layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?;
+        let output = pad(places, output)?;
         let add = |output: Tensor, each: &Arc<dyn Mechanism>| each.add_to_output(self, output, values);
         let output = layer.mechanisms.iter().try_fold(output, add)?;
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;

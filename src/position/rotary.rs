@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 
 use super::explicit::ExplicitPositions;
 use super::rope_scaling::RotaryScaling;
-use super::rotation::{RotaryStyle, rotate};
+use super::rotation::{RotaryStyle, check_theta, rotate};
 use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
@@ -158,10 +158,7 @@ impl Rotary {
             let allowed = format!("an even number up to head_dim = {head_dim}, at most {MAX_ROTATED}");
             return Err(Error::config("rotary dim", dim, allowed));
         }
-        // Below 1 the frequencies grow with the index of the pair, and overflow f32 if theta is close to 0.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         if let Some(section) = self.mrope_section {
             let pairs = section.iter().fold(0usize, |sum, pairs| sum.saturating_add(*pairs));
             if pairs != dim / 2 {

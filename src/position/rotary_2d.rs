@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
-use super::rotation::{RotaryStyle, rotate};
+use super::rotation::{RotaryStyle, check_theta, rotate};
 use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::ensure;
 use crate::error::{Error, Result};
@@ -267,10 +267,7 @@ impl PositionScheme for Rotary2d {
             let allowed = "a multiple of 4 for rotary positions in two dimensions";
             return Err(Error::config("head_dim", sizes.head_dim, allowed));
         }
-        // Smaller bases are refused as in `Rotary`.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         ensure!(self.block != 0, Error::config("block", 0, "at least 1"));
         ensure!(self.window != Some(0), Error::config("window", 0, "at least 1"));
         if self.within_window && (self.window.is_none() || self.prefix_tokens + self.suffix_tokens > 0) {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use candle_core::{D, DType, Device, Tensor};
 
+use super::rotation::check_theta;
 use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 
@@ -81,10 +82,7 @@ impl PositionScheme for Rotary3d {
         if Self::width(sizes.head_dim) == 0 {
             return Err(Error::config("head_dim", sizes.head_dim, "at least 6 for rotary positions of a video"));
         }
-        // Smaller bases are refused as in `Rotary`.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         let [rows, columns] = self.grid;
         match rows.checked_mul(columns) {
             Some(1..) => Ok(()),

@@ -26,7 +26,7 @@ use crate::ragged::BatchCache;
 use cached::Cached;
 use memory::Memory;
 use padded::Padded;
-pub(super) use places::NewPlaces;
+pub(super) use places::{NewPlaces, pack, pad};
 use ragged::Ragged;
 use shared::Shared;
 
