@@ -146,7 +146,7 @@ impl MultiHeadAttention {
             o: self.o_proj.weights()?,
             gate: self.qkv.gate_weights()?,
             parameters: self.parameters.clone(),
-            position: self.position.weights().clone(),
+            position: self.position.weights.clone(),
         })
     }
 }

@@ -228,12 +228,12 @@ impl MultiHeadAttention {
         let Some(positions) = options.positions else { return Ok(None) };
         let position = &self.config.position;
         let explicit = ExplicitPositions::new(positions, b, s_kv)?;
-        if position.scheme().accepts_positions(explicit.axes()) {
+        if position.scheme().accepts_positions(explicit.axes) {
             // Without a sequence there is no position to be asked for.
             return Ok(Some(explicit).filter(|_| b > 0));
         }
         if position.scheme().accepts_positions(1) {
-            let found = format!("{} per token", explicit.axes());
+            let found = format!("{} per token", explicit.axes);
             return Err(Error::value("the number of positions", found, format!("1: the layer has {position}")));
         }
         let allowed = format!("none: the layer's positions are {position}, which follow from the order of the tokens");
@@ -243,7 +243,7 @@ impl MultiHeadAttention {
     /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
     /// the choice of a backend.
     pub(super) fn tracks_gradient(&self) -> bool {
-        self.parameters.tracks_gradient() || self.position.tracks_gradient() || self.qkv.tracks_gradient()
+        self.parameters.tracks_gradient() || self.position.weights.tracks_gradient() || self.qkv.tracks_gradient()
     }
 
     /// The mask of a call and that of the configuration.

@@ -161,7 +161,7 @@ impl MultiHeadAttention {
             norms: find_norms(&self.config, &parameters, qkv.like())?,
             mechanisms: mechanisms::from_layer(parts)?,
             parameters,
-            position: PositionState::new(self.position.weights().map_tensors(f)?),
+            position: PositionState::new(self.position.weights.map_tensors(f)?),
             identity: Identity::new(qkv.id()),
             frozen: Frozen::default(),
             qkv,

@@ -111,7 +111,7 @@ impl Disentangled {
 
     /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
     fn project(&self, call: &EmbeddingCall) -> Result<[Option<Tensor>; 2]> {
-        let weights = call.state.weights();
+        let weights = &call.state.weights;
         let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
         if let (Some(eps), Some(weight)) = (self.norm_eps, weights.get(NORM[0])) {
@@ -205,7 +205,7 @@ impl PositionScheme for Disentangled {
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient() && !call.qkv.tracks_gradient();
+        let fixed = !call.state.weights.tracks_gradient() && !call.qkv.tracks_gradient();
         let [c2p, p2c] = call.state.derived(fixed, || self.project(call))?;
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;

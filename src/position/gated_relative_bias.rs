@@ -70,7 +70,7 @@ impl GatedRelativeBias {
 
     /// The gates of the inputs `xs` `(b, s, parts · d)`: `(b, h, s, 1)`.
     fn gates(&self, call: &QueryCall, heads: usize) -> Result<Tensor> {
-        let weights = call.state.weights();
+        let weights = &call.state.weights;
         let dtype = compute_dtype(call.xs.dtype());
         let (b, s, width) = call.xs.dims3()?;
         let parts = self.parts(heads);
@@ -145,7 +145,7 @@ impl PositionScheme for GatedRelativeBias {
         if b * s_q * h * call.s_kv == 0 {
             return Ok(None);
         }
-        let table = call.state.weights().require(TABLE)?;
+        let table = call.state.weights.require(TABLE)?;
         let table = table.to_dtype(compute_dtype(table.dtype()))?;
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;

@@ -61,7 +61,7 @@ impl RelativeBias2d {
 
     /// The table that the network makes: `(table_rows, h)`. Differentiable.
     fn computed_table(&self, trained: [usize; 2], call: &BiasCall) -> Result<Tensor> {
-        let weights = call.state.weights();
+        let weights = &call.state.weights;
         let [input, bias, output] = [0, 1, 2].map(|part| {
             let weight = weights.require(NETWORK[part])?;
             Ok::<_, Error>(weight.to_dtype(compute_dtype(weight.dtype()))?)
@@ -164,7 +164,7 @@ impl PositionScheme for RelativeBias2d {
         let rows = self.row_indices(call.s_q, call.s_kv)?;
         let table = match self.computed {
             Some(trained) => self.computed_table(trained, call)?,
-            None => call.state.weights().require(TABLE)?.clone(),
+            None => call.state.weights.require(TABLE)?.clone(),
         };
         Ok(Some(AttentionMask::additive(&bias_from_table(&table, rows, [1, call.s_q, call.s_kv])?)?))
     }

@@ -68,7 +68,7 @@ impl RelativeKey {
 
     /// The embeddings, those of keys after the query first, for each head: `(embeddings, h · d)`.
     fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
-        let table = call.state.weights().require(self.name())?.to_dtype(accumulate_dtype(call.qkv.like()))?;
+        let table = call.state.weights.require(self.name())?.to_dtype(accumulate_dtype(call.qkv.like()))?;
         let (n, d) = table.dims2()?;
         let table = if self.reversed {
             table
@@ -110,7 +110,7 @@ impl PositionScheme for RelativeKey {
             let expected = format!("at most {block}: the model cuts a longer sequence into blocks, each a sequence");
             return Err(Error::value("the number of tokens", call.s_q.max(call.s_kv), expected));
         }
-        let fixed = !call.state.tracks_gradient();
+        let fixed = !call.state.weights.tracks_gradient();
         let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (left, right) = (self.left as i64, self.right as i64);
         let first = 1 - call.s_kv as i64;

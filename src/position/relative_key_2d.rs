@@ -125,7 +125,7 @@ impl PositionScheme for RelativeKey2d {
             return Ok(None);
         }
         let dtype = compute_dtype(call.q.dtype());
-        let table = |name: &str, side: usize| resized(&call.state.weights().require(name)?.to_dtype(dtype)?, side);
+        let table = |name: &str, side: usize| resized(&call.state.weights.require(name)?.to_dtype(dtype)?, side);
         let q = call.q.to_dtype(dtype)?.reshape((b, height, width, h, d))?;
         let by_row = q.reshape((b, height, width * h, d))?;
         let rows = products(&by_row, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;

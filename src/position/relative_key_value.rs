@@ -50,7 +50,7 @@ impl RelativeKeyValue {
     /// The embeddings of keys for each head, those after the query first, between two of zeros for farther keys:
     /// `(embeddings + 2, h · d)`.
     fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
-        let table = call.state.weights().require(KEYS)?.to_dtype(accumulate_dtype(call.qkv.like()))?.squeeze(0)?;
+        let table = call.state.weights.require(KEYS)?.to_dtype(accumulate_dtype(call.qkv.like()))?.squeeze(0)?;
         let (n, d) = table.dims2()?;
         let reversed = table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?;
         let all = reversed.pad_with_zeros(0, 1, 1)?;
@@ -86,7 +86,7 @@ impl PositionScheme for RelativeKeyValue {
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient();
+        let fixed = !call.state.weights.tracks_gradient();
         let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (first, far) = (1 - call.s_kv as i64, self.window as i64 + 1);
         let indices = (first..call.s_q as i64).map(|distance| (far - distance.clamp(-far, far)) as u32).collect();
@@ -98,6 +98,6 @@ impl PositionScheme for RelativeKeyValue {
     }
 
     fn value_distances(&self, state: &PositionState) -> Result<Option<Tensor>> {
-        Ok(Some(state.weights().require(VALUES)?.squeeze(0)?))
+        Ok(Some(state.weights.require(VALUES)?.squeeze(0)?))
     }
 }

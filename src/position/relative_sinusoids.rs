@@ -55,7 +55,7 @@ impl RelativeSinusoids {
     /// The sinusoids of all distances of a sequence of `length` tokens, the longest before a query first, projected:
     /// `(2 length - 1, h · d)`.
     fn project(self, call: &EmbeddingCall, length: usize) -> Result<Tensor> {
-        let weight = call.state.weights().require(PROJECTION)?;
+        let weight = call.state.weights.require(PROJECTION)?;
         let (out, width) = weight.dims2()?;
         let dtype = accumulate_dtype(call.qkv.like());
         element_count("the embeddings of distances", &[2 * length, out.max(width)])?;
@@ -126,11 +126,11 @@ impl PositionScheme for RelativeSinusoids {
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {
-        if self.in_halves { Ok(None) } else { state.weights().require(CONTENT_BIAS).map(Some) }
+        if self.in_halves { Ok(None) } else { state.weights.require(CONTENT_BIAS).map(Some) }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient();
+        let fixed = !call.state.weights.tracks_gradient();
         let needed = call.s_q.max(call.s_kv).max(1);
         let (length, all) = call.state.grown(fixed, needed, |length| self.project(call, length))?;
         let count = 2 * needed - 1;
@@ -142,7 +142,7 @@ impl PositionScheme for RelativeSinusoids {
             return Ok(Some(all));
         }
         // Queries come with `u`: (q + v) · r is (q + u) · r + (v - u) · r, and the second term depends on no query.
-        let vector = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(c2p.dtype())?);
+        let vector = |name: &str| Ok::<_, Error>(call.state.weights.require(name)?.to_dtype(c2p.dtype())?);
         let difference = (vector(POSITION_BIAS)? - vector(CONTENT_BIAS)?)?; // (h, d)
         let (h, d) = difference.dims2()?;
         let bias = c2p.reshape((count, h, d))?.broadcast_mul(&difference)?.sum(D::Minus1)?;
@@ -153,7 +153,7 @@ impl PositionScheme for RelativeSinusoids {
         let (b, s_q, h, _) = call.q.dims4()?;
         let Some(types) = call.token_types.filter(|_| self.segments && b * s_q * h > 0) else { return Ok(None) };
         let dtype = compute_dtype(call.q.dtype());
-        let weight = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(dtype)?);
+        let weight = |name: &str| Ok::<_, Error>(call.state.weights.require(name)?.to_dtype(dtype)?);
         // Queries come with `u`.
         let q = call.q.to_dtype(dtype)?.broadcast_add(&(weight(SEGMENT_BIAS)? - weight(CONTENT_BIAS)?)?)?;
         let shape = (b, h, s_q, call.s_kv);

@@ -121,8 +121,8 @@ impl Rotary {
         let heads = if xs.device().is_cpu() { h.max(1) } else { 1 };
         check_allocation::<[f64; 4]>("a rotation", element_count("the tensor to rotate", &[b, s, heads, d])?)?;
         let positions = ExplicitPositions::new(positions, b, s)?;
-        if !self.accepts_positions(positions.axes()) {
-            let found = format!("{} per token", positions.axes());
+        if !self.accepts_positions(positions.axes) {
+            let found = format!("{} per token", positions.axes);
             return Err(Error::value("the number of positions", found, format!("1: the scheme is {self}")));
         }
         if b == 0 || s == 0 {

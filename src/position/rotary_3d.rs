@@ -106,7 +106,7 @@ impl PositionScheme for Rotary3d {
         }
         let numbers: Vec<Vec<usize>> = match tokens.explicit {
             Some(explicit) => {
-                (0..explicit.rows()).map(|row| explicit.row(0, row).iter().map(|&n| n as usize).collect()).collect()
+                (0..explicit.rows).map(|row| explicit.row(0, row).iter().map(|&n| n as usize).collect()).collect()
             }
             None => tokens.starts.iter().map(|start| (*start..start + s_kv).collect()).collect(),
         };

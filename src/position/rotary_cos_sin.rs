@@ -89,16 +89,16 @@ impl Rotary {
         /// Tokens from which on the table of one layer is kept for the next one.
         const KEPT: usize = 64;
         let lengths = lengths.filter(|_| self.scaling.depends_on_length());
-        let rows = positions.rows().max(lengths.map_or(1, <[usize]>::len));
-        let tokens = rows * positions.tokens();
+        let rows = positions.rows.max(lengths.map_or(1, <[usize]>::len));
+        let tokens = rows * positions.tokens;
         let make = |_| {
             Ok(concatenated((0..rows).map(|row| {
                 let length = match lengths {
                     Some(lengths) => lengths[if lengths.len() == 1 { 0 } else { row }],
-                    None => positions.end(row, positions.tokens()),
+                    None => positions.end(row, positions.tokens),
                 };
                 let axes = [0, 1, 2].map(|axis| positions.row(axis, row));
-                let places = (0..positions.tokens()).map(|token| axes.map(|axis| axis[token] as usize));
+                let places = (0..positions.tokens).map(|token| axes.map(|axis| axis[token] as usize));
                 self.cos_sin_by_axis(places, head_dim, length)
             })))
         };
@@ -108,7 +108,7 @@ impl Rotary {
         } else {
             rope_cache::tensors(make(tokens)?, tokens, dtype, device)?
         };
-        shaped(cos_sin, (rows, positions.tokens(), 1, self.rotated(head_dim) / 2))
+        shaped(cos_sin, (rows, positions.tokens, 1, self.rotated(head_dim) / 2))
     }
 
     /// The axis of the positions that rotate a pair: 0 temporal, 1 height, 2 width.

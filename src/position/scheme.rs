@@ -48,15 +48,15 @@ impl TokenPositions<'_> {
                 self.starts.iter().flat_map(|start| start + first..start + first + s).collect(),
             ));
         };
-        if s > explicit.tokens() {
+        if s > explicit.tokens {
             return Err(Error::value(
                 "the number of queries",
                 s,
-                format!("at most {}, the positions", explicit.tokens()),
+                format!("at most {}, the positions", explicit.tokens),
             ));
         }
         let row_positions = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
-        Ok((explicit.rows(), (0..explicit.rows()).flat_map(row_positions).collect()))
+        Ok((explicit.rows, (0..explicit.rows).flat_map(row_positions).collect()))
     }
 }
 
@@ -243,7 +243,7 @@ pub(crate) struct LayerSizes {
 /// Parameters of a scheme in one layer, with the tensors that are computed from them once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PositionState {
-    weights: Parameters,
+    pub weights: Parameters,
     derived: Arc<OnceLock<[Option<Tensor>; 2]>>,
     /// The result for the longest sequence so far, and the length of that sequence.
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
@@ -255,14 +255,6 @@ const LONGEST_KEPT: usize = 1 << 10;
 impl PositionState {
     pub(crate) fn new(weights: Parameters) -> Self {
         Self { weights, derived: Arc::default(), grown: Arc::default() }
-    }
-
-    pub(crate) fn weights(&self) -> &Parameters {
-        &self.weights
-    }
-
-    pub(crate) fn tracks_gradient(&self) -> bool {
-        self.weights.tracks_gradient()
     }
 
     /// The result of `compute`. It is kept for later calls if `fixed`: nothing that it depends on can change.

@@ -110,7 +110,7 @@ impl PositionScheme for T5RelativeBias {
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
-        let table = call.state.weights().require(TABLE)?;
+        let table = call.state.weights.require(TABLE)?;
         let (s_q, s_kv) = (call.s_q, call.s_kv);
         let bias = match call.cache {
             // One key per table, so that a stack whose layers have tables of their own keeps one bias at a time.

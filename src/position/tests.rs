@@ -31,7 +31,7 @@ impl PositionScheme for LearnedSlope {
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
-        let slopes = call.state.weights().require(SLOPE)?;
+        let slopes = call.state.weights.require(SLOPE)?;
         let end = [call.s_kv - call.s_q];
         Ok(Some(AttentionMask::additive(&penalty(slopes, call.starts.unwrap_or(&end), call.s_q, call.s_kv)?)?))
     }

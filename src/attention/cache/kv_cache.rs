@@ -381,7 +381,7 @@ impl KvCache {
             return Ok(());
         };
         let (shape, b, device) = (TokenShape::from_tokens(added)?, self.sequences.len(), added[0].device());
-        self.check_alike(what, TokenShape { b, ..shape }, device)?;
+        self.check_alike(what, TokenShape { b, ..shape }, &added[0])?;
         let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
         if other.retained_len() > 0 && other.layer != layer {
             let expected = "one that the layer of the batch has filled, with the same weights";
@@ -439,7 +439,7 @@ impl KvCache {
         }
         same_dtype_and_device("values", values, keys)?;
         let chunk = [keys.clone(), values.clone()];
-        let counts = self.check_chunk(self.stored_shape(TokenShape::from_tokens(&chunk)?), keys.device(), s, None)?;
+        let counts = self.check_chunk(self.stored_shape(TokenShape::from_tokens(&chunk)?), keys, s, None)?;
         self.check_layer(None)?;
         let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
         if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {

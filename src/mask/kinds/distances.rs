@@ -43,7 +43,8 @@ impl MaskTerm for Distances {
         distances.extend(positions.flat_map(|p| (0..s_kv as i64).map(move |j| negated(p - j))));
         let distances = Tensor::from_vec(distances, (starts.len(), 1, s_q, s_kv), &Device::Cpu)?;
         let slopes = Tensor::new(&self.slopes[..], &Device::Cpu)?.reshape((1, self.slopes.len(), 1, 1))?;
-        Ok(DenseMask::bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?))
+        let bias = distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?;
+        Ok(DenseMask { keep: None, bias: Some(bias) })
     }
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
