@@ -1,7 +1,5 @@
 //! ALiBi: a penalty proportional to the distance between query and key.
 
-use std::fmt;
-
 use candle_core::Tensor;
 use half::bf16;
 
@@ -85,12 +83,6 @@ impl Alibi {
     }
 }
 
-impl fmt::Display for Alibi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.symmetric { "alibi(symmetric)" } else { "alibi" })
-    }
-}
-
 impl PositionScheme for Alibi {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         let heads = sizes.num_attention_heads;
@@ -124,5 +116,9 @@ impl PositionScheme for Alibi {
                 AttentionMask::additive(&(biases * call.scale)?)?
             }
         }))
+    }
+
+    fn describe(&self) -> String {
+        if self.symmetric { "alibi(symmetric)" } else { "alibi" }.to_string()
     }
 }

@@ -1,7 +1,5 @@
 //! DeBERTa's disentangled attention: queries and keys are also compared with embeddings of their distance.
 
-use std::fmt;
-
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
@@ -137,12 +135,6 @@ impl Disentangled {
     }
 }
 
-impl fmt::Display for Disentangled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "disentangled({} embeddings)", self.embeddings())
-    }
-}
-
 impl PositionScheme for Disentangled {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if !(1..=MAX_POSITIONS).contains(&self.max_relative_positions) {
@@ -216,5 +208,9 @@ impl PositionScheme for Disentangled {
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
         [self.c2p, self.p2c].map(|needed| if needed { self.embeddings() } else { 0 })
+    }
+
+    fn describe(&self) -> String {
+        format!("disentangled({} embeddings)", self.embeddings())
     }
 }

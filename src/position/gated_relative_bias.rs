@@ -1,8 +1,6 @@
 //! WavLM's relative position bias: a learned bias per head and bucket of distances, times a gate that is computed from
 //! the input of the query.
 
-use std::fmt;
-
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
@@ -90,12 +88,6 @@ impl GatedRelativeBias {
     }
 }
 
-impl fmt::Display for GatedRelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "gated relative({} buckets)", self.num_buckets)
-    }
-}
-
 impl PositionScheme for GatedRelativeBias {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if !(4..=MAX_BUCKETS).contains(&self.num_buckets) {
@@ -153,5 +145,9 @@ impl PositionScheme for GatedRelativeBias {
         let table = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
         let factors = Some(self.gates(call, h)?);
         Ok(Some(AttentionMask::from_term(RelativeBias { table, first, factors })))
+    }
+
+    fn describe(&self) -> String {
+        format!("gated relative({} buckets)", self.num_buckets)
     }
 }

@@ -83,11 +83,19 @@ macro_rules! schemes {
             }
         }
 
-        $($(#[cfg($cfg)])? impl From<$scheme> for $name {
-            fn from(scheme: $scheme) -> Self {
-                Self::$scheme(scheme)
+        $(
+            $(#[cfg($cfg)])? impl From<$scheme> for $name {
+                fn from(scheme: $scheme) -> Self {
+                    Self::$scheme(scheme)
+                }
             }
-        })*
+
+            $(#[cfg($cfg)])? impl fmt::Display for $scheme {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str(&self.describe())
+                }
+            }
+        )*
     };
 }
 
@@ -138,18 +146,12 @@ impl Position {
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scheme().fmt(f)
+        f.write_str(&self.scheme().describe())
     }
 }
 
 /// The scheme of [`Position::None`].
 struct NoPosition;
-
-impl fmt::Display for NoPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("none")
-    }
-}
 
 impl PositionScheme for NoPosition {
     fn accepts_positions(&self, _: usize) -> bool {
@@ -158,5 +160,9 @@ impl PositionScheme for NoPosition {
 
     fn traits(&self) -> SchemeTraits {
         SchemeTraits { runs_ragged: true, runs_rows: true, ..SchemeTraits::default() }
+    }
+
+    fn describe(&self) -> String {
+        "none".to_string()
     }
 }

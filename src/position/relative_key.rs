@@ -1,7 +1,5 @@
 //! Shaw's relative positions: queries are also compared with learned embeddings of their distance to each key.
 
-use std::fmt;
-
 use candle_core::Tensor;
 use candle_nn::Init;
 
@@ -79,12 +77,6 @@ impl RelativeKey {
     }
 }
 
-impl fmt::Display for RelativeKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative key({} left, {} right)", self.left, self.right)
-    }
-}
-
 impl PositionScheme for RelativeKey {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
         let sides = [("left_max_position_embeddings", self.left), ("right_max_position_embeddings", self.right)];
@@ -120,5 +112,9 @@ impl PositionScheme for RelativeKey {
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
         [self.embeddings(), 0]
+    }
+
+    fn describe(&self) -> String {
+        format!("relative key({} left, {} right)", self.left, self.right)
     }
 }

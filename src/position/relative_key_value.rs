@@ -1,7 +1,5 @@
 //! Shaw's relative positions in a window, of keys and of values (VITS).
 
-use std::fmt;
-
 use candle_core::Tensor;
 use candle_nn::Init;
 
@@ -58,12 +56,6 @@ impl RelativeKeyValue {
     }
 }
 
-impl fmt::Display for RelativeKeyValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative key and value(window {})", self.window)
-    }
-}
-
 impl PositionScheme for RelativeKeyValue {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
         if self.window > MAX_WINDOW {
@@ -99,5 +91,9 @@ impl PositionScheme for RelativeKeyValue {
 
     fn value_distances(&self, state: &PositionState) -> Result<Option<Tensor>> {
         Ok(Some(state.weights.require(VALUES)?.squeeze(0)?))
+    }
+
+    fn describe(&self) -> String {
+        format!("relative key and value(window {})", self.window)
     }
 }

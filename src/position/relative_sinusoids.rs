@@ -1,8 +1,6 @@
 //! Transformer-XL's relative positions, as Conformers have them: queries are also compared with projected sinusoids of
 //! their distance to each key.
 
-use std::fmt;
-
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
@@ -88,12 +86,6 @@ impl RelativeSinusoids {
     }
 }
 
-impl fmt::Display for RelativeSinusoids {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.segments { "relative sinusoids and segments" } else { "relative sinusoids" })
-    }
-}
-
 impl PositionScheme for RelativeSinusoids {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if self.in_halves && self.segments {
@@ -169,6 +161,10 @@ impl PositionScheme for RelativeSinusoids {
 
     fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {
         [s_kv.saturating_mul(2), 0]
+    }
+
+    fn describe(&self) -> String {
+        if self.segments { "relative sinusoids and segments" } else { "relative sinusoids" }.to_string()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Rotary position embedding (RoPE) for sequences.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -221,28 +220,6 @@ impl Rotary {
     }
 }
 
-impl fmt::Display for Rotary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary(theta {}", self.theta)?;
-        self.dim.iter().try_for_each(|dim| write!(f, ", {dim} numbers"))?;
-        if self.style == RotaryStyle::Interleaved {
-            f.write_str(", interleaved")?;
-        }
-        if self.reversed {
-            f.write_str(", reversed")?;
-        }
-        self.heads.iter().try_for_each(|heads| write!(f, ", {heads} of the heads"))?;
-        if self.scaling != RotaryScaling::None {
-            write!(f, ", {}", self.scaling)?;
-        }
-        if let Some([temporal, height, width]) = self.mrope_section {
-            let how = if self.mrope_interleaved { "alternating pairs" } else { "pairs" };
-            write!(f, ", {temporal} + {height} + {width} {how}")?;
-        }
-        f.write_str(")")
-    }
-}
-
 impl PositionScheme for Rotary {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if self.heads.is_some() && sizes.num_attention_heads != sizes.num_key_value_heads {
@@ -306,5 +283,19 @@ impl PositionScheme for Rotary {
             cos_sin.rotate_sequence(sequence, width, heads, head_dim);
         }
         Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let how = if self.mrope_interleaved { "alternating pairs" } else { "pairs" };
+        let parts = [
+            Some(format!("rotary(theta {}", self.theta)),
+            self.dim.map(|dim| format!("{dim} numbers")),
+            (self.style == RotaryStyle::Interleaved).then(|| "interleaved".to_string()),
+            self.reversed.then(|| "reversed".to_string()),
+            self.heads.map(|heads| format!("{heads} of the heads")),
+            (self.scaling != RotaryScaling::None).then(|| self.scaling.to_string()),
+            self.mrope_section.map(|[temporal, height, width]| format!("{temporal} + {height} + {width} {how}")),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ") + ")"
     }
 }

@@ -1,7 +1,5 @@
 //! Rotary position embedding in two dimensions, for image patches.
 
-use std::fmt;
-
 use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
@@ -247,20 +245,6 @@ fn cells(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |y| (0..columns).map(move |x| (y, x)))
 }
 
-impl fmt::Display for Rotary2d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary grid(theta {}, {} tokens before", self.theta, self.prefix_tokens)?;
-        if self.block > 1 {
-            write!(f, ", blocks of {} x {}", self.block, self.block)?;
-        }
-        if let Some(window) = self.window {
-            write!(f, ", windows of {window} x {window}")?;
-        }
-        self.grid.iter().try_for_each(|[rows, columns]| write!(f, ", {rows} x {columns} patches"))?;
-        f.write_str(")")
-    }
-}
-
 impl PositionScheme for Rotary2d {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if !sizes.head_dim.is_multiple_of(4) {
@@ -306,5 +290,15 @@ impl PositionScheme for Rotary2d {
         let windows = Tensor::from_iter(self.order(rows, columns).map(|(window, ..)| window as i64), call.device)?;
         let windows = windows.unsqueeze(0)?.broadcast_as((call.b, call.s_kv))?;
         Ok(Some(AttentionMask::segments(&windows, &windows)?))
+    }
+
+    fn describe(&self) -> String {
+        let parts = [
+            Some(format!("rotary grid(theta {}, {} tokens before", self.theta, self.prefix_tokens)),
+            (self.block > 1).then(|| format!("blocks of {} x {}", self.block, self.block)),
+            self.window.map(|window| format!("windows of {window} x {window}")),
+            self.grid.map(|[rows, columns]| format!("{rows} x {columns} patches")),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ") + ")"
     }
 }

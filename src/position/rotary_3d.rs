@@ -1,7 +1,5 @@
 //! Rotary position embedding in three dimensions, for patches of a video.
 
-use std::fmt;
-
 use candle_core::{D, DType, Device, Tensor};
 
 use super::rotation::check_theta;
@@ -71,12 +69,6 @@ fn turn(xs: &Tensor, [cos, sin]: [&Tensor; 2]) -> Result<Tensor> {
     })
 }
 
-impl fmt::Display for Rotary3d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary video(theta {}, frames of {} x {} patches)", self.theta, self.grid[0], self.grid[1])
-    }
-}
-
 impl PositionScheme for Rotary3d {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if Self::width(sizes.head_dim) == 0 {
@@ -113,5 +105,9 @@ impl PositionScheme for Rotary3d {
         let [cos, sin] = self.cos_sin(&numbers, k.dim(3)?, k.dtype(), k.device())?;
         let query_rows = |values: &Tensor| values.narrow(1, s_kv - s_q, s_q);
         Ok([turn(&q, [&query_rows(&cos)?, &query_rows(&sin)?])?, turn(&k, [&cos, &sin])?])
+    }
+
+    fn describe(&self) -> String {
+        format!("rotary video(theta {}, frames of {} x {} patches)", self.theta, self.grid[0], self.grid[1])
     }
 }

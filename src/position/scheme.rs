@@ -1,6 +1,5 @@
 //! `PositionScheme`: how a position scheme takes part in attention.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
@@ -136,7 +135,7 @@ pub(crate) struct SchemeTraits {
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
 /// [`rotate`](Self::rotate) with [`rotates`](SchemeTraits::rotates), [`bias`](Self::bias),
 /// [`distance_embeddings`](Self::distance_embeddings) or [`query_term`](Self::query_term).
-pub(crate) trait PositionScheme: fmt::Display {
+pub(crate) trait PositionScheme {
     /// Checks the fields of the scheme for a layer of these sizes.
     fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
         Ok(())
@@ -226,6 +225,9 @@ pub(crate) trait PositionScheme: fmt::Display {
     fn query_term(&self, _call: &QueryCall) -> Result<Option<AttentionMask>> {
         Ok(None)
     }
+
+    /// The scheme in short, as it is printed.
+    fn describe(&self) -> String;
 }
 
 /// Sizes of the attention layer that a scheme belongs to.

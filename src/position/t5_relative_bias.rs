@@ -1,7 +1,5 @@
 //! T5's relative position bias: a learned bias per head and bucket of distances.
 
-use std::fmt;
-
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
@@ -80,12 +78,6 @@ impl T5RelativeBias {
     }
 }
 
-impl fmt::Display for T5RelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative({} buckets)", self.num_buckets)
-    }
-}
-
 impl PositionScheme for T5RelativeBias {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
         if !(4..=MAX_BUCKETS).contains(&self.num_buckets) {
@@ -127,5 +119,9 @@ impl PositionScheme for T5RelativeBias {
             }
         };
         Ok(Some(bias))
+    }
+
+    fn describe(&self) -> String {
+        format!("relative({} buckets)", self.num_buckets)
     }
 }
