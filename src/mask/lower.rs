@@ -189,16 +189,14 @@ pub(super) fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
 
 /// The lengths of the sequences under a mask of lengths or padding.
 pub(super) fn key_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
-    match term.structure() {
-        Some(TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths))) => Some(lengths),
+    match term.structure()? {
+        TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths)) => Some(lengths),
         _ => None,
     }
 }
 
 /// The lengths of a padding mask.
 fn padding_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
-    match term.structure() {
-        Some(TermStructure::Lengths(Lengths::Padding(lengths))) => Some(lengths),
-        _ => None,
-    }
+    let TermStructure::Lengths(Lengths::Padding(lengths)) = term.structure()? else { return None };
+    Some(lengths)
 }

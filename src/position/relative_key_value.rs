@@ -4,6 +4,7 @@ use candle_core::Tensor;
 use candle_nn::Init;
 
 use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, SchemeTraits};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -58,11 +59,9 @@ impl RelativeKeyValue {
 
 impl PositionScheme for RelativeKeyValue {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        if self.window > MAX_WINDOW {
-            Err(Error::config("window_size", self.window, format!("at most {MAX_WINDOW}")))
-        } else {
-            Ok(())
-        }
+        let allowed = format!("at most {MAX_WINDOW}");
+        ensure!(self.window <= MAX_WINDOW, Error::config("window_size", self.window, allowed));
+        Ok(())
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {

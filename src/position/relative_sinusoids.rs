@@ -5,6 +5,7 @@ use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
 use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, SchemeTraits};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings, comparable};
 use crate::ops::{Linear, accumulate_dtype};
@@ -91,11 +92,9 @@ impl PositionScheme for RelativeSinusoids {
         if self.in_halves && self.segments {
             return Err(Error::config("in_halves", true, "false for relative sinusoids with segments"));
         }
-        if sizes.hidden_size.is_multiple_of(2) {
-            Ok(())
-        } else {
-            Err(Error::config("hidden_size", sizes.hidden_size, "an even number for relative sinusoids"))
-        }
+        let (size, allowed) = (sizes.hidden_size, "an even number for relative sinusoids");
+        ensure!(size.is_multiple_of(2), Error::config("hidden_size", size, allowed));
+        Ok(())
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
