@@ -10,7 +10,7 @@ use crate::attention::cache::Identity;
 use crate::attention::mechanism::{LayerParts, Mechanisms, Routes};
 use crate::attention::mechanisms;
 use crate::attention::mechanisms::BIAS_KV;
-use crate::attention::steps::Norms;
+use crate::attention::steps::find_norms;
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::ops::{LatentSizes, Linear, Qkv};
@@ -77,13 +77,10 @@ impl MultiHeadAttention {
     pub fn from_weights(config: &AttentionConfig, weights: AttentionWeights) -> Result<Self> {
         config.validate()?;
         let AttentionWeights { qkv, o, gate, parameters, position } = weights;
-        let fits = match (config.key_value_source, &qkv) {
-            (KeyValueSource::KeysAsValues, QkvWeights::KeysAsValues(_))
-            | (KeyValueSource::Shared { .. }, QkvWeights::Query(_)) => true,
-            (source, qkv) => {
-                let partial = matches!(qkv, QkvWeights::KeysAsValues(_) | QkvWeights::Query(_));
-                source == KeyValueSource::Projections && !partial
-            }
+        let fits = match qkv {
+            QkvWeights::KeysAsValues(_) => config.key_value_source == KeyValueSource::KeysAsValues,
+            QkvWeights::Query(_) => matches!(config.key_value_source, KeyValueSource::Shared { .. }),
+            _ => config.key_value_source == KeyValueSource::Projections,
         };
         if !fits {
             let allowed = "the one that the weights have projections for";
@@ -105,7 +102,7 @@ impl MultiHeadAttention {
         same_dtype_and_device("o_proj weight", o_proj.like(), qkv.like())?;
         parameters.check(&config.parameters(), qkv.like())?;
         position.check(&config.position.scheme().parameters(&config.sizes()), qkv.like())?;
-        let norms = Norms::new(config, &parameters, qkv.like())?;
+        let norms = find_norms(config, &parameters, qkv.like())?;
         let config = config.clone().with_bias(bias).with_add_bias_kv(parameters.get(BIAS_KV[0]).is_some());
         let config = config.with_gate_bias(qkv.gate_has_bias());
         let parts = LayerParts { config: &config, parameters: &parameters, like: qkv.like() };
@@ -149,7 +146,7 @@ impl MultiHeadAttention {
             o: self.o_proj.weights()?,
             gate: self.qkv.gate_weights()?,
             parameters: self.parameters.clone(),
-            position: self.position.weights().clone(),
+            position: self.position.weights.clone(),
         })
     }
 }
@@ -181,7 +178,7 @@ impl fmt::Debug for MultiHeadAttention {
 /// The routes that the configuration, the tensors and the mechanisms of a layer allow. Whether weights are packed, or
 /// track a gradient, may change, and is asked in each call.
 pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mechanisms: &Mechanisms) -> Routes {
-    let ragged = config.position.scheme().traits().ragged;
+    let scheme = config.position.scheme().traits();
     // One vector for all heads, or a tensor of a mechanism, which has routes of its own.
     let is_vector = |name: &str| parameters.get(name).is_none_or(|tensor| tensor.rank() == 1);
     let rows = config.requires.is_empty()
@@ -190,10 +187,10 @@ pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mec
         && config.mask.is_windowed()
         && !matches!(config.key_value_source, KeyValueSource::Shared { .. })
         && config.softcap.is_none()
-        && ragged.on_cpu_buffers();
+        && scheme.runs_rows;
     Routes {
         rows: rows && mechanisms.iter().all(|mechanism| mechanism.routes().rows),
-        ragged: ragged.on_tensors() && mechanisms.iter().all(|mechanism| mechanism.routes().ragged),
+        ragged: scheme.runs_ragged && mechanisms.iter().all(|mechanism| mechanism.routes().ragged),
     }
 }
 

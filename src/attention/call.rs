@@ -9,11 +9,11 @@ use crate::attention::MultiHeadAttention;
 use crate::attention::cache::KeyValues;
 use crate::attention::mechanism::Mechanism;
 use crate::attention::options::{AttentionInputs, AttentionOptions, Tokens};
-use crate::attention::tokens::{CallTokens, Counted, Projection};
+use crate::attention::tokens::{CallTokens, Counted, Projection, pack, pad};
 use crate::attention::transform::OUTPUT;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape};
-use crate::ops::{Quantization, accumulate_dtype};
+use crate::ops::accumulate_dtype;
 use crate::position::{BiasCall, ExplicitPositions};
 use crate::ragged::{BatchCache, offsets};
 use crate::sdpa;
@@ -42,8 +42,6 @@ pub(super) struct OpenCall<'a> {
     route: Route,
     /// The absorbed form of latent attention and its backend, if the call runs so.
     pub absorbed: Option<(Call, Backend)>,
-    /// The format of few bits that products round their inputs to.
-    quantization: Option<Quantization>,
 }
 
 /// How a call runs.
@@ -68,7 +66,8 @@ impl MultiHeadAttention {
         self.open_given(inputs, options)
     }
 
-    /// [`open`](Self::open) for inputs that hold what the layer requires.
+    /// [`open`](Self::open) for inputs that hold what the layer requires. Nothing is computed, and a cache does not
+    /// change.
     pub(super) fn open_given<'a>(
         &'a self,
         inputs: &'a AttentionInputs,
@@ -82,7 +81,72 @@ impl MultiHeadAttention {
         let [query, key] = inputs.with_vectors()?;
         let xs = [query, key, inputs.value.clone()];
         let (counted, mask) = tokens.count(self, &xs, options, self.joined_mask(&inputs.mask, options)?)?;
-        Draft { layer: self, xs, given: &inputs.mask, options, tokens, counted, mask }.prepare()
+        let Counted { b, s_q, s_kv, .. } = counted;
+        let mut shape = AttnShape { b, h: self.config.num_attention_heads, s_q, s_kv };
+        let mut mask = self.with_score_bias(mask, shape, options)?;
+        self.check_keys(&xs, s_kv)?;
+        mask.check(shape)?;
+        let is_padded = tokens.ragged().is_none();
+        if is_padded {
+            element_count("the output of attention", &[b, s_q, shape.h, self.config.resolved_value_head_dim()])?;
+        }
+        self.mechanisms.iter().try_for_each(|mechanism| mechanism.check_tokens(&*tokens, &counted, &mask))?;
+        let lengths = tokens.lengths(&mask, &counted);
+        for mechanism in self.mechanisms.iter().filter(|_| is_padded) {
+            if let Some((joined, more)) = mechanism.add_keys(&mask, shape, xs[0].device())? {
+                (mask, shape) = (Cow::Owned(joined), more);
+            }
+        }
+        let sizes = self.sizes(&xs, &counted, shape, &mask);
+        let sdpa = self.sdpa_options(mask, s_q, options)?;
+        let (mask, route, absorbed) = (&*inputs.mask, Route::Buckets, None);
+        let mut call =
+            OpenCall { layer: self, xs, mask, options, tokens, counted, lengths, sizes, sdpa, route, absorbed };
+        call.choose_route()?;
+        Ok(call)
+    }
+
+    /// The options of the layer and of a call of `s_q` queries under `mask` for `sdpa`.
+    fn sdpa_options<'a>(
+        &'a self,
+        mask: Cow<'a, AttentionMask>,
+        s_q: usize,
+        options: &AttentionOptions,
+    ) -> Result<SdpaOptions<'a>> {
+        let config = &self.config;
+        let scale = self.mechanisms.iter().find_map(|mechanism| mechanism.scale(s_q));
+        Ok(SdpaOptions {
+            scale: Some(scale.unwrap_or_else(|| config.resolved_scale())),
+            appended_keys: self.mechanisms.iter().map(|mechanism| mechanism.appended_keys()).sum(),
+            softcap: config.softcap,
+            sinks: self.parameters.get(SINKS),
+            additive: self.parameters.get(SCORE),
+            value_distances: config.position.scheme().value_distances(&self.position)?,
+            dropout: if options.train { config.dropout } else { 0.0 },
+            dropout_seed: options.dropout_seed,
+            return_attention_weights: options.return_attention_weights,
+            backend: options.backend,
+            ..SdpaOptions::new(mask)
+        })
+    }
+
+    /// Sizes, dtype, device and gradients of a call of this shape under `mask`.
+    fn sizes(&self, xs: &[Tensor; 3], counted: &Counted, shape: AttnShape, mask: &AttentionMask) -> Call {
+        let (config, stored) = (&self.config, counted.stored);
+        let sizes = Call {
+            shape,
+            h_kv: config.resolved_num_key_value_heads(),
+            d: config.resolved_head_dim(),
+            d_v: config.resolved_value_head_dim(),
+            dtype: stored.map_or_else(|| accumulate_dtype(self.qkv.like()), |(dtype, _)| dtype),
+            device: DeviceKind::from_device(xs[0].device()),
+            distance_embeddings: config.position.scheme().distance_embedding_count(shape.s_kv),
+            tracks_gradient: xs.iter().any(Tensor::track_op)
+                || self.tracks_gradient()
+                || stored.is_some_and(|(_, tracked)| tracked)
+                || mask.tracks_gradient(),
+        };
+        self.mechanisms.iter().fold(sizes, |sizes, mechanism| mechanism.sizes(sizes))
     }
 
     /// The mask of a call and that of the layer, which a mechanism may join in its own way.
@@ -164,12 +228,12 @@ impl MultiHeadAttention {
         let Some(positions) = options.positions else { return Ok(None) };
         let position = &self.config.position;
         let explicit = ExplicitPositions::new(positions, b, s_kv)?;
-        if position.scheme().accepts_positions(explicit.axes()) {
+        if position.scheme().accepts_positions(explicit.axes) {
             // Without a sequence there is no position to be asked for.
             return Ok(Some(explicit).filter(|_| b > 0));
         }
         if position.scheme().accepts_positions(1) {
-            let found = format!("{} per token", explicit.axes());
+            let found = format!("{} per token", explicit.axes);
             return Err(Error::value("the number of positions", found, format!("1: the layer has {position}")));
         }
         let allowed = format!("none: the layer's positions are {position}, which follow from the order of the tokens");
@@ -179,7 +243,7 @@ impl MultiHeadAttention {
     /// Whether a weight is a variable or depends on one, except for those of the output projection, which comes after
     /// the choice of a backend.
     pub(super) fn tracks_gradient(&self) -> bool {
-        self.parameters.tracks_gradient() || self.position.tracks_gradient() || self.qkv.tracks_gradient()
+        self.parameters.tracks_gradient() || self.position.weights.tracks_gradient() || self.qkv.tracks_gradient()
     }
 
     /// The mask of a call and that of the configuration.
@@ -215,171 +279,49 @@ impl MultiHeadAttention {
     }
 }
 
-/// A call whose inputs are checked and counted, and whose mask joins that of the call, of the layer and of the tokens.
-struct Draft<'a> {
-    layer: &'a MultiHeadAttention,
-    xs: [Tensor; 3],
-    /// The mask that the call gives.
-    given: &'a AttentionMask,
-    options: &'a AttentionOptions<'a>,
-    tokens: Box<dyn CallTokens + 'a>,
-    counted: Counted,
-    mask: Cow<'a, AttentionMask>,
-}
-
-impl<'a> Draft<'a> {
-    /// The call with its sizes, its whole mask, its positions and its route. Nothing is computed, and a cache does not
-    /// change.
-    fn prepare(self) -> Result<OpenCall<'a>> {
-        let Counted { b, s_q, s_kv, .. } = self.counted;
-        let shape = AttnShape { b, h: self.layer.config.num_attention_heads, s_q, s_kv };
-        let draft = self.with_score_bias(shape)?;
-        draft.check(shape)?;
-        let lengths = draft.tokens.lengths(&draft.mask, &draft.counted);
-        let (draft, shape) = draft.with_added_keys(shape)?;
-        let sdpa = draft.sdpa_options()?;
-        let sizes = draft.sizes(shape, &sdpa)?;
-        let (route, bias) = draft.route(&sizes, &sdpa)?;
-        let sdpa = match bias {
-            Some(bias) => SdpaOptions { mask: Cow::Owned(sdpa.mask.into_owned().and(bias)), ..sdpa },
-            None => sdpa,
-        };
-        let Self { layer, xs, given, options, tokens, counted, .. } = draft;
-        let absorbed = counted.new_tokens.as_ref().and_then(|_| layer.absorbed_call(&sizes, &sdpa));
-        let quantization = layer.quantization().filter(|_| !layer.is_exact());
-        Ok(OpenCall {
-            layer,
-            xs,
-            mask: given,
-            options,
-            tokens,
-            counted,
-            lengths,
-            sizes,
-            sdpa,
-            route,
-            absorbed,
-            quantization,
-        })
-    }
-
-    /// Joins the mask with the bias of the scores that the call gives.
-    fn with_score_bias(self, shape: AttnShape) -> Result<Self> {
-        let mask = self.layer.with_score_bias(self.mask, shape, self.options)?;
-        Ok(Self { mask, ..self })
-    }
-
-    /// Checks keys, mask and tokens against each other and the layer.
-    fn check(&self, shape: AttnShape) -> Result<()> {
-        self.layer.check_keys(&self.xs, shape.s_kv)?;
-        self.mask.check(shape)?;
-        if self.tokens.ragged().is_none() {
-            let d_v = self.layer.config.resolved_value_head_dim();
-            element_count("the output of attention", &[shape.b, shape.s_q, shape.h, d_v])?;
-        }
-        let mechanisms = &self.layer.mechanisms;
-        mechanisms.iter().try_for_each(|each| each.check_tokens(&*self.tokens, &self.counted, &self.mask))
-    }
-
-    /// Joins the mask and the shape with the keys that mechanisms add to padded tokens.
-    fn with_added_keys(mut self, mut shape: AttnShape) -> Result<(Self, AttnShape)> {
-        if self.tokens.ragged().is_none() {
-            for mechanism in &self.layer.mechanisms {
-                if let Some((mask, more)) = mechanism.add_keys(&self.mask, shape, self.xs[0].device())? {
-                    (self.mask, shape) = (Cow::Owned(mask), more);
-                }
-            }
-        }
-        Ok((self, shape))
-    }
-
-    /// The options of the layer and of the call for `sdpa`.
-    fn sdpa_options(&self) -> Result<SdpaOptions<'a>> {
-        let (layer, config, options) = (self.layer, &self.layer.config, self.options);
-        let mechanisms = &layer.mechanisms;
-        let scale = mechanisms.iter().find_map(|mechanism| mechanism.scale(self.counted.s_q));
-        Ok(SdpaOptions {
-            scale: Some(scale.unwrap_or_else(|| config.resolved_scale())),
-            appended_keys: mechanisms.iter().map(|mechanism| mechanism.appended_keys()).sum(),
-            softcap: config.softcap,
-            sinks: layer.parameters.get(SINKS),
-            additive: layer.parameters.get(SCORE),
-            value_distances: config.position.scheme().value_distances(&layer.position)?,
-            dropout: if options.train { config.dropout } else { 0.0 },
-            dropout_seed: options.dropout_seed,
-            return_attention_weights: options.return_attention_weights,
-            backend: options.backend,
-            ..SdpaOptions::new(self.mask.clone())
-        })
-    }
-
-    /// Sizes, dtype, device and gradients of the call.
-    fn sizes(&self, shape: AttnShape, sdpa: &SdpaOptions) -> Result<Call> {
-        let (layer, config, stored) = (self.layer, &self.layer.config, self.counted.stored);
-        let sizes = Call {
-            shape,
-            h_kv: config.resolved_num_key_value_heads(),
-            d: config.resolved_head_dim(),
-            d_v: config.resolved_value_head_dim(),
-            dtype: stored.map_or_else(|| accumulate_dtype(layer.qkv.like()), |(dtype, _)| dtype),
-            device: DeviceKind::from_device(self.xs[0].device()),
-            distance_embeddings: config.position.scheme().distance_embedding_count(shape.s_kv),
-            tracks_gradient: self.xs.iter().any(Tensor::track_op)
-                || layer.tracks_gradient()
-                || stored.is_some_and(|(_, tracked)| tracked)
-                || sdpa.mask.tracks_gradient(),
-        };
-        let sizes = layer.mechanisms.iter().fold(sizes, |sizes, mechanism| mechanism.sizes(sizes));
+impl OpenCall<'_> {
+    /// Chooses the route of the call, and joins its mask with the bias of the position scheme where the route needs it
+    /// there.
+    fn choose_route(&mut self) -> Result<()> {
+        let layer = self.layer;
+        let on_cpu_kernel = self.counted.stored.is_none() && sdpa::runs_on_cpu_kernel(&self.sizes, &self.sdpa);
         // Keep bf16: the next product rounds to it anyway.
-        let in_bf16 =
-            layer.dtype() == DType::BF16 && self.is_on_cpu_kernel(&sizes, sdpa) && layer.qkv.rounds_to_bf16()?;
-        Ok(if in_bf16 { Call { dtype: DType::BF16, ..sizes } } else { sizes })
-    }
-
-    /// Whether the call runs on the CPU kernel for inference.
-    fn is_on_cpu_kernel(&self, sizes: &Call, sdpa: &SdpaOptions) -> bool {
-        self.counted.stored.is_none() && sdpa::runs_on_cpu_kernel(sizes, sdpa)
-    }
-
-    /// The route of the call, and the bias of the position scheme where the route needs it in its mask.
-    fn route(&self, sizes: &Call, sdpa: &SdpaOptions) -> Result<(Route, Option<AttentionMask>)> {
-        let needs_padding = self.options.need_padding(self.layer.config.dropout);
+        if layer.dtype() == DType::BF16 && on_cpu_kernel && layer.qkv.rounds_to_bf16()? {
+            self.sizes.dtype = DType::BF16;
+        }
+        let needs_padding = self.options.need_padding(layer.config.dropout);
         let is_self_attention = self.xs[1].id() == self.xs[0].id() && self.xs[2].id() == self.xs[0].id();
-        let on_rows =
-            is_self_attention && !needs_padding && self.is_on_cpu_kernel(sizes, sdpa) && self.layer.supports_rows();
-        let rows = if on_rows { self.tokens.rows(&sdpa.mask) } else { None };
+        let on_rows = is_self_attention && !needs_padding && on_cpu_kernel && layer.supports_rows();
+        let rows = if on_rows { self.tokens.rows(&self.sdpa.mask) } else { None };
         let ragged = self.tokens.ragged();
-        // Buffers hold a few sequences at a time, which have a bias of their own.
-        if let (Some((lengths, mask)), Some(_)) = (&rows, ragged) {
-            return Ok((Route::Rows { lengths: lengths.clone(), mask: mask.clone() }, None));
+        let (batch, device, shape) = (ragged.map(|(_, batch)| batch), self.xs[0].device(), self.sizes.shape);
+        let bias = match (&rows, ragged) {
+            // Buffers hold a few sequences at a time, which have a bias of their own.
+            (Some(_), Some(_)) => None,
+            _ => layer.position_bias(shape, self.options.grid, self.counted.starts(), device, batch)?,
+        };
+        if let Some(bias) = bias {
+            bias.check(shape)?;
+            self.sdpa.mask = Cow::Owned(AttentionMask::clone(&self.sdpa.mask).and(bias));
+        } else if let Some((lengths, mask)) = rows {
+            self.route = Route::Rows { lengths, mask };
+            return Ok(());
         }
-        let (batch, device) = (ragged.map(|(_, batch)| batch), self.xs[0].device());
-        let bias = self.layer.position_bias(sizes.shape, self.options.grid, self.counted.starts(), device, batch)?;
-        match (&bias, rows) {
-            (None, Some((lengths, mask))) => return Ok((Route::Rows { lengths, mask }, None)),
-            (None, None) => {}
-            (Some(bias), _) => bias.check(sizes.shape)?,
-        }
-        let joined = bias
-            .clone()
-            .map(|bias| SdpaOptions { mask: Cow::Owned(AttentionMask::clone(&sdpa.mask).and(bias)), ..sdpa.clone() });
-        let sdpa = joined.as_ref().unwrap_or(sdpa);
-        let route = if ragged.is_none() {
-            Route::Tensors(Plan::choose(sizes, sdpa)?)
+        self.route = if ragged.is_none() {
+            Route::Tensors(Plan::choose(&self.sizes, &self.sdpa)?)
         } else {
             let whole = needs_padding
                 || self.xs[0].dim(0)? == 0
-                || sdpa.appended_keys > 0
-                || !self.layer.routes.ragged
-                || !sdpa.mask.is_windowed();
-            let backend = if whole { None } else { sdpa::ragged_backend(sizes, sdpa)? };
+                || self.sdpa.appended_keys > 0
+                || !layer.routes.ragged
+                || !self.sdpa.mask.is_windowed();
+            let backend = if whole { None } else { sdpa::ragged_backend(&self.sizes, &self.sdpa)? };
             backend.map_or(Route::Buckets, Route::Tensors)
         };
-        Ok((route, bias))
+        self.absorbed = self.counted.new_tokens.as_ref().and_then(|_| layer.absorbed_call(&self.sizes, &self.sdpa));
+        Ok(())
     }
-}
 
-impl OpenCall<'_> {
     /// Runs the call. After an error, a cache is as it was.
     pub(super) fn run(mut self) -> Result<AttentionOutput> {
         let result = self.run_queries()?;
@@ -428,7 +370,7 @@ impl OpenCall<'_> {
             }
             _ => Plan::new(&sizes, &self.sdpa)?,
         };
-        Ok(Plan { quantization: self.quantization, ..plan })
+        Ok(Plan { quantization: self.layer.quantization().filter(|_| !self.layer.is_exact()), ..plan })
     }
 
     /// Calls `run`. After an error, a cache is as it was before.
@@ -466,8 +408,7 @@ impl OpenCall<'_> {
             dtype,
             tracks_gradient: self.sizes.tracks_gradient,
             absorbed: self.absorbed.is_some(),
-            grid: self.options.grid,
-            token_types: self.options.token_types,
+            options: self.options,
         };
         let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
         self.layer.mechanisms.iter().try_fold(qkv, |qkv, mechanism| mechanism.qkv(qkv))
@@ -486,15 +427,10 @@ impl OpenCall<'_> {
         by_head = layer.mechanisms.iter().try_fold(by_head, |context, mechanism| mechanism.heads(self, context))?;
         let query = if self.tokens.ragged().is_some() { self.xs[0].unsqueeze(0)? } else { self.xs[0].clone() };
         let places = self.tokens.places();
-        let context = match places {
-            Some(places) => layer.context(places.pack(&by_head)?, &places.pack(&query)?)?,
-            None => layer.context(by_head, &query)?,
-        };
+        let context = layer.context(pack(places, &by_head)?, &pack(places, &query)?)?;
         let context = layer.wrapped_input(OUTPUT, &context)?;
-        let mut output = layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?;
-        if let Some(places) = places {
-            output = places.pad(&output)?;
-        }
+        let output = layer.wrapped_output(OUTPUT, layer.o_proj.forward_in_dtype(&context, dtype)?)?;
+        let output = pad(places, output)?;
         let add = |output: Tensor, each: &Arc<dyn Mechanism>| each.add_to_output(self, output, values);
         let output = layer.mechanisms.iter().try_fold(output, add)?;
         let attention_weights = attended.attention_weights.map(|weights| weights.to_dtype(dtype)).transpose()?;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::tokens::NewPlaces;
+use crate::attention::tokens::{NewPlaces, pack, pad};
 use crate::config::LatentAttention;
 use crate::error::{Error, Result};
 use crate::ops::{Latent, accumulate_dtype, concat_last};
@@ -60,19 +60,10 @@ impl MultiHeadAttention {
         tokens: &TokenPositions,
     ) -> Result<(Tensor, Tensor)> {
         let wide = accumulate_dtype(latent.like());
-        let [q, latents, shared] = match places {
-            None => {
-                let [latents, shared] = latent.compress(key, wide)?;
-                [latent.queries(query, wide)?, latents, shared]
-            }
-            Some(places) => {
-                let [latents, shared] = latent.compress(&places.pack(key)?, wide)?;
-                let q = latent.queries(&places.pack(query)?, wide)?;
-                [places.pad(&q)?, places.pad(&latents)?, places.pad(&shared)?]
-            }
-        };
-        let [q, shared] = self.stepped_latent(q, shared, tokens)?;
-        let mut stored = concat_last(&latents, &shared)?;
+        let [latents, shared] = latent.compress(&pack(places, key)?, wide)?;
+        let q = pad(places, latent.queries(&pack(places, query)?, wide)?)?;
+        let [q, shared] = self.stepped_latent(q, pad(places, shared)?, tokens)?;
+        let mut stored = concat_last(&pad(places, latents)?, &shared)?;
         for mechanism in &self.mechanisms {
             if let Some(parts) = mechanism.beside_latents(key, wide)? {
                 stored = concat_last(&stored, &parts)?;

@@ -12,7 +12,7 @@ use crate::mask::{AttentionMask, CallMask};
 use crate::ragged::Buffers;
 use crate::sdpa::Backend;
 use crate::setters;
-use crate::tensor::{check_float, same_dtype_and_device};
+use crate::tensor::{check_float, same_device};
 
 /// The tokens of one call, borrowed, and its mask, borrowed or owned.
 ///
@@ -345,7 +345,7 @@ impl<'a> AttentionOptions<'a> {
                 return Err(Error::shape("head_mask", mask.dims(), format!("[{h}] or [{b}, {h}]")));
             }
             check_float("head_mask", mask)?;
-            same_dtype_and_device("head_mask", &mask.to_dtype(query.dtype())?, query)?;
+            same_device("head_mask", mask, query)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::attention::build::qkv_sizes;
 use crate::attention::cache::Identity;
 use crate::attention::mechanism::LayerParts;
 use crate::attention::mechanisms;
-use crate::attention::steps::Norms;
+use crate::attention::steps::find_norms;
 use crate::config::KeyValueSource;
 use crate::ensure;
 use crate::error::{Error, Result};
@@ -158,16 +158,15 @@ impl MultiHeadAttention {
         let parameters = self.parameters.map_tensors(f)?;
         let parts = LayerParts { config: &self.config, parameters: &parameters, like: qkv.like() };
         Ok(Self {
-            config: self.config.clone(),
-            norms: Norms::new(&self.config, &parameters, qkv.like())?,
+            norms: find_norms(&self.config, &parameters, qkv.like())?,
             mechanisms: mechanisms::from_layer(parts)?,
             parameters,
-            routes: self.routes,
-            position: PositionState::new(self.position.weights().map_tensors(f)?),
+            position: PositionState::new(self.position.weights.map_tensors(f)?),
             identity: Identity::new(qkv.id()),
             frozen: Frozen::default(),
             qkv,
             o_proj,
+            ..self.clone()
         })
     }
 }

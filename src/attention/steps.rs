@@ -13,29 +13,20 @@ use crate::ragged::RaggedBatch;
 use crate::tensor::{compute_dtype, with_f32_slice};
 use crate::weights::{FACTORS, LOGIT_SCALE, NORMS, NormWeights, Parameters};
 
-/// The norms of a layer.
-#[derive(Clone)]
-pub(super) struct Norms {
-    /// The norms of queries, keys and values, in order: learned, or ones for a norm without weights.
-    steps: [Vec<NormWeights>; 3],
-}
+/// The norms of queries, keys and values, in order: learned, or ones for a norm without weights.
+pub(super) type Norms = [Vec<NormWeights>; 3];
 
-impl Norms {
-    /// The norms that the configuration asks for, with the checked `parameters`. The projections have the dtype and
-    /// device of `like`.
-    pub(super) fn new(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Self> {
-        let weights = |name: &str, norm: &HeadNorm, [h, d]: [usize; 2]| match parameters.norm(name) {
+/// The norms that the configuration asks for, with the checked `parameters`. The projections have the dtype and device
+/// of `like`.
+pub(super) fn find_norms(config: &AttentionConfig, parameters: &Parameters, like: &Tensor) -> Result<Norms> {
+    let side_norms = |side: usize| {
+        let weights = |norm: &HeadNorm| match parameters.norm(NORMS[side]) {
             Some(learned) if norm.weighted => Ok(learned),
-            _ => unit(norm, [h, d], like),
+            _ => unit(norm, heads_of(config, side), like),
         };
-        let mut steps = [Vec::new(), Vec::new(), Vec::new()];
-        for (side, norms) in steps.iter_mut().enumerate() {
-            let side_norms = config.steps.norms(side);
-            *norms =
-                side_norms.map(|norm| weights(NORMS[side], norm, heads_of(config, side))).collect::<Result<_>>()?;
-        }
-        Ok(Self { steps })
-    }
+        config.steps.norms(side).map(weights).collect::<Result<Vec<_>>>()
+    };
+    Ok([side_norms(0)?, side_norms(1)?, side_norms(2)?])
 }
 
 /// The number of heads of queries (0), keys (1) or values (2), and their size.
@@ -67,58 +58,52 @@ enum Part {
     After,
 }
 
-/// The tokens of a side: the last of `s_kv`.
-#[derive(Clone, Copy)]
-struct Places<'a> {
-    tokens: &'a TokenPositions<'a>,
-    s_kv: usize,
-}
-
 impl MultiHeadAttention {
     /// Queries, keys and values `(b, s, heads, d)` after their steps. Differentiable.
     pub(super) fn stepped(&self, [q, k, v]: [Tensor; 3], tokens: &TokenPositions) -> Result<[Tensor; 3]> {
-        let places = Places { tokens, s_kv: k.dim(1)? };
-        let [q, k] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, k, places)?];
+        let s_kv = k.dim(1)?;
+        let [q, k] = [self.run(0, Part::Before, q, tokens, s_kv)?, self.run(1, Part::Before, k, tokens, s_kv)?];
         let scheme = self.config.position.scheme();
         let [q, k] = scheme.rotate(q, k, tokens)?;
-        let mut v = self.run(2, Part::Before, v, places)?;
+        let mut v = self.run(2, Part::Before, v, tokens, s_kv)?;
         if self.config.steps.rotate_values() {
-            v = scheme.rotate_queries(v, places.s_kv, tokens)?;
+            v = scheme.rotate_queries(v, s_kv, tokens)?;
         }
         Ok([
-            self.run(0, Part::After, q, places)?,
-            self.run(1, Part::After, k, places)?,
-            self.run(2, Part::After, v, places)?,
+            self.run(0, Part::After, q, tokens, s_kv)?,
+            self.run(1, Part::After, k, tokens, s_kv)?,
+            self.run(2, Part::After, v, tokens, s_kv)?,
         ])
     }
 
     /// Queries `(b, s, h, d)` of latent attention, of which the last elements are rotated, and the key that all heads
     /// share, `(b, s, 1, rope)`, after their steps. Differentiable.
     pub(super) fn stepped_latent(&self, q: Tensor, key: Tensor, tokens: &TokenPositions) -> Result<[Tensor; 2]> {
-        let places = Places { tokens, s_kv: key.dim(1)? };
-        let [mut q, mut key] = [self.run(0, Part::Before, q, places)?, self.run(1, Part::Before, key, places)?];
+        let s_kv = key.dim(1)?;
+        let [mut q, mut key] =
+            [self.run(0, Part::Before, q, tokens, s_kv)?, self.run(1, Part::Before, key, tokens, s_kv)?];
         let scheme = self.config.position.scheme();
         if scheme.traits().rotates {
             let (d, rope) = (q.dim(3)?, key.dim(3)?);
             let [rotated, rotated_key] = scheme.rotate(q.narrow(3, d - rope, rope)?, key, tokens)?;
             (q, key) = (concat_last(&q.narrow(3, 0, d - rope)?, &rotated)?, rotated_key);
         }
-        Ok([self.run(0, Part::After, q, places)?, self.run(1, Part::After, key, places)?])
+        Ok([self.run(0, Part::After, q, tokens, s_kv)?, self.run(1, Part::After, key, tokens, s_kv)?])
     }
 
     /// Queries alone, over `s_kv` keys that are there already.
     pub(super) fn stepped_queries(&self, q: Tensor, s_kv: usize, tokens: &TokenPositions) -> Result<Tensor> {
-        let (scheme, places) = (self.config.position.scheme(), Places { tokens, s_kv });
-        let q = self.run(0, Part::Before, q, places)?;
+        let scheme = self.config.position.scheme();
+        let q = self.run(0, Part::Before, q, tokens, s_kv)?;
         let q = if scheme.traits().rotates { scheme.rotate_queries(q, s_kv, tokens)? } else { q };
-        self.run(0, Part::After, q, places)
+        self.run(0, Part::After, q, tokens, s_kv)
     }
 
     /// Keys and values alone, of a layer without positions.
     pub(super) fn stepped_memory(&self, [k, v]: [Tensor; 2]) -> Result<[Tensor; 2]> {
-        let places = Places { tokens: &TokenPositions::default(), s_kv: k.dim(1)? };
-        let k = self.run(1, Part::After, self.run(1, Part::Before, k, places)?, places)?;
-        Ok([k, self.run(2, Part::Before, v, places)?])
+        let (tokens, s_kv) = (&TokenPositions::default(), k.dim(1)?);
+        let k = self.run(1, Part::After, self.run(1, Part::Before, k, tokens, s_kv)?, tokens, s_kv)?;
+        Ok([k, self.run(2, Part::Before, v, tokens, s_kv)?])
     }
 
     /// The steps of a side before or after its rotation, and how many norms come before them.
@@ -135,9 +120,9 @@ impl MultiHeadAttention {
         }
     }
 
-    fn run(&self, side: usize, part: Part, xs: Tensor, places: Places) -> Result<Tensor> {
+    fn run(&self, side: usize, part: Part, xs: Tensor, tokens: &TokenPositions, s_kv: usize) -> Result<Tensor> {
         let (steps, first_norm) = self.steps_of(side, part);
-        let mut norms = self.norms.steps[side][first_norm..].iter();
+        let mut norms = self.norms[side][first_norm..].iter();
         let mut xs = xs;
         for step in steps {
             xs = match step {
@@ -145,14 +130,21 @@ impl MultiHeadAttention {
                     Some(weights) => normalize(&xs, norm, weights)?,
                     None => xs,
                 },
-                Step::Factor(factor) => self.multiplied(side, &xs, *factor, places)?,
+                Step::Factor(factor) => self.multiplied(side, &xs, *factor, tokens, s_kv)?,
                 Step::Rotate => xs,
             };
         }
         Ok(xs)
     }
 
-    fn multiplied(&self, side: usize, xs: &Tensor, factor: Factor, places: Places) -> Result<Tensor> {
+    fn multiplied(
+        &self,
+        side: usize,
+        xs: &Tensor,
+        factor: Factor,
+        tokens: &TokenPositions,
+        s_kv: usize,
+    ) -> Result<Tensor> {
         match (factor, self.parameters.get(FACTORS[side])) {
             (Factor::Softplus { scale }, Some(weight)) => {
                 Ok(xs.broadcast_mul(&softplus(weight, scale, xs.dtype())?)?)
@@ -164,7 +156,7 @@ impl MultiHeadAttention {
             }
             (Factor::LogPosition { .. } | Factor::PowerPosition { .. }, _) => {
                 let s = xs.dim(1)?;
-                let (rows, positions) = places.tokens.last_positions(s, places.s_kv)?;
+                let (rows, positions) = tokens.last_positions(s, s_kv)?;
                 let factors: Vec<f64> = positions.into_iter().map(|position| factor.at(position)).collect();
                 let factors = Tensor::from_vec(factors, (rows, s, 1, 1), &candle_core::Device::Cpu)?;
                 Ok(xs.broadcast_mul(&factors.to_dtype(xs.dtype())?.to_device(xs.device())?)?)
@@ -194,7 +186,7 @@ impl MultiHeadAttention {
         let ends = [0, 1, 2].map(|side| heads_of(&self.config, side).iter().product::<usize>());
         let start = ends[..side].iter().sum();
         let side_range = start..start + ends[side];
-        let mut norms = self.norms.steps[side][first_norm..].iter();
+        let mut norms = self.norms[side][first_norm..].iter();
         for step in steps {
             match step {
                 Step::Rotate => {}

@@ -4,7 +4,7 @@ use candle_attention_kernels::SCALE_BYTES;
 use candle_core::{DType, Tensor};
 
 use crate::attention::MultiHeadAttention;
-use crate::attention::tokens::{NewPlaces, Projection};
+use crate::attention::tokens::{NewPlaces, Projection, pack, pad};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -96,10 +96,9 @@ impl MultiHeadAttention {
         dtype: DType,
     ) -> Result<[Tensor; 3]> {
         let xs = [self.wrapped_input(0, xs[0])?, self.wrapped_input(1, xs[1])?, self.wrapped_input(2, xs[2])?];
-        let Some(places) = places else { return self.qkv.forward(xs.each_ref(), sizes, dtype) };
-        let [query, key, value] = map_distinct(xs.each_ref(), |xs| places.pack(xs))?;
-        let [q, k, v] = self.qkv.forward([&query, &key, &value], sizes, dtype)?;
-        Ok([places.pad(&q)?, places.pad(&k)?, places.pad(&v)?])
+        let packed = map_distinct(xs.each_ref(), |xs| pack(places, xs))?;
+        let [q, k, v] = self.qkv.forward(packed.each_ref(), sizes, dtype)?;
+        Ok([pad(places, q)?, pad(places, k)?, pad(places, v)?])
     }
 
     /// The queries alone in `dtype`, as [`project`](Self::project) makes them, over `s_kv` keys that are there already.

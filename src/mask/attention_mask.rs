@@ -11,8 +11,7 @@ use crate::error::{Error, Result};
 use crate::mask::kinds::{
     Additive, Boolean, Chunks, Distances, Function, KeyLengths, MaskDims, Or, Polarity, ScoreFunction, Segments, Window,
 };
-use crate::mask::lower::key_lengths;
-use crate::mask::lowered::TermStructure;
+use crate::mask::lower::{is_window, key_lengths};
 use crate::mask::shape::check_integers;
 use crate::mask::term::MaskTerm;
 use crate::tensor::{check_allocation, element_count};
@@ -364,7 +363,7 @@ impl AttentionMask {
 
     /// Whether a part of the mask is causal or a window, which go by the order of queries and keys.
     pub(crate) fn follows_order(&self) -> bool {
-        self.terms.iter().any(|term| matches!(term.structure(), Some(TermStructure::Window { .. })))
+        self.terms.iter().any(is_window)
     }
 
     /// The mask with query 0 of sequence `b` at the key `starts[b]`, whatever the numbers of queries and keys.
@@ -444,7 +443,7 @@ impl fmt::Display for AttentionMask {
         }
         for (i, term) in self.terms.iter().enumerate() {
             let separator = if i == 0 { "" } else { " and " };
-            write!(f, "{separator}{term}")?;
+            write!(f, "{separator}{}", term.describe())?;
         }
         Ok(())
     }

@@ -22,11 +22,6 @@ impl DenseMask {
         Self { keep: Some(keep), bias: None }
     }
 
-    /// A mask that only adds to the scores.
-    pub(crate) fn bias(bias: Tensor) -> Self {
-        Self { keep: None, bias: Some(bias) }
-    }
-
     /// A mask under which query `i` of sequence `b` sees the keys `range(b, i)`. `sequences` or `queries` of 1 stand
     /// for all of them.
     pub(crate) fn ranges(

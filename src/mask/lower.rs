@@ -182,22 +182,21 @@ impl AttentionMask {
     }
 }
 
-fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
+/// Whether a term is causal or a window.
+pub(super) fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
     matches!(term.structure(), Some(TermStructure::Window { .. }))
 }
 
 /// The lengths of the sequences under a mask of lengths or padding.
 pub(super) fn key_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
-    match term.structure() {
-        Some(TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths))) => Some(lengths),
+    match term.structure()? {
+        TermStructure::Lengths(Lengths::PerSequence(lengths) | Lengths::Padding(lengths)) => Some(lengths),
         _ => None,
     }
 }
 
 /// The lengths of a padding mask.
 fn padding_lengths(term: &Arc<dyn MaskTerm>) -> Option<&[usize]> {
-    match term.structure() {
-        Some(TermStructure::Lengths(Lengths::Padding(lengths))) => Some(lengths),
-        _ => None,
-    }
+    let TermStructure::Lengths(Lengths::Padding(lengths)) = term.structure()? else { return None };
+    Some(lengths)
 }

@@ -1,5 +1,7 @@
 //! The lowered mask: rules over positions and tensors, as fused kernels read them.
 
+use std::slice;
+
 use candle_attention_kernels as kernels;
 use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructure, PairRule, ScoreRule};
 use candle_core::{Tensor, WithDType};
@@ -90,26 +92,23 @@ impl<'a> MaskMemory<'a> {
     /// Locks the tensors for reading.
     pub(crate) fn lock(&self) -> Result<MaskSlices<'a>> {
         let mask = self.mask;
-        let (segments, rest) = self.tensors.split_at(2 * mask.segments.len());
-        let (keep, rest) = rest.split_at(mask.keep.len());
-        let (bias, rest) = rest.split_at(mask.bias.len());
         let factors = mask.tables.iter().filter(|table| table.factors.is_some()).count();
-        let (factors, rest) = rest.split_at(factors);
-        let (grids, embeddings) = rest.split_at(2 * mask.grids.len());
+        let tensors = &mut self.tensors.iter();
         Ok(MaskSlices {
             mask,
-            segments: locked(segments)?,
-            keep: locked(keep)?,
-            bias: locked(bias)?,
-            factors: locked(factors)?,
-            grids: locked(grids)?,
-            embeddings: locked(embeddings)?,
+            segments: lock_next(tensors, 2 * mask.segments.len())?,
+            keep: lock_next(tensors, mask.keep.len())?,
+            bias: lock_next(tensors, mask.bias.len())?,
+            factors: lock_next(tensors, factors)?,
+            grids: lock_next(tensors, 2 * mask.grids.len())?,
+            embeddings: tensors.map(Memory::lock).collect::<Result<_>>()?,
         })
     }
 }
 
-fn locked<'a, T: WithDType>(tensors: &[Memory<'a>]) -> Result<Vec<Slice<'a, T>>> {
-    tensors.iter().map(Memory::lock).collect()
+/// Locks the next `count` tensors.
+fn lock_next<'a, T: WithDType>(tensors: &mut slice::Iter<Memory<'a>>, count: usize) -> Result<Vec<Slice<'a, T>>> {
+    tensors.take(count).map(Memory::lock).collect()
 }
 
 /// A lowered mask whose tensors are locked for reading.

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::{check_allocation, element_count};
 
@@ -22,27 +23,22 @@ impl AttnShape {
 
     /// Checks that `name` has one entry per sequence.
     pub(crate) fn check_sequences(self, name: &str, found: usize) -> Result<()> {
-        if found == self.b {
-            return Ok(());
-        }
-        Err(Error::value(format!("the number of rows in {name}"), found, format!("{}, the batch size", self.b)))
+        let expected = format!("{}, the batch size", self.b);
+        ensure!(found == self.b, Error::value(format!("the number of rows in {name}"), found, expected));
+        Ok(())
     }
 
     /// Checks that a sequence has at least `length` keys.
     pub(crate) fn check_length(self, name: String, length: usize) -> Result<()> {
-        if length <= self.s_kv {
-            return Ok(());
-        }
-        Err(Error::value(name, length, format!("at most {}, the number of keys", self.s_kv)))
+        ensure!(length <= self.s_kv, Error::value(name, length, format!("at most {}, the number of keys", self.s_kv)));
+        Ok(())
     }
 }
 
 /// Checks that a tensor holds integers.
 pub(crate) fn check_integers(name: &str, tensor: &Tensor) -> Result<()> {
-    if tensor.dtype().is_int() {
-        return Ok(());
-    }
-    Err(Error::dtype(name, tensor.dtype(), "an integer dtype such as u8"))
+    ensure!(tensor.dtype().is_int(), Error::dtype(name, tensor.dtype(), "an integer dtype such as u8"));
+    Ok(())
 }
 
 /// The tensor in a dtype that every device can compare. GPUs have no operations on i16 and i32, so these become i64, by

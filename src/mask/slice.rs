@@ -9,42 +9,39 @@ use crate::error::Result;
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::kinds::{Additive, Boolean, MaskDims, Polarity};
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 
 impl AttentionMask {
     /// The mask for a call with only these queries of a call of `shape`.
     pub(crate) fn select_queries(&self, queries: Range<usize>, shape: AttnShape) -> Result<Self> {
         let call = self.call(shape);
-        let terms = self.cut(&call, |term| term.select_queries(queries.clone(), &call))?;
         let start = |b: usize| call.start(b) + queries.start as i64;
+        let terms = self.select(&Part::Queries(queries.clone()), &call)?;
         let positioned = terms.iter().any(|term| term.depends_on_position());
         Ok(Self { terms, starts: positioned.then(|| (0..shape.b).map(start).collect()) })
     }
 
     /// The mask for a call with only these heads of a call of `shape`, in this order.
     pub(crate) fn select_heads(&self, heads: &[usize], shape: AttnShape) -> Result<Self> {
-        let terms = self.cut(&self.call(shape), |term| term.select_heads(heads))?;
+        let terms = self.select(&Part::Heads(heads), &self.call(shape))?;
         Ok(Self { terms, starts: self.starts.clone() })
     }
 
-    /// Cuts every term, by way of its dense form if its kind has no other.
-    fn cut(
-        &self,
-        call: &MaskCall,
-        cut: impl Fn(&dyn MaskTerm) -> Result<Option<Arc<dyn MaskTerm>>>,
-    ) -> Result<Vec<Arc<dyn MaskTerm>>> {
+    /// Every term for a part of a call, by way of its dense form if its kind has no other.
+    fn select(&self, part: &Part, call: &MaskCall) -> Result<Vec<Arc<dyn MaskTerm>>> {
         let mut terms = Vec::with_capacity(self.terms.len());
         for term in &self.terms {
-            if let Some(part) = cut(&**term)? {
-                terms.push(part);
+            let selected = if term.is_rule() { Some(term.clone()) } else { term.select(part, call)? };
+            if let Some(selected) = selected {
+                terms.push(selected);
                 continue;
             }
             let dense = term.dense(call, DType::F64, &Device::Cpu)?;
             if let Some(keep) = dense.keep {
-                terms.extend(cut(&Boolean::new(&keep, Polarity::Keep, MaskDims::Scores)?)?);
+                terms.extend(Boolean::new(&keep, Polarity::Keep, MaskDims::Scores)?.select(part, call)?);
             }
             if let Some(bias) = dense.bias {
-                terms.extend(cut(&Additive::new(&bias, MaskDims::Scores)?)?);
+                terms.extend(Additive::new(&bias, MaskDims::Scores)?.select(part, call)?);
             }
         }
         Ok(terms)

@@ -1,7 +1,6 @@
 //! The interface of a mask kind, with defaults that derive every form from the dense one.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::kinds::{PairFunction, ScoreFunction};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
+use crate::tensor::select;
 
 /// An attention call as a mask sees it: its sizes, and where its queries stand.
 #[derive(Debug, Clone)]
@@ -31,12 +31,34 @@ impl MaskCall<'_> {
     }
 }
 
+/// Some of the queries of a call, or some of its heads, in this order.
+#[derive(Debug)]
+pub(crate) enum Part<'a> {
+    Queries(Range<usize>),
+    Heads(&'a [usize]),
+}
+
+impl Part<'_> {
+    /// The dimension to select along, of those of heads and of queries.
+    pub(crate) fn dim(&self, [heads, queries]: [usize; 2]) -> usize {
+        if matches!(self, Self::Heads(_)) { heads } else { queries }
+    }
+
+    /// This part of a tensor with these dimensions of heads and of queries.
+    pub(crate) fn select(&self, tensor: &Tensor, dims: [usize; 2]) -> Result<Tensor> {
+        match self {
+            Self::Queries(queries) => Ok(tensor.narrow(self.dim(dims), queries.start, queries.len())?),
+            Self::Heads(heads) => select(tensor, heads, self.dim(dims)),
+        }
+    }
+}
+
 /// One kind of mask.
 ///
-/// A kind has to implement [`dense`](Self::dense) and `Display`, and mostly [`check`](Self::check). Every backend is
-/// then right: the defaults derive whatever else it needs from the dense form. The other methods make a kind fast, or
-/// let a gradient flow into it.
-pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
+/// A kind has to implement [`dense`](Self::dense) and [`describe`](Self::describe), and mostly [`check`](Self::check).
+/// Every backend is then right: the defaults derive whatever else it needs from the dense form. The other methods make
+/// a kind fast, or let a gradient flow into it.
+pub(crate) trait MaskTerm: Send + Sync {
     /// Checks shapes and values against the call. The default is for a kind that fits any call.
     fn check(&self, _shape: AttnShape) -> Result<()> {
         Ok(())
@@ -67,17 +89,9 @@ pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
         Ok(())
     }
 
-    /// The term for some of the queries of a call. `None` if the kind has no form for that: its dense form is cut
-    /// instead.
-    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let _ = (queries, call);
-        Ok(None)
-    }
-
-    /// The term for some of the heads, in this order. `None` if the kind has no form for that: its dense form is cut
-    /// instead.
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let _ = heads;
+    /// The term for a part of a call. `None` if the kind has no form for that: its dense form is cut instead. A
+    /// [rule](Self::is_rule) is not asked: it stays as it is.
+    fn select(&self, _part: &Part, _call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
         Ok(None)
     }
 
@@ -104,8 +118,7 @@ pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
     }
 
     /// Whether query `i` of head `h` in sequence `b` of the call sees a key, if a function of the caller says it.
-    fn pair_function(&self, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
-        let _ = call;
+    fn pair_function(&self, _call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
         None
     }
 
@@ -128,4 +141,7 @@ pub(crate) trait MaskTerm: fmt::Display + Send + Sync {
     fn tracks_gradient(&self) -> bool {
         false
     }
+
+    /// The term in short, as a mask prints it.
+    fn describe(&self) -> String;
 }

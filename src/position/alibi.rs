@@ -1,11 +1,9 @@
 //! ALiBi: a penalty proportional to the distance between query and key.
 
-use std::fmt;
-
 use candle_core::Tensor;
 use half::bf16;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
 use crate::setters;
@@ -85,12 +83,6 @@ impl Alibi {
     }
 }
 
-impl fmt::Display for Alibi {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.symmetric { "alibi(symmetric)" } else { "alibi" })
-    }
-}
-
 impl PositionScheme for Alibi {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         let heads = sizes.num_attention_heads;
@@ -110,13 +102,8 @@ impl PositionScheme for Alibi {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits {
-            ragged: match self.formula {
-                AlibiFormula::Distance => RaggedSupport::CpuBuffers,
-                AlibiFormula::Falcon => RaggedSupport::Tensors,
-            },
-            ..SchemeTraits::default()
-        }
+        let runs_rows = self.formula == AlibiFormula::Distance;
+        SchemeTraits { runs_ragged: true, runs_rows, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
@@ -129,5 +116,9 @@ impl PositionScheme for Alibi {
                 AttentionMask::additive(&(biases * call.scale)?)?
             }
         }))
+    }
+
+    fn describe(&self) -> String {
+        if self.symmetric { "alibi(symmetric)" } else { "alibi" }.to_string()
     }
 }

@@ -1,16 +1,14 @@
 //! DeBERTa's disentangled attention: queries and keys are also compared with embeddings of their distance.
 
-use std::fmt;
-
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, NormParameters, accumulate_dtype};
 use crate::setters;
-use crate::weights::{LinearWeights, Parameter, Parameters, Presence};
+use crate::weights::{LinearWeights, Parameter, Presence};
 
 const EMBEDDINGS: &str = "rel_embeddings.weight";
 const NORM: [&str; 2] = ["rel_embeddings.LayerNorm.weight", "rel_embeddings.LayerNorm.bias"];
@@ -110,8 +108,8 @@ impl Disentangled {
     }
 
     /// The embeddings projected as keys `(embeddings, h · d)`, for `c2p`, and as queries, for `p2c`.
-    fn project(&self, call: &EmbeddingCall) -> Result<Vec<Option<Tensor>>> {
-        let weights = call.state.weights();
+    fn project(&self, call: &EmbeddingCall) -> Result<[Option<Tensor>; 2]> {
+        let weights = &call.state.weights;
         let dtype = accumulate_dtype(call.qkv.like());
         let mut embeddings = weights.require(EMBEDDINGS)?.to_dtype(dtype)?.unsqueeze(0)?; // (1, embeddings, hidden)
         if let (Some(eps), Some(weight)) = (self.norm_eps, weights.get(NORM[0])) {
@@ -124,26 +122,16 @@ impl Disentangled {
             if !needed {
                 return Ok(None);
             }
-            let projected = match linear_weights(weights, names) {
-                Some(own) => {
-                    let out = own.weight.dim(0)?;
-                    Linear::new(names[0], own, out, width)?.forward_in_dtype(&embeddings, dtype)?
+            let projected = match weights.get(names[0]) {
+                Some(weight) => {
+                    let own = LinearWeights { weight: weight.clone(), bias: weights.get(names[1]).cloned() };
+                    Linear::new(names[0], own, weight.dim(0)?, width)?.forward_in_dtype(&embeddings, dtype)?
                 }
                 None => call.qkv.project(shared, &embeddings, dtype)?,
             };
             Ok(Some(projected.squeeze(0)?.contiguous()?))
         };
-        Ok(vec![project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
-    }
-}
-
-fn linear_weights(weights: &Parameters, [weight, bias]: [&str; 2]) -> Option<LinearWeights> {
-    Some(LinearWeights { weight: weights.get(weight)?.clone(), bias: weights.get(bias).cloned() })
-}
-
-impl fmt::Display for Disentangled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "disentangled({} embeddings)", self.embeddings())
+        Ok([project(self.c2p, KEY_PROJECTION, 1)?, project(self.p2c, QUERY_PROJECTION, 0)?])
     }
 }
 
@@ -205,13 +193,12 @@ impl PositionScheme for Disentangled {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
+        SchemeTraits { needs_full_sequence: true, runs_rows: true, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient() && !call.qkv.tracks_gradient();
-        let mut projected = call.state.derived(fixed, || self.project(call))?.into_iter();
-        let (c2p, p2c) = (projected.next().flatten(), projected.next().flatten());
+        let fixed = !call.state.weights.tracks_gradient() && !call.qkv.tracks_gradient();
+        let [c2p, p2c] = call.state.derived(fixed, || self.project(call))?;
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;
         let distances = first..call.s_q as i64;
@@ -221,5 +208,9 @@ impl PositionScheme for Disentangled {
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
         [self.c2p, self.p2c].map(|needed| if needed { self.embeddings() } else { 0 })
+    }
+
+    fn describe(&self) -> String {
+        format!("disentangled({} embeddings)", self.embeddings())
     }
 }

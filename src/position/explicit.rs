@@ -11,10 +11,11 @@ use crate::tensor::{check_allocation, element_count};
 pub(crate) struct ExplicitPositions {
     /// `(axes, rows, tokens)`.
     elements: Vec<u32>,
-    axes: usize,
+    /// Numbers per token: 1, or one per axis of a multimodal sequence.
+    pub axes: usize,
     /// The batch size, or 1 for sequences that stand alike.
-    rows: usize,
-    tokens: usize,
+    pub rows: usize,
+    pub tokens: usize,
 }
 
 impl ExplicitPositions {
@@ -38,20 +39,6 @@ impl ExplicitPositions {
         };
         let elements = elements.into_iter().map(element).collect::<Result<_>>()?;
         Ok(Self { elements, axes, rows, tokens })
-    }
-
-    /// Numbers per token: 1, or one per axis of a multimodal sequence.
-    pub(crate) fn axes(&self) -> usize {
-        self.axes
-    }
-
-    /// 1 if all sequences stand alike.
-    pub(super) fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub(crate) fn tokens(&self) -> usize {
-        self.tokens
     }
 
     /// The positions of `row` along `axis`. If there is one axis, it stands for all.

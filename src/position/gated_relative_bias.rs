@@ -1,8 +1,6 @@
 //! WavLM's relative position bias: a learned bias per head and bucket of distances, times a gate that is computed from
 //! the input of the query.
 
-use std::fmt;
-
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
@@ -70,7 +68,7 @@ impl GatedRelativeBias {
 
     /// The gates of the inputs `xs` `(b, s, parts · d)`: `(b, h, s, 1)`.
     fn gates(&self, call: &QueryCall, heads: usize) -> Result<Tensor> {
-        let weights = call.state.weights();
+        let weights = &call.state.weights;
         let dtype = compute_dtype(call.xs.dtype());
         let (b, s, width) = call.xs.dims3()?;
         let parts = self.parts(heads);
@@ -87,12 +85,6 @@ impl GatedRelativeBias {
         let gate = |i: usize| gates.narrow(3, i, 1)?.transpose(1, 2);
         let factor = (gate(1)?.broadcast_mul(&weights.require(GATE_FACTOR)?.to_dtype(dtype)?)? - 1.0)?;
         Ok(((gate(0)? * factor)? + 2.0)?)
-    }
-}
-
-impl fmt::Display for GatedRelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "gated relative({} buckets)", self.num_buckets)
     }
 }
 
@@ -145,13 +137,17 @@ impl PositionScheme for GatedRelativeBias {
         if b * s_q * h * call.s_kv == 0 {
             return Ok(None);
         }
-        let table = call.state.weights().require(TABLE)?;
+        let table = call.state.weights.require(TABLE)?;
         let table = table.to_dtype(compute_dtype(table.dtype()))?;
         // Query 0 stands at the key `s_kv - s_q`, the last query at the last key.
         let first = 1 - call.s_kv as i64;
         let buckets: Vec<u32> = (first..s_q as i64).map(|ahead| self.bucket(ahead) as u32).collect();
-        let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
-        let bias = RelativeBias::new(by_distance, first).times(self.gates(call, h)?);
-        Ok(Some(AttentionMask::from_term(bias)))
+        let table = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
+        let factors = Some(self.gates(call, h)?);
+        Ok(Some(AttentionMask::from_term(RelativeBias { table, first, factors })))
+    }
+
+    fn describe(&self) -> String {
+        format!("gated relative({} buckets)", self.num_buckets)
     }
 }

@@ -1,7 +1,5 @@
 //! Rotation of queries and keys by angles that the call gives.
 
-use std::fmt;
-
 use candle_core::Tensor;
 
 use super::rotation::{RotaryStyle, rotate};
@@ -26,12 +24,6 @@ impl GivenRotation {
     }
 }
 
-impl fmt::Display for GivenRotation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a rotation that the call gives")
-    }
-}
-
 impl PositionScheme for GivenRotation {
     fn traits(&self) -> SchemeTraits {
         SchemeTraits { accepts_cos_sin: true, rotates: true, ..SchemeTraits::default() }
@@ -50,5 +42,9 @@ impl PositionScheme for GivenRotation {
         let keys = [cos?, sin?];
         let [cos, sin] = keys.each_ref().map(|values| values.narrow(1, s_kv - s_q, s_q));
         Ok([rotate(&q, &[cos?, sin?], self.style)?, rotate(&k, &keys, self.style)?])
+    }
+
+    fn describe(&self) -> String {
+        "a rotation that the call gives".to_string()
     }
 }

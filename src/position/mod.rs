@@ -43,9 +43,7 @@ pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{
-    BiasCall, EmbeddingCall, PositionScheme, QueryCall, RaggedSupport, SchemeTraits, TokenPositions,
-};
+pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, SchemeTraits, TokenPositions};
 pub(crate) use scheme::{LayerSizes, PositionState};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
@@ -85,11 +83,19 @@ macro_rules! schemes {
             }
         }
 
-        $($(#[cfg($cfg)])? impl From<$scheme> for $name {
-            fn from(scheme: $scheme) -> Self {
-                Self::$scheme(scheme)
+        $(
+            $(#[cfg($cfg)])? impl From<$scheme> for $name {
+                fn from(scheme: $scheme) -> Self {
+                    Self::$scheme(scheme)
+                }
             }
-        })*
+
+            $(#[cfg($cfg)])? impl fmt::Display for $scheme {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str(&self.describe())
+                }
+            }
+        )*
     };
 }
 
@@ -140,18 +146,12 @@ impl Position {
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.scheme().fmt(f)
+        f.write_str(&self.scheme().describe())
     }
 }
 
 /// The scheme of [`Position::None`].
 struct NoPosition;
-
-impl fmt::Display for NoPosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("none")
-    }
-}
 
 impl PositionScheme for NoPosition {
     fn accepts_positions(&self, _: usize) -> bool {
@@ -159,6 +159,10 @@ impl PositionScheme for NoPosition {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
+        SchemeTraits { runs_ragged: true, runs_rows: true, ..SchemeTraits::default() }
+    }
+
+    fn describe(&self) -> String {
+        "none".to_string()
     }
 }

@@ -1,7 +1,5 @@
 //! Relative position bias in two dimensions: a learned bias per head and offset between image patches.
 
-use std::fmt;
-
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
@@ -61,7 +59,7 @@ impl RelativeBias2d {
 
     /// The table that the network makes: `(table_rows, h)`. Differentiable.
     fn computed_table(&self, trained: [usize; 2], call: &BiasCall) -> Result<Tensor> {
-        let weights = call.state.weights();
+        let weights = &call.state.weights;
         let [input, bias, output] = [0, 1, 2].map(|part| {
             let weight = weights.require(NETWORK[part])?;
             Ok::<_, Error>(weight.to_dtype(compute_dtype(weight.dtype()))?)
@@ -110,18 +108,6 @@ impl RelativeBias2d {
     }
 }
 
-impl fmt::Display for RelativeBias2d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [rows, columns] = self.grid;
-        let token = match self {
-            Self { computed: Some(_), .. } => ", computed",
-            Self { class_token: true, .. } => " and a class token",
-            _ => "",
-        };
-        write!(f, "relative grid({rows} x {columns} patches{token})")
-    }
-}
-
 /// Checks the rows and columns of a grid of patches.
 pub(super) fn check_grid(grid: [usize; 2]) -> Result<()> {
     match grid.iter().find(|side| !(1..=MAX_SIDE).contains(*side)) {
@@ -164,8 +150,18 @@ impl PositionScheme for RelativeBias2d {
         let rows = self.row_indices(call.s_q, call.s_kv)?;
         let table = match self.computed {
             Some(trained) => self.computed_table(trained, call)?,
-            None => call.state.weights().require(TABLE)?.clone(),
+            None => call.state.weights.require(TABLE)?.clone(),
         };
         Ok(Some(AttentionMask::additive(&bias_from_table(&table, rows, [1, call.s_q, call.s_kv])?)?))
+    }
+
+    fn describe(&self) -> String {
+        let [rows, columns] = self.grid;
+        let token = match self {
+            Self { computed: Some(_), .. } => ", computed",
+            Self { class_token: true, .. } => " and a class token",
+            _ => "",
+        };
+        format!("relative grid({rows} x {columns} patches{token})")
     }
 }

@@ -1,11 +1,9 @@
 //! Shaw's relative positions: queries are also compared with learned embeddings of their distance to each key.
 
-use std::fmt;
-
 use candle_core::Tensor;
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -68,7 +66,7 @@ impl RelativeKey {
 
     /// The embeddings, those of keys after the query first, for each head: `(embeddings, h · d)`.
     fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
-        let table = call.state.weights().require(self.name())?.to_dtype(accumulate_dtype(call.qkv.like()))?;
+        let table = call.state.weights.require(self.name())?.to_dtype(accumulate_dtype(call.qkv.like()))?;
         let (n, d) = table.dims2()?;
         let table = if self.reversed {
             table
@@ -76,12 +74,6 @@ impl RelativeKey {
             table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?
         };
         Ok(table.unsqueeze(1)?.broadcast_as((n, call.heads, d))?.contiguous()?.reshape((n, call.heads * d))?)
-    }
-}
-
-impl fmt::Display for RelativeKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative key({} left, {} right)", self.left, self.right)
     }
 }
 
@@ -102,7 +94,7 @@ impl PositionScheme for RelativeKey {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { needs_full_sequence: true, ragged: RaggedSupport::CpuBuffersOnly, ..SchemeTraits::default() }
+        SchemeTraits { needs_full_sequence: true, runs_rows: true, ..SchemeTraits::default() }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
@@ -110,15 +102,19 @@ impl PositionScheme for RelativeKey {
             let expected = format!("at most {block}: the model cuts a longer sequence into blocks, each a sequence");
             return Err(Error::value("the number of tokens", call.s_q.max(call.s_kv), expected));
         }
-        let fixed = !call.state.tracks_gradient();
-        let c2p = call.state.derived(fixed, || Ok(vec![Some(self.for_heads(call)?)]))?.into_iter().next().flatten();
+        let fixed = !call.state.weights.tracks_gradient();
+        let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (left, right) = (self.left as i64, self.right as i64);
         let first = 1 - call.s_kv as i64;
         let indices = (first..call.s_q as i64).map(|distance| (right - distance.clamp(-left, right)) as u32).collect();
-        Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings(), indices, first }))
+        Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings(), indices, first }))
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
         [self.embeddings(), 0]
+    }
+
+    fn describe(&self) -> String {
+        format!("relative key({} left, {} right)", self.left, self.right)
     }
 }

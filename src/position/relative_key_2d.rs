@@ -1,8 +1,6 @@
 //! Relative positions in two dimensions: queries of image patches are also compared with learned embeddings of the rows
 //! and columns to each key (SAM).
 
-use std::fmt;
-
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
@@ -85,13 +83,6 @@ fn products(queries: &Tensor, table: &Tensor) -> Result<Tensor> {
     Ok(queries.contiguous()?.matmul(&embeddings)?)
 }
 
-impl fmt::Display for RelativeKey2d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [rows, columns] = self.grid;
-        write!(f, "relative key grid({rows} x {columns} patches)")
-    }
-}
-
 impl PositionScheme for RelativeKey2d {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
         check_grid(self.grid)
@@ -125,7 +116,7 @@ impl PositionScheme for RelativeKey2d {
             return Ok(None);
         }
         let dtype = compute_dtype(call.q.dtype());
-        let table = |name: &str, side: usize| resized(&call.state.weights().require(name)?.to_dtype(dtype)?, side);
+        let table = |name: &str, side: usize| resized(&call.state.weights.require(name)?.to_dtype(dtype)?, side);
         let q = call.q.to_dtype(dtype)?.reshape((b, height, width, h, d))?;
         let by_row = q.reshape((b, height, width * h, d))?;
         let rows = products(&by_row, &table(ROWS, height)?)?.reshape((b, s_q, h, height))?.transpose(1, 2)?;
@@ -133,6 +124,11 @@ impl PositionScheme for RelativeKey2d {
         let columns = products(&by_column, &table(COLUMNS, width)?)?.reshape((b, width, height, h, width))?;
         let columns = columns.permute((0, 3, 2, 1, 4))?.reshape((b, h, s_q, width))?;
         Ok(Some(AttentionMask::from_term(GridBias { rows, columns })))
+    }
+
+    fn describe(&self) -> String {
+        let [rows, columns] = self.grid;
+        format!("relative key grid({rows} x {columns} patches)")
     }
 }
 

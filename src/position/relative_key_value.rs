@@ -1,11 +1,10 @@
 //! Shaw's relative positions in a window, of keys and of values (VITS).
 
-use std::fmt;
-
 use candle_core::Tensor;
 use candle_nn::Init;
 
 use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, SchemeTraits};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -50,7 +49,7 @@ impl RelativeKeyValue {
     /// The embeddings of keys for each head, those after the query first, between two of zeros for farther keys:
     /// `(embeddings + 2, h · d)`.
     fn for_heads(&self, call: &EmbeddingCall) -> Result<Tensor> {
-        let table = call.state.weights().require(KEYS)?.to_dtype(accumulate_dtype(call.qkv.like()))?.squeeze(0)?;
+        let table = call.state.weights.require(KEYS)?.to_dtype(accumulate_dtype(call.qkv.like()))?.squeeze(0)?;
         let (n, d) = table.dims2()?;
         let reversed = table.index_select(&Tensor::new((0..n as u32).rev().collect::<Vec<_>>(), table.device())?, 0)?;
         let all = reversed.pad_with_zeros(0, 1, 1)?;
@@ -58,19 +57,11 @@ impl RelativeKeyValue {
     }
 }
 
-impl fmt::Display for RelativeKeyValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative key and value(window {})", self.window)
-    }
-}
-
 impl PositionScheme for RelativeKeyValue {
     fn validate(&self, _: &LayerSizes) -> Result<()> {
-        if self.window > MAX_WINDOW {
-            Err(Error::config("window_size", self.window, format!("at most {MAX_WINDOW}")))
-        } else {
-            Ok(())
-        }
+        let allowed = format!("at most {MAX_WINDOW}");
+        ensure!(self.window <= MAX_WINDOW, Error::config("window_size", self.window, allowed));
+        Ok(())
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
@@ -86,11 +77,11 @@ impl PositionScheme for RelativeKeyValue {
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient();
-        let c2p = call.state.derived(fixed, || Ok(vec![Some(self.for_heads(call)?)]))?.into_iter().next().flatten();
+        let fixed = !call.state.weights.tracks_gradient();
+        let [c2p, p2c] = call.state.derived(fixed, || Ok([Some(self.for_heads(call)?), None]))?;
         let (first, far) = (1 - call.s_kv as i64, self.window as i64 + 1);
         let indices = (first..call.s_q as i64).map(|distance| (far - distance.clamp(-far, far)) as u32).collect();
-        Ok(Some(DistanceEmbeddings { c2p, p2c: None, bias: None, count: self.embeddings() + 2, indices, first }))
+        Ok(Some(DistanceEmbeddings { c2p, p2c, bias: None, count: self.embeddings() + 2, indices, first }))
     }
 
     fn distance_embedding_count(&self, _: usize) -> [usize; 2] {
@@ -98,6 +89,10 @@ impl PositionScheme for RelativeKeyValue {
     }
 
     fn value_distances(&self, state: &PositionState) -> Result<Option<Tensor>> {
-        Ok(Some(state.weights().require(VALUES)?.squeeze(0)?))
+        Ok(Some(state.weights.require(VALUES)?.squeeze(0)?))
+    }
+
+    fn describe(&self) -> String {
+        format!("relative key and value(window {})", self.window)
     }
 }

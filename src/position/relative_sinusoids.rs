@@ -1,12 +1,11 @@
 //! Transformer-XL's relative positions, as Conformers have them: queries are also compared with projected sinusoids of
 //! their distance to each key.
 
-use std::fmt;
-
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, RaggedSupport, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, SchemeTraits};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings, comparable};
 use crate::ops::{Linear, accumulate_dtype};
@@ -55,7 +54,7 @@ impl RelativeSinusoids {
     /// The sinusoids of all distances of a sequence of `length` tokens, the longest before a query first, projected:
     /// `(2 length - 1, h · d)`.
     fn project(self, call: &EmbeddingCall, length: usize) -> Result<Tensor> {
-        let weight = call.state.weights().require(PROJECTION)?;
+        let weight = call.state.weights.require(PROJECTION)?;
         let (out, width) = weight.dims2()?;
         let dtype = accumulate_dtype(call.qkv.like());
         element_count("the embeddings of distances", &[2 * length, out.max(width)])?;
@@ -88,22 +87,14 @@ impl RelativeSinusoids {
     }
 }
 
-impl fmt::Display for RelativeSinusoids {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.segments { "relative sinusoids and segments" } else { "relative sinusoids" })
-    }
-}
-
 impl PositionScheme for RelativeSinusoids {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if self.in_halves && self.segments {
             return Err(Error::config("in_halves", true, "false for relative sinusoids with segments"));
         }
-        if sizes.hidden_size.is_multiple_of(2) {
-            Ok(())
-        } else {
-            Err(Error::config("hidden_size", sizes.hidden_size, "an even number for relative sinusoids"))
-        }
+        let (size, allowed) = (sizes.hidden_size, "an even number for relative sinusoids");
+        ensure!(size.is_multiple_of(2), Error::config("hidden_size", size, allowed));
+        Ok(())
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
@@ -121,16 +112,16 @@ impl PositionScheme for RelativeSinusoids {
     }
 
     fn traits(&self) -> SchemeTraits {
-        let ragged = RaggedSupport::CpuBuffersOnly;
-        SchemeTraits { needs_full_sequence: true, ragged, uses_token_types: self.segments, ..SchemeTraits::default() }
+        let uses_token_types = self.segments;
+        SchemeTraits { needs_full_sequence: true, runs_rows: true, uses_token_types, ..SchemeTraits::default() }
     }
 
     fn query_bias<'a>(&self, state: &'a PositionState) -> Result<Option<&'a Tensor>> {
-        if self.in_halves { Ok(None) } else { state.weights().require(CONTENT_BIAS).map(Some) }
+        if self.in_halves { Ok(None) } else { state.weights.require(CONTENT_BIAS).map(Some) }
     }
 
     fn distance_embeddings(&self, call: &EmbeddingCall) -> Result<Option<DistanceEmbeddings>> {
-        let fixed = !call.state.tracks_gradient();
+        let fixed = !call.state.weights.tracks_gradient();
         let needed = call.s_q.max(call.s_kv).max(1);
         let (length, all) = call.state.grown(fixed, needed, |length| self.project(call, length))?;
         let count = 2 * needed - 1;
@@ -142,7 +133,7 @@ impl PositionScheme for RelativeSinusoids {
             return Ok(Some(all));
         }
         // Queries come with `u`: (q + v) · r is (q + u) · r + (v - u) · r, and the second term depends on no query.
-        let vector = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(c2p.dtype())?);
+        let vector = |name: &str| Ok::<_, Error>(call.state.weights.require(name)?.to_dtype(c2p.dtype())?);
         let difference = (vector(POSITION_BIAS)? - vector(CONTENT_BIAS)?)?; // (h, d)
         let (h, d) = difference.dims2()?;
         let bias = c2p.reshape((count, h, d))?.broadcast_mul(&difference)?.sum(D::Minus1)?;
@@ -153,7 +144,7 @@ impl PositionScheme for RelativeSinusoids {
         let (b, s_q, h, _) = call.q.dims4()?;
         let Some(types) = call.token_types.filter(|_| self.segments && b * s_q * h > 0) else { return Ok(None) };
         let dtype = compute_dtype(call.q.dtype());
-        let weight = |name: &str| Ok::<_, Error>(call.state.weights().require(name)?.to_dtype(dtype)?);
+        let weight = |name: &str| Ok::<_, Error>(call.state.weights.require(name)?.to_dtype(dtype)?);
         // Queries come with `u`.
         let q = call.q.to_dtype(dtype)?.broadcast_add(&(weight(SEGMENT_BIAS)? - weight(CONTENT_BIAS)?)?)?;
         let shape = (b, h, s_q, call.s_kv);
@@ -169,6 +160,10 @@ impl PositionScheme for RelativeSinusoids {
 
     fn distance_embedding_count(&self, s_kv: usize) -> [usize; 2] {
         [s_kv.saturating_mul(2), 0]
+    }
+
+    fn describe(&self) -> String {
+        if self.segments { "relative sinusoids and segments" } else { "relative sinusoids" }.to_string()
     }
 }
 

@@ -29,12 +29,6 @@ struct Table {
     cos_sin: [Tensor; 2],
 }
 
-impl Table {
-    fn fits<K: PartialEq + 'static>(&self, key: &K, head_dim: usize, dtype: DType) -> bool {
-        self.key.downcast_ref::<K>() == Some(key) && (self.head_dim, self.dtype) == (head_dim, dtype)
-    }
-}
-
 #[cfg(feature = "cuda")]
 impl Drop for Table {
     fn drop(&mut self) {
@@ -79,8 +73,10 @@ pub(crate) fn cos_sin<K: Clone + PartialEq + 'static>(
     make: impl FnOnce(usize) -> Result<[Vec<f64>; 2]>,
 ) -> Result<[Tensor; 2]> {
     TABLES.with_borrow_mut(|tables| {
-        let found = |table: &Table| table.device.same_device(device) && table.fits(key, head_dim, dtype);
-        let old = tables.iter().position(found);
+        let old = tables.iter().position(|table| {
+            let same = table.device.same_device(device) && (table.head_dim, table.dtype) == (head_dim, dtype);
+            same && table.key.downcast_ref::<K>() == Some(key)
+        });
         if let Some(i) = old.filter(|i| tables[*i].rows >= rows) {
             tables[..=i].rotate_right(1);
             return Ok(tables[0].cos_sin.clone());

@@ -1,14 +1,13 @@
 //! Rotary position embedding (RoPE) for sequences.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
 use super::explicit::ExplicitPositions;
 use super::rope_scaling::RotaryScaling;
-use super::rotation::{RotaryStyle, rotate};
-use super::scheme::{LayerSizes, PositionScheme, RaggedSupport, SchemeTraits, TokenPositions};
+use super::rotation::{RotaryStyle, check_theta, rotate};
+use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 use crate::ragged::RaggedBatch;
 use crate::setters;
@@ -121,8 +120,8 @@ impl Rotary {
         let heads = if xs.device().is_cpu() { h.max(1) } else { 1 };
         check_allocation::<[f64; 4]>("a rotation", element_count("the tensor to rotate", &[b, s, heads, d])?)?;
         let positions = ExplicitPositions::new(positions, b, s)?;
-        if !self.accepts_positions(positions.axes()) {
-            let found = format!("{} per token", positions.axes());
+        if !self.accepts_positions(positions.axes) {
+            let found = format!("{} per token", positions.axes);
             return Err(Error::value("the number of positions", found, format!("1: the scheme is {self}")));
         }
         if b == 0 || s == 0 {
@@ -158,10 +157,7 @@ impl Rotary {
             let allowed = format!("an even number up to head_dim = {head_dim}, at most {MAX_ROTATED}");
             return Err(Error::config("rotary dim", dim, allowed));
         }
-        // Below 1 the frequencies grow with the index of the pair, and overflow f32 if theta is close to 0.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         if let Some(section) = self.mrope_section {
             let pairs = section.iter().fold(0usize, |sum, pairs| sum.saturating_add(*pairs));
             if pairs != dim / 2 {
@@ -224,28 +220,6 @@ impl Rotary {
     }
 }
 
-impl fmt::Display for Rotary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary(theta {}", self.theta)?;
-        self.dim.iter().try_for_each(|dim| write!(f, ", {dim} numbers"))?;
-        if self.style == RotaryStyle::Interleaved {
-            f.write_str(", interleaved")?;
-        }
-        if self.reversed {
-            f.write_str(", reversed")?;
-        }
-        self.heads.iter().try_for_each(|heads| write!(f, ", {heads} of the heads"))?;
-        if self.scaling != RotaryScaling::None {
-            write!(f, ", {}", self.scaling)?;
-        }
-        if let Some([temporal, height, width]) = self.mrope_section {
-            let how = if self.mrope_interleaved { "alternating pairs" } else { "pairs" };
-            write!(f, ", {temporal} + {height} + {width} {how}")?;
-        }
-        f.write_str(")")
-    }
-}
-
 impl PositionScheme for Rotary {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if self.heads.is_some() && sizes.num_attention_heads != sizes.num_key_value_heads {
@@ -260,8 +234,7 @@ impl PositionScheme for Rotary {
     }
 
     fn traits(&self) -> SchemeTraits {
-        let ragged = if self.heads.is_some() { RaggedSupport::Tensors } else { RaggedSupport::CpuBuffers };
-        SchemeTraits { ragged, rotates: true, ..SchemeTraits::default() }
+        SchemeTraits { runs_ragged: true, runs_rows: self.heads.is_none(), rotates: true, ..SchemeTraits::default() }
     }
 
     fn accepts_positions(&self, axes: usize) -> bool {
@@ -304,5 +277,19 @@ impl PositionScheme for Rotary {
             cos_sin.rotate_sequence(sequence, width, heads, head_dim);
         }
         Ok(())
+    }
+
+    fn describe(&self) -> String {
+        let how = if self.mrope_interleaved { "alternating pairs" } else { "pairs" };
+        let parts = [
+            Some(format!("rotary(theta {}", self.theta)),
+            self.dim.map(|dim| format!("{dim} numbers")),
+            (self.style == RotaryStyle::Interleaved).then(|| "interleaved".to_string()),
+            self.reversed.then(|| "reversed".to_string()),
+            self.heads.map(|heads| format!("{heads} of the heads")),
+            (self.scaling != RotaryScaling::None).then(|| self.scaling.to_string()),
+            self.mrope_section.map(|[temporal, height, width]| format!("{temporal} + {height} + {width} {how}")),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ") + ")"
     }
 }

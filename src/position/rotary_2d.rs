@@ -1,11 +1,9 @@
 //! Rotary position embedding in two dimensions, for image patches.
 
-use std::fmt;
-
 use candle_core::{D, DType, Device, Tensor};
 
 use super::rope_cache::{self, Growth};
-use super::rotation::{RotaryStyle, rotate};
+use super::rotation::{RotaryStyle, check_theta, rotate};
 use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::ensure;
 use crate::error::{Error, Result};
@@ -247,30 +245,13 @@ fn cells(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |y| (0..columns).map(move |x| (y, x)))
 }
 
-impl fmt::Display for Rotary2d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary grid(theta {}, {} tokens before", self.theta, self.prefix_tokens)?;
-        if self.block > 1 {
-            write!(f, ", blocks of {} x {}", self.block, self.block)?;
-        }
-        if let Some(window) = self.window {
-            write!(f, ", windows of {window} x {window}")?;
-        }
-        self.grid.iter().try_for_each(|[rows, columns]| write!(f, ", {rows} x {columns} patches"))?;
-        f.write_str(")")
-    }
-}
-
 impl PositionScheme for Rotary2d {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if !sizes.head_dim.is_multiple_of(4) {
             let allowed = "a multiple of 4 for rotary positions in two dimensions";
             return Err(Error::config("head_dim", sizes.head_dim, allowed));
         }
-        // Smaller bases are refused as in `Rotary`.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         ensure!(self.block != 0, Error::config("block", 0, "at least 1"));
         ensure!(self.window != Some(0), Error::config("window", 0, "at least 1"));
         if self.within_window && (self.window.is_none() || self.prefix_tokens + self.suffix_tokens > 0) {
@@ -309,5 +290,15 @@ impl PositionScheme for Rotary2d {
         let windows = Tensor::from_iter(self.order(rows, columns).map(|(window, ..)| window as i64), call.device)?;
         let windows = windows.unsqueeze(0)?.broadcast_as((call.b, call.s_kv))?;
         Ok(Some(AttentionMask::segments(&windows, &windows)?))
+    }
+
+    fn describe(&self) -> String {
+        let parts = [
+            Some(format!("rotary grid(theta {}, {} tokens before", self.theta, self.prefix_tokens)),
+            (self.block > 1).then(|| format!("blocks of {} x {}", self.block, self.block)),
+            self.window.map(|window| format!("windows of {window} x {window}")),
+            self.grid.map(|[rows, columns]| format!("{rows} x {columns} patches")),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(", ") + ")"
     }
 }

@@ -1,9 +1,8 @@
 //! Rotary position embedding in three dimensions, for patches of a video.
 
-use std::fmt;
-
 use candle_core::{D, DType, Device, Tensor};
 
+use super::rotation::check_theta;
 use super::scheme::{LayerSizes, PositionScheme, SchemeTraits, TokenPositions};
 use crate::error::{Error, Result};
 
@@ -70,21 +69,12 @@ fn turn(xs: &Tensor, [cos, sin]: [&Tensor; 2]) -> Result<Tensor> {
     })
 }
 
-impl fmt::Display for Rotary3d {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rotary video(theta {}, frames of {} x {} patches)", self.theta, self.grid[0], self.grid[1])
-    }
-}
-
 impl PositionScheme for Rotary3d {
     fn validate(&self, sizes: &LayerSizes) -> Result<()> {
         if Self::width(sizes.head_dim) == 0 {
             return Err(Error::config("head_dim", sizes.head_dim, "at least 6 for rotary positions of a video"));
         }
-        // Smaller bases are refused as in `Rotary`.
-        if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Err(Error::config("rope_theta", self.theta, "at least 1"));
-        }
+        check_theta(self.theta)?;
         let [rows, columns] = self.grid;
         match rows.checked_mul(columns) {
             Some(1..) => Ok(()),
@@ -108,12 +98,16 @@ impl PositionScheme for Rotary3d {
         }
         let numbers: Vec<Vec<usize>> = match tokens.explicit {
             Some(explicit) => {
-                (0..explicit.rows()).map(|row| explicit.row(0, row).iter().map(|&n| n as usize).collect()).collect()
+                (0..explicit.rows).map(|row| explicit.row(0, row).iter().map(|&n| n as usize).collect()).collect()
             }
             None => tokens.starts.iter().map(|start| (*start..start + s_kv).collect()).collect(),
         };
         let [cos, sin] = self.cos_sin(&numbers, k.dim(3)?, k.dtype(), k.device())?;
         let query_rows = |values: &Tensor| values.narrow(1, s_kv - s_q, s_q);
         Ok([turn(&q, [&query_rows(&cos)?, &query_rows(&sin)?])?, turn(&k, [&cos, &sin])?])
+    }
+
+    fn describe(&self) -> String {
+        format!("rotary video(theta {}, frames of {} x {} patches)", self.theta, self.grid[0], self.grid[1])
     }
 }

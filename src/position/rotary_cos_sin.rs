@@ -16,9 +16,21 @@ impl Rotary {
         head_dim: usize,
         length: usize,
     ) -> [Vec<f64>; 2] {
+        self.cos_sin_by_axis(positions.map(|position| [position; 3]), head_dim, length)
+    }
+
+    /// [`cos_sin`](Self::cos_sin) of tokens with a position along each axis.
+    fn cos_sin_by_axis(
+        &self,
+        positions: impl Iterator<Item = [usize; 3]>,
+        head_dim: usize,
+        length: usize,
+    ) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
-        let angles: Vec<f64> = positions.flat_map(|p| frequencies.iter().map(move |f| p as f64 * f)).collect();
+        let angle = |at: [usize; 3], (pair, frequency): (usize, &f64)| at[self.axis(pair)] as f64 * frequency;
+        let token_angles = |at| frequencies.iter().enumerate().map(move |pair| angle(at, pair));
+        let angles: Vec<f64> = positions.flat_map(token_angles).collect();
         let table = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
         [table(f64::cos), table(f64::sin)]
     }
@@ -77,15 +89,17 @@ impl Rotary {
         /// Tokens from which on the table of one layer is kept for the next one.
         const KEPT: usize = 64;
         let lengths = lengths.filter(|_| self.scaling.depends_on_length());
-        let rows = positions.rows().max(lengths.map_or(1, <[usize]>::len));
-        let tokens = rows * positions.tokens();
+        let rows = positions.rows.max(lengths.map_or(1, <[usize]>::len));
+        let tokens = rows * positions.tokens;
         let make = |_| {
             Ok(concatenated((0..rows).map(|row| {
                 let length = match lengths {
                     Some(lengths) => lengths[if lengths.len() == 1 { 0 } else { row }],
-                    None => positions.end(row, positions.tokens()),
+                    None => positions.end(row, positions.tokens),
                 };
-                self.cos_sin_at(positions, row, head_dim, length)
+                let axes = [0, 1, 2].map(|axis| positions.row(axis, row));
+                let places = (0..positions.tokens).map(|token| axes.map(|axis| axis[token] as usize));
+                self.cos_sin_by_axis(places, head_dim, length)
             })))
         };
         let cos_sin = if tokens >= KEPT && rope_cache::may_cache(tokens, head_dim, device)? {
@@ -94,20 +108,7 @@ impl Rotary {
         } else {
             rope_cache::tensors(make(tokens)?, tokens, dtype, device)?
         };
-        shaped(cos_sin, (rows, positions.tokens(), 1, self.rotated(head_dim) / 2))
-    }
-
-    /// Cosines and sines of each token of `row`, `(tokens, pairs)`, in a sequence of `length` tokens.
-    fn cos_sin_at(&self, positions: &ExplicitPositions, row: usize, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
-        let (frequencies, factor) = self.signed_frequencies(head_dim, length);
-        let axes: [&[u32]; 3] = std::array::from_fn(|axis| positions.row(axis, row));
-        let token_angles = |token: usize| {
-            let angle = move |(pair, frequency): (usize, &f64)| f64::from(axes[self.axis(pair)][token]) * frequency;
-            frequencies.iter().enumerate().map(angle)
-        };
-        let angles: Vec<f64> = (0..positions.tokens()).flat_map(token_angles).collect();
-        let table = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
-        [table(f64::cos), table(f64::sin)]
+        shaped(cos_sin, (rows, positions.tokens, 1, self.rotated(head_dim) / 2))
     }
 
     /// The axis of the positions that rotate a pair: 0 temporal, 1 height, 2 width.

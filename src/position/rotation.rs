@@ -3,6 +3,7 @@
 use candle_core::{D, Tensor};
 use rayon::prelude::*;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 
 /// Which elements of a head form a pair that is rotated together.
@@ -14,6 +15,13 @@ pub enum RotaryStyle {
     HalfSplit,
     /// Element `2 i` with element `2 i + 1` (GPT-J, Cohere, the paper).
     Interleaved,
+}
+
+/// Checks the base of the wavelengths. Below 1 the frequencies grow with the index of the pair, and overflow f32 if it is
+/// close to 0.
+pub(super) fn check_theta(theta: f64) -> Result<()> {
+    ensure!(theta.is_finite() && theta >= 1.0, Error::config("rope_theta", theta, "at least 1"));
+    Ok(())
 }
 
 /// xs `(b, s, h, d)` with the first `2 · pairs` elements of each head rotated; cosines and sines are

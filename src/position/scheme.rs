@@ -1,6 +1,5 @@
 //! `PositionScheme`: how a position scheme takes part in attention.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
@@ -48,15 +47,15 @@ impl TokenPositions<'_> {
                 self.starts.iter().flat_map(|start| start + first..start + first + s).collect(),
             ));
         };
-        if s > explicit.tokens() {
+        if s > explicit.tokens {
             return Err(Error::value(
                 "the number of queries",
                 s,
-                format!("at most {}, the positions", explicit.tokens()),
+                format!("at most {}, the positions", explicit.tokens),
             ));
         }
         let row_positions = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
-        Ok((explicit.rows(), (0..explicit.rows()).flat_map(row_positions).collect()))
+        Ok((explicit.rows, (0..explicit.rows).flat_map(row_positions).collect()))
     }
 }
 
@@ -105,35 +104,6 @@ pub(crate) struct QueryCall<'a> {
     pub state: &'a PositionState,
 }
 
-/// The ways to run a ragged batch that give right results.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum RaggedSupport {
-    /// The batch is padded first: right for every scheme, and included in the others.
-    #[default]
-    Padded,
-    /// Tensor operations: [`rotate`](PositionScheme::rotate) and [`bias`](PositionScheme::bias) handle
-    /// [`TokenPositions::ragged`] and [`BiasCall::cache`].
-    Tensors,
-    /// Buffers of the CPU kernel, too: a scheme that rotates implements
-    /// [`rotate_in_place`](PositionScheme::rotate_in_place), and a bias is by distance or `(1, h, s, s)`.
-    CpuBuffers,
-    /// Buffers of the CPU kernel, but no tensor operations: for [embeddings of
-    /// distances](PositionScheme::distance_embeddings), which the CPU kernel reads.
-    CpuBuffersOnly,
-}
-
-impl RaggedSupport {
-    /// Whether tensor operations run it without padding.
-    pub(crate) fn on_tensors(self) -> bool {
-        matches!(self, Self::Tensors | Self::CpuBuffers)
-    }
-
-    /// Whether the buffers of the CPU kernel run it.
-    pub(crate) fn on_cpu_buffers(self) -> bool {
-        matches!(self, Self::CpuBuffers | Self::CpuBuffersOnly)
-    }
-}
-
 /// Properties of a scheme: its needs in a call, and the ways to run it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SchemeTraits {
@@ -147,8 +117,13 @@ pub(crate) struct SchemeTraits {
     pub uses_grid: bool,
     /// Whether a call may give the type of each token.
     pub uses_token_types: bool,
-    /// How ragged batches run.
-    pub ragged: RaggedSupport,
+    /// Whether tensor operations run ragged batches without padding: [`rotate`](PositionScheme::rotate) and
+    /// [`bias`](PositionScheme::bias) handle [`TokenPositions::ragged`] and [`BiasCall::cache`].
+    pub runs_ragged: bool,
+    /// Whether the buffers of the CPU kernel run it: a scheme that rotates implements
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and [embeddings of
+    /// distances](PositionScheme::distance_embeddings) are read by the kernel.
+    pub runs_rows: bool,
     /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.
     pub rotates: bool,
 }
@@ -158,7 +133,7 @@ pub(crate) struct SchemeTraits {
 /// The defaults are right for every scheme that does not override them. A scheme implements at least
 /// [`rotate`](Self::rotate) with [`rotates`](SchemeTraits::rotates), [`bias`](Self::bias),
 /// [`distance_embeddings`](Self::distance_embeddings) or [`query_term`](Self::query_term).
-pub(crate) trait PositionScheme: fmt::Display {
+pub(crate) trait PositionScheme {
     /// Checks the fields of the scheme for a layer of these sizes.
     fn validate(&self, _sizes: &LayerSizes) -> Result<()> {
         Ok(())
@@ -248,6 +223,9 @@ pub(crate) trait PositionScheme: fmt::Display {
     fn query_term(&self, _call: &QueryCall) -> Result<Option<AttentionMask>> {
         Ok(None)
     }
+
+    /// The scheme in short, as it is printed.
+    fn describe(&self) -> String;
 }
 
 /// Sizes of the attention layer that a scheme belongs to.
@@ -265,8 +243,8 @@ pub(crate) struct LayerSizes {
 /// Parameters of a scheme in one layer, with the tensors that are computed from them once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PositionState {
-    weights: Parameters,
-    derived: Arc<OnceLock<Vec<Option<Tensor>>>>,
+    pub weights: Parameters,
+    derived: Arc<OnceLock<[Option<Tensor>; 2]>>,
     /// The result for the longest sequence so far, and the length of that sequence.
     grown: Arc<Mutex<Option<(usize, Tensor)>>>,
 }
@@ -279,20 +257,12 @@ impl PositionState {
         Self { weights, derived: Arc::default(), grown: Arc::default() }
     }
 
-    pub(crate) fn weights(&self) -> &Parameters {
-        &self.weights
-    }
-
-    pub(crate) fn tracks_gradient(&self) -> bool {
-        self.weights.tracks_gradient()
-    }
-
     /// The result of `compute`. It is kept for later calls if `fixed`: nothing that it depends on can change.
     pub(crate) fn derived(
         &self,
         fixed: bool,
-        compute: impl FnOnce() -> Result<Vec<Option<Tensor>>>,
-    ) -> Result<Vec<Option<Tensor>>> {
+        compute: impl FnOnce() -> Result<[Option<Tensor>; 2]>,
+    ) -> Result<[Option<Tensor>; 2]> {
         if !fixed {
             return compute();
         }

@@ -1,11 +1,9 @@
 //! T5's relative position bias: a learned bias per head and bucket of distances.
 
-use std::fmt;
-
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Init;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, RaggedSupport, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::weights::{Parameter, Presence};
@@ -72,17 +70,11 @@ impl T5RelativeBias {
         // Each distance only once: a logarithm per query and key takes longer than a GPU needs for the whole layer.
         let buckets: Vec<u32> = (-last..end).map(|ahead| self.bucket(ahead) as u32).collect();
         let by_distance = table.index_select(&Tensor::new(buckets, table.device())?, 0)?; // (distances, h)
-        let bias = RelativeBias::new(by_distance, -last);
+        let bias = RelativeBias { table: by_distance, first: -last, factors: None };
         if table.device().is_cpu() {
             return Ok(AttentionMask::from_term(bias));
         }
         AttentionMask::additive(&bias.tensor(starts, s_q, s_kv)?)
-    }
-}
-
-impl fmt::Display for T5RelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative({} buckets)", self.num_buckets)
     }
 }
 
@@ -106,11 +98,11 @@ impl PositionScheme for T5RelativeBias {
     }
 
     fn traits(&self) -> SchemeTraits {
-        SchemeTraits { ragged: RaggedSupport::CpuBuffers, ..SchemeTraits::default() }
+        SchemeTraits { runs_ragged: true, runs_rows: true, ..SchemeTraits::default() }
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
-        let table = call.state.weights().require(TABLE)?;
+        let table = call.state.weights.require(TABLE)?;
         let (s_q, s_kv) = (call.s_q, call.s_kv);
         let bias = match call.cache {
             // One key per table, so that a stack whose layers have tables of their own keeps one bias at a time.
@@ -127,5 +119,9 @@ impl PositionScheme for T5RelativeBias {
             }
         };
         Ok(Some(bias))
+    }
+
+    fn describe(&self) -> String {
+        format!("relative({} buckets)", self.num_buckets)
     }
 }

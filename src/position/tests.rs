@@ -1,8 +1,6 @@
 //! A scheme that implements only the required methods works everywhere: a learned penalty per head and token of
 //! distance.
 
-use std::fmt;
-
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap};
 
@@ -18,12 +16,6 @@ const SLOPE: &str = "slope.weight";
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearnedSlope;
 
-impl fmt::Display for LearnedSlope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("learned slope")
-    }
-}
-
 impl PositionScheme for LearnedSlope {
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let init = Init::Uniform { lo: 0.1, up: 1.0 };
@@ -31,9 +23,13 @@ impl PositionScheme for LearnedSlope {
     }
 
     fn bias(&self, call: &BiasCall) -> Result<Option<AttentionMask>> {
-        let slopes = call.state.weights().require(SLOPE)?;
+        let slopes = call.state.weights.require(SLOPE)?;
         let end = [call.s_kv - call.s_q];
         Ok(Some(AttentionMask::additive(&penalty(slopes, call.starts.unwrap_or(&end), call.s_q, call.s_kv)?)?))
+    }
+
+    fn describe(&self) -> String {
+        "learned slope".to_string()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttnShape;
 use crate::sdpa::options::SdpaOptions;
-use crate::tensor::{check_shape, element_count, same_dtype_and_device};
+use crate::tensor::{check_shape, element_count, same_device, same_dtype_and_device};
 
 /// The kind of device that tensors are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +87,7 @@ impl Call {
         }
         if let Some(sinks) = options.sinks {
             ensure!(sinks.dims() == [h], Error::shape("sinks", sinks.dims(), format!("[{h}], the heads of q")));
-            if !sinks.device().same_device(q.device()) {
-                same_dtype_and_device("sinks", &sinks.to_dtype(q.dtype())?, q)?;
-            }
+            same_device("sinks", sinks, q)?;
         }
         options.validate()?;
         let shape = AttnShape { b, h, s_q, s_kv };

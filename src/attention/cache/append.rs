@@ -1,6 +1,6 @@
 //! Adding a chunk to a key-value cache.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
 use super::layer_id::LayerId;
@@ -8,6 +8,7 @@ use super::new_tokens::{MAX_CAPACITY, NewTokens, TokenShape, check_memory};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
+use crate::tensor::same_device;
 
 /// Tokens of the first allocation.
 const INITIAL_CAPACITY: usize = 64;
@@ -71,13 +72,10 @@ impl KvCache {
     }
 
     /// Checks that tokens are like those in the cache, if there are sequences in it.
-    pub(super) fn check_alike(&self, what: &str, shape: TokenShape, device: &Device) -> Result<()> {
+    pub(super) fn check_alike(&self, what: &str, shape: TokenShape, like: &Tensor) -> Result<()> {
         let Some(buffers) = self.buffers.as_ref().filter(|_| !self.sequences.is_empty()) else { return Ok(()) };
-        let (kept, here) = (TokenShape::from_tokens(buffers)?, buffers[0].device());
-        if !here.same_device(device) {
-            let [found, expected] = [device, here].map(|device| format!("{:?}", device.location()));
-            return Err(Error::Device { tensor: what.to_string(), found, expected });
-        }
+        let kept = TokenShape::from_tokens(buffers)?;
+        same_device(what, like, &buffers[0])?;
         ensure!(kept == shape, Error::value(what, shape.describe(), format!("as in the cache, {}", kept.describe())));
         Ok(())
     }
@@ -118,7 +116,7 @@ impl KvCache {
     pub(in crate::attention) fn check_chunk(
         &self,
         shape: TokenShape,
-        device: &Device,
+        like: &Tensor,
         s: usize,
         lengths: Option<&[usize]>,
     ) -> Result<Vec<usize>> {
@@ -129,8 +127,8 @@ impl KvCache {
         if let Some(length) = new.iter().find(|length| **length > s) {
             return Err(Error::value("a chunk's length", length, format!("at most {s}, its tokens")));
         }
-        self.check_device(device)?;
-        self.check_alike("a call with a cache", shape, device)?;
+        self.check_device(like.device())?;
+        self.check_alike("a call with a cache", shape, like)?;
         let tokens = self.mask_columns(&new);
         match self.kind {
             CacheKind::Fixed(capacity) if capacity > MAX_CAPACITY => {
@@ -283,7 +281,7 @@ fn join(old: Option<&Tensor>, chunk: &Tensor, retained: &[usize], new: &[usize])
         Some(old) => Tensor::cat(&[&old, chunk], 1)?, // (b, longest + s, h, d)
         None => chunk.clone(),
     };
-    if retained.iter().all(|tokens| *tokens == longest) && new.iter().all(|tokens| *tokens == s) {
+    if aligned(retained, new, s) {
         return Ok(all);
     }
     let columns = retained.iter().zip(new).map(|(retained, new)| retained + new).max().unwrap_or(0);

@@ -1,6 +1,5 @@
 //! Errors at every step of a call with a cache: the cache is as before, and the call can be made again.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,12 +26,6 @@ impl Failing {
     }
 }
 
-impl fmt::Display for Failing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("failing")
-    }
-}
-
 impl MaskTerm for Failing {
     fn check(&self, _: AttnShape) -> Result<()> {
         self.step()
@@ -41,6 +34,10 @@ impl MaskTerm for Failing {
     fn dense(&self, call: &MaskCall, _: DType, device: &Device) -> Result<DenseMask> {
         self.step()?;
         Ok(DenseMask::keep(Tensor::ones((1, 1, 1, call.shape.s_kv), DType::U8, device)?))
+    }
+
+    fn describe(&self) -> String {
+        "failing".to_string()
     }
 }
 

@@ -381,7 +381,7 @@ impl KvCache {
             return Ok(());
         };
         let (shape, b, device) = (TokenShape::from_tokens(added)?, self.sequences.len(), added[0].device());
-        self.check_alike(what, TokenShape { b, ..shape }, device)?;
+        self.check_alike(what, TokenShape { b, ..shape }, &added[0])?;
         let layer = if self.retained_len() > 0 { self.layer } else { other.layer };
         if other.retained_len() > 0 && other.layer != layer {
             let expected = "one that the layer of the batch has filled, with the same weights";
@@ -439,7 +439,7 @@ impl KvCache {
         }
         same_dtype_and_device("values", values, keys)?;
         let chunk = [keys.clone(), values.clone()];
-        let counts = self.check_chunk(self.stored_shape(TokenShape::from_tokens(&chunk)?), keys.device(), s, None)?;
+        let counts = self.check_chunk(self.stored_shape(TokenShape::from_tokens(&chunk)?), keys, s, None)?;
         self.check_layer(None)?;
         let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
         if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {
@@ -452,8 +452,12 @@ impl KvCache {
         }
         let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };
-        let [keys, values] = self.or_unchanged(|cache| wide(cache.add(chunk, &new, false)?, keys.dtype()))?;
-        Ok((keys, values))
+        let before = self.snapshot();
+        let all = self.add(chunk, &new, false).and_then(|all| wide(all, keys.dtype()));
+        if all.is_err() {
+            *self = before;
+        }
+        all.map(|[keys, values]| (keys, values))
     }
 
     /// Cuts a mask over all tokens to those that the next call attends to: `(b or 1, …, tokens)`, where the last
@@ -502,16 +506,7 @@ impl KvCache {
         self.sequences.clear();
     }
 
-    /// Calls `f`. If it fails, the cache is as before: the same tokens in the same memory.
-    pub(in crate::attention) fn or_unchanged<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let before = self.snapshot();
-        let result = f(self);
-        if result.is_err() {
-            *self = before;
-        }
-        result
-    }
-
+    /// The same tokens in the same memory, to go back to after an error.
     pub(in crate::attention) fn snapshot(&self) -> Self {
         Self { buffers: self.buffers.clone(), sequences: self.sequences.clone(), ..*self }
     }

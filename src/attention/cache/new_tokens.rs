@@ -48,17 +48,12 @@ impl TokenShape {
 
     pub(super) fn describe(&self) -> String {
         let Self { b, h_kv, d, d_v, dtype } = self;
-        let dtype = cached_dtype(*dtype);
+        let dtype = if *dtype == DType::U8 { "int8" } else { dtype.as_str() };
         if *d_v == 0 {
             return format!("a batch of {b} with latents of {d} elements, in {dtype}");
         }
         format!("a batch of {b} with {h_kv} key-value heads, keys of {d} and values of {d_v} elements, in {dtype}")
     }
-}
-
-/// The name of the dtype that a cache holds.
-fn cached_dtype(dtype: DType) -> &'static str {
-    if dtype == DType::U8 { "int8" } else { dtype.as_str() }
 }
 
 /// Most tokens per sequence of a fixed cache: as many keys as the kernels count. It refuses a capacity that was read

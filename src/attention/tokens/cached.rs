@@ -58,7 +58,7 @@ impl<'a, 'b> Cached<'a, 'b> {
         };
         let shape = cache.stored_shape(TokenShape { b, h_kv, d, d_v, dtype: layer.dtype() });
         cache.check_untracked(layer.tracks_gradient() || [query, key, value].into_iter().any(Tensor::track_op))?;
-        let counts = cache.check_chunk(shape, layer.device(), s, self.lengths)?;
+        let counts = cache.check_chunk(shape, layer.qkv.like(), s, self.lengths)?;
         cache.check_window(mask)?;
         let id = Some(layer.present_id()?);
         cache.check_layer(id)?;

@@ -26,7 +26,7 @@ use crate::ragged::BatchCache;
 use cached::Cached;
 use memory::Memory;
 use padded::Padded;
-pub(super) use places::NewPlaces;
+pub(super) use places::{NewPlaces, pack, pad};
 use ragged::Ragged;
 use shared::Shared;
 
@@ -143,10 +143,7 @@ pub(super) struct Projection<'a> {
     pub tracks_gradient: bool,
     /// Whether latent attention runs in its absorbed form.
     pub absorbed: bool,
-    /// Rows and columns of patches.
-    pub grid: Option<[usize; 2]>,
-    /// The types of the keys.
-    pub token_types: Option<&'a Tensor>,
+    pub options: &'a AttentionOptions<'a>,
 }
 
 impl AttentionInputs<'_> {

@@ -67,7 +67,7 @@ impl CallTokens for Padded {
             let products = DistanceProducts { q: q.clone(), k: k.clone(), embeddings, scale };
             join(AttentionMask::from_term(products));
         }
-        let Projection { grid, token_types, .. } = *projection;
+        let AttentionOptions { grid, token_types, .. } = *projection.options;
         let (xs, s_kv, state) = (xs[0], counted.s_kv, &layer.position);
         let queries = QueryCall { xs, q: &q, s_kv, scale, grid, token_types, state };
         if let Some(term) = layer.config.position.scheme().query_term(&queries)? {

@@ -20,18 +20,20 @@ impl NewPlaces {
         let places: Vec<usize> = lengths.iter().enumerate().flat_map(|(i, n)| i * s..i * s + n).collect();
         (!places.is_empty() && places.len() < b * s).then_some(Self { padded: [b, s], places })
     }
+}
 
-    /// `(b, s, width)` → `(1, tokens, width)`.
-    pub(in crate::attention) fn pack(&self, xs: &Tensor) -> Result<Tensor> {
-        Ok(select(&xs.flatten(0, 1)?, &self.places, 0)?.unsqueeze(0)?)
-    }
+/// The tokens at `places`: `(b, s, width)` → `(1, tokens, width)`; `xs` as they are if there is no padding.
+pub(in crate::attention) fn pack(places: Option<&NewPlaces>, xs: &Tensor) -> Result<Tensor> {
+    let Some(NewPlaces { places, .. }) = places else { return Ok(xs.clone()) };
+    Ok(select(&xs.flatten(0, 1)?, places, 0)?.unsqueeze(0)?)
+}
 
-    /// `(1, tokens, …)` → `(b, s, …)`. What stands at padding is the first token.
-    pub(in crate::attention) fn pad(&self, ys: &Tensor) -> Result<Tensor> {
-        let [b, s] = self.padded;
-        let mut tokens = vec![0; b * s];
-        self.places.iter().enumerate().for_each(|(token, &place)| tokens[place] = token);
-        let dims: Vec<usize> = [b, s].into_iter().chain(ys.dims()[2..].iter().copied()).collect();
-        Ok(select(&ys.squeeze(0)?, &tokens, 0)?.reshape(dims)?)
-    }
+/// The tokens of [`pack`] among their padding: `(1, tokens, …)` → `(b, s, …)`. What stands at padding is the first
+/// token.
+pub(in crate::attention) fn pad(places: Option<&NewPlaces>, ys: Tensor) -> Result<Tensor> {
+    let Some(NewPlaces { padded: [b, s], places }) = places else { return Ok(ys) };
+    let mut tokens = vec![0; b * s];
+    places.iter().enumerate().for_each(|(token, &place)| tokens[place] = token);
+    let dims: Vec<usize> = [*b, *s].into_iter().chain(ys.dims()[2..].iter().copied()).collect();
+    Ok(select(&ys.squeeze(0)?, &tokens, 0)?.reshape(dims)?)
 }

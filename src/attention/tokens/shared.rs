@@ -11,8 +11,7 @@ use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::config::{CallInput, KeyValueSource};
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
-use crate::position::ExplicitPositions;
-use crate::tensor::check_shape;
+use crate::tensor::{check_shape, same_device};
 
 pub(super) struct Shared<'a>(pub &'a KeyValues);
 
@@ -32,10 +31,7 @@ impl CallTokens for Shared<'_> {
         for (name, tensor, d) in sizes {
             check_shape(&format!("the {name} of another layer"), tensor, &[b, shared.len(), h_kv, d])?;
         }
-        if !shared.keys.device().same_device(queries.device()) {
-            let [found, expected] = [&shared.keys, queries].map(|tensor| format!("{:?}", tensor.device().location()));
-            return Err(Error::Device { tensor: "the keys of another layer".to_string(), found, expected });
-        }
+        same_device("the keys of another layer", &shared.keys, queries)?;
         if config.requires.contains(&CallInput::Positions) {
             return Ok(b); // They say where the queries stand.
         }
@@ -85,7 +81,7 @@ impl CallTokens for Shared<'_> {
 
     fn keys(&mut self, projection: &Projection, _: &mut Cow<AttentionMask>) -> Result<[Tensor; 3]> {
         let Projection { layer, xs, positions, dtype, counted, .. } = projection;
-        let tokens = counted.explicit.as_ref().map_or(self.0.tokens, ExplicitPositions::tokens);
+        let tokens = counted.explicit.as_ref().map_or(self.0.tokens, |positions| positions.tokens);
         let q = layer.project_queries(xs[0], tokens, *dtype, positions)?;
         Ok([q, self.0.keys.clone(), self.0.values.clone()])
     }

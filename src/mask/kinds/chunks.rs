@@ -1,8 +1,6 @@
 //! Attention inside chunks of a sequence (Llama 4).
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::{DType, Device};
 
@@ -45,14 +43,6 @@ impl MaskTerm for Chunks {
         [call.starts.len(), 1, call.shape.s_q, call.shape.s_kv]
     }
 
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-
     fn depends_on_position(&self) -> bool {
         true
     }
@@ -68,10 +58,8 @@ impl MaskTerm for Chunks {
     fn is_rule(&self) -> bool {
         true
     }
-}
 
-impl fmt::Display for Chunks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chunks of {}", self.0)
+    fn describe(&self) -> String {
+        format!("chunks of {}", self.0)
     }
 }

@@ -1,7 +1,5 @@
 //! Scores of queries and keys with embeddings of their distance (DeBERTa, Shaw, Transformer-XL).
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -11,7 +9,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::tensor::{bias_from_table, select, with_f32_slice};
 
 /// The products of queries and keys with embeddings of their distance are added to the scores.
@@ -82,14 +80,15 @@ impl MaskTerm for DistanceProducts {
         self.embeddings.lower(self.scale, lowered)
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { q: self.q.narrow(1, queries.start, queries.len())?, ..self.clone() })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let embeddings = self.embeddings.select_heads(heads, self.q.dim(2)?)?;
-        let k = if embeddings.p2c.is_some() { select(&self.k, heads, 2)? } else { self.k.clone() };
-        Ok(Some(Arc::new(Self { q: select(&self.q, heads, 2)?, k, embeddings, ..self.clone() })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let mut selected = Self { q: part.select(&self.q, [2, 1])?, ..self.clone() };
+        if let Part::Heads(heads) = part {
+            selected.embeddings = self.embeddings.select_heads(heads, self.q.dim(2)?)?;
+            if self.embeddings.p2c.is_some() {
+                selected.k = select(&self.k, heads, 2)?;
+            }
+        }
+        Ok(Some(Arc::new(selected)))
     }
 
     fn depends_on_position(&self) -> bool {
@@ -104,11 +103,9 @@ impl MaskTerm for DistanceProducts {
     fn tracks_gradient(&self) -> bool {
         self.q.track_op() || self.k.track_op() || self.embeddings.tracks_gradient()
     }
-}
 
-impl fmt::Display for DistanceProducts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "products with distances({} embeddings)", self.embeddings.count)
+    fn describe(&self) -> String {
+        format!("products with distances({} embeddings)", self.embeddings.count)
     }
 }
 

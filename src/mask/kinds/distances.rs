@@ -1,7 +1,5 @@
 //! Linear biases by distance (ALiBi).
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -10,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::ops::expected_factor;
 use crate::tensor::{element_count, try_reserve};
 
@@ -45,7 +43,8 @@ impl MaskTerm for Distances {
         distances.extend(positions.flat_map(|p| (0..s_kv as i64).map(move |j| negated(p - j))));
         let distances = Tensor::from_vec(distances, (starts.len(), 1, s_q, s_kv), &Device::Cpu)?;
         let slopes = Tensor::new(&self.slopes[..], &Device::Cpu)?.reshape((1, self.slopes.len(), 1, 1))?;
-        Ok(DenseMask::bias(distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?))
+        let bias = distances.broadcast_mul(&slopes)?.to_dtype(dtype)?.to_device(device)?;
+        Ok(DenseMask { keep: None, bias: Some(bias) })
     }
 
     fn dense_dims(&self, call: &MaskCall) -> [usize; 4] {
@@ -57,18 +56,15 @@ impl MaskTerm for Distances {
         Some(TermStructure::Distances { slopes: &self.slopes, symmetric: self.symmetric })
     }
 
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let slopes = heads.iter().map(|&h| self.slopes[h]).collect();
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let slopes = match part {
+            Part::Queries(_) => self.slopes.clone(),
+            Part::Heads(heads) => heads.iter().map(|&h| self.slopes[h]).collect(),
+        };
         Ok(Some(Arc::new(Self { slopes, symmetric: self.symmetric })))
     }
-}
 
-impl fmt::Display for Distances {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "distances({} heads)", self.slopes.len())
+    fn describe(&self) -> String {
+        format!("distances({} heads)", self.slopes.len())
     }
 }

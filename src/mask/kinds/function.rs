@@ -201,11 +201,9 @@ impl MaskTerm for Function {
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_pattern { "a function of (q, k)" } else { "a function of (b, h, q, k)" })
+    fn describe(&self) -> String {
+        if self.is_pattern { "a function of (q, k)" } else { "a function of (b, h, q, k)" }.to_string()
     }
 }
 

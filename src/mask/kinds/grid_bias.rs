@@ -1,7 +1,5 @@
 //! Biases by the row and the column of a key in a grid (SAM).
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -11,8 +9,8 @@ use crate::mask::dense::DenseMask;
 use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::{element_count, select};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
+use crate::tensor::element_count;
 
 /// A bias per query and row of keys, and one per query and column, are added to the scores: key `j` stands in row
 /// `j / width` and column `j % width`. Their memory is `s_q (height + width)` per head, not `s_q · s_kv`.
@@ -64,24 +62,17 @@ impl MaskTerm for GridBias {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |bias: &Tensor| bias.narrow(2, queries.start, queries.len());
-        Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |bias: &Tensor| select(bias, heads, 1);
-        Ok(Some(Arc::new(Self { rows: part(&self.rows)?, columns: part(&self.columns)? })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let [rows, columns] = [&self.rows, &self.columns].map(|bias| part.select(bias, [1, 2]));
+        Ok(Some(Arc::new(Self { rows: rows?, columns: columns? })))
     }
 
     fn tracks_gradient(&self) -> bool {
         self.rows.track_op() || self.columns.track_op()
     }
-}
 
-impl fmt::Display for GridBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         let [height, width] = self.grid();
-        write!(f, "bias of {height} rows and {width} columns")
+        format!("bias of {height} rows and {width} columns")
     }
 }

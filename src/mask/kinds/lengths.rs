@@ -1,7 +1,5 @@
 //! Lengths: the first keys are visible, per sequence or per query, and right padding.
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_attention_kernels::Lengths;
@@ -11,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::TermStructure;
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 
 /// The first keys are visible: so many per sequence, per query, or as right padding.
 #[derive(Debug, Clone)]
@@ -76,7 +74,8 @@ impl MaskTerm for KeyLengths {
         Some(TermStructure::Lengths(&self.0))
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let Part::Queries(queries) = part else { return Ok(Some(Arc::new(self.clone()))) };
         let lengths = match &self.0 {
             Lengths::PerSequence(_) => self.0.clone(),
             Lengths::PerQuery(lengths) => {
@@ -90,17 +89,11 @@ impl MaskTerm for KeyLengths {
         Ok(Some(Arc::new(Self(lengths))))
     }
 
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
-    }
-}
-
-impl fmt::Display for KeyLengths {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         match &self.0 {
-            Lengths::PerSequence(lengths) => write!(f, "lengths({} rows)", lengths.len()),
-            Lengths::PerQuery(lengths) => write!(f, "lengths({} rows, one per query)", lengths.len()),
-            Lengths::Padding(lengths) => write!(f, "padding({} rows)", lengths.len()),
+            Lengths::PerSequence(lengths) => format!("lengths({} rows)", lengths.len()),
+            Lengths::PerQuery(lengths) => format!("lengths({} rows, one per query)", lengths.len()),
+            Lengths::Padding(lengths) => format!("padding({} rows)", lengths.len()),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Two masks of which one has to show a key.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::mask::dense::DenseMask;
 use crate::mask::kinds::{FunctionCall, KeptSummary, PairFunction, Window};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::tensor::{check_allocation, element_count, with_slice};
 
 /// A key is visible if one of both masks shows it. Neither adds to scores.
@@ -38,19 +37,6 @@ impl Or {
     /// The `or` of masks that only hide keys.
     pub(crate) fn from_hiding(masks: [AttentionMask; 2]) -> Self {
         Self { masks, summary: KeptSummary::default() }
-    }
-
-    /// Cuts every term of both masks; `None` if one has no form for that.
-    fn cut(
-        &self,
-        cut: impl Fn(&dyn MaskTerm) -> Result<Option<Arc<dyn MaskTerm>>>,
-    ) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let mut masks = self.masks.clone();
-        for term in masks.iter_mut().flat_map(|mask| &mut mask.terms) {
-            let Some(part) = cut(&**term)? else { return Ok(None) };
-            *term = part;
-        }
-        Ok(Some(Arc::new(Self::from_hiding(masks))))
     }
 }
 
@@ -106,12 +92,13 @@ impl MaskTerm for Or {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        self.cut(|term| term.select_queries(queries.clone(), call))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        self.cut(|term| term.select_heads(heads))
+    fn select(&self, part: &Part, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let mut masks = self.masks.clone();
+        for term in masks.iter_mut().flat_map(|mask| &mut mask.terms).filter(|term| !term.is_rule()) {
+            let Some(selected) = term.select(part, call)? else { return Ok(None) };
+            *term = selected;
+        }
+        Ok(Some(Arc::new(Self::from_hiding(masks))))
     }
 
     fn depends_on_position(&self) -> bool {
@@ -141,12 +128,10 @@ impl MaskTerm for Or {
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Or {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         let [a, b] = &self.masks;
-        write!(f, "({a} or {b})")
+        format!("({a} or {b})")
     }
 }
 

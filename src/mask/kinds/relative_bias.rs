@@ -1,7 +1,5 @@
 //! Learned biases by distance (T5), perhaps times a factor of the query (WavLM).
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -11,7 +9,7 @@ use crate::mask::dense::{DenseMask, lowest_finite};
 use crate::mask::kinds::{Additive, MaskDims};
 use crate::mask::lowered::{DistanceTable, LoweredMask};
 use crate::mask::shape::AttnShape;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::tensor::{bias_from_table, check_shape, element_count, select, with_f32_slice};
 
 /// A bias per head and distance is added to the scores. The distance of a key after the query is positive. As in an
@@ -19,24 +17,14 @@ use crate::tensor::{bias_from_table, check_shape, element_count, select, with_f3
 #[derive(Debug, Clone)]
 pub(crate) struct RelativeBias {
     /// `(distances, h)`.
-    table: Tensor,
+    pub table: Tensor,
     /// The distance of row 0.
-    first: i64,
+    pub first: i64,
     /// `(b, h, s_q, 1)`: a factor for each query.
-    factors: Option<Tensor>,
+    pub factors: Option<Tensor>,
 }
 
 impl RelativeBias {
-    /// Biases `(distances, h)` of the distances from `first` on.
-    pub(crate) fn new(table: Tensor, first: i64) -> Self {
-        Self { table, first, factors: None }
-    }
-
-    /// These biases times a factor for each query, `(b, h, s_q, 1)`.
-    pub(crate) fn times(self, factors: Tensor) -> Self {
-        Self { factors: Some(factors), ..self }
-    }
-
     /// The bias `(sequences, h, s_q, s_kv)`, where query 0 of each sequence stands at the key `starts[i]`.
     /// Differentiable.
     pub(crate) fn tensor(&self, starts: &[i64], s_q: usize, s_kv: usize) -> Result<Tensor> {
@@ -95,15 +83,13 @@ impl MaskTerm for RelativeBias {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let part = |factors: &Tensor| factors.narrow(2, queries.start, queries.len());
-        let factors = self.factors.as_ref().map(part).transpose()?;
-        Ok(Some(Arc::new(Self { factors, ..self.clone() })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let factors = self.factors.as_ref().map(|factors| select(factors, heads, 1)).transpose()?;
-        Ok(Some(Arc::new(Self { table: select(&self.table, heads, 1)?, factors, ..*self })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let factors = self.factors.as_ref().map(|factors| part.select(factors, [1, 2])).transpose()?;
+        let table = match part {
+            Part::Queries(_) => self.table.clone(),
+            Part::Heads(heads) => select(&self.table, heads, 1)?,
+        };
+        Ok(Some(Arc::new(Self { table, factors, ..*self })))
     }
 
     fn depends_on_position(&self) -> bool {
@@ -117,10 +103,8 @@ impl MaskTerm for RelativeBias {
     fn tracks_gradient(&self) -> bool {
         self.table.track_op() || self.factors.as_ref().is_some_and(Tensor::track_op)
     }
-}
 
-impl fmt::Display for RelativeBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "relative bias({:?})", self.table.dims())
+    fn describe(&self) -> String {
+        format!("relative bias({:?})", self.table.dims())
     }
 }

@@ -4,7 +4,6 @@
 //! eager backend calls it for all scores, which it brings to the CPU; no other backend has such functions.
 
 use std::fmt;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +13,7 @@ use candle_core::{DType, Device};
 use crate::error::{Error, Result, panic_message};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 
 /// A function of the score of query `q` of head `h` in sequence `b` with a key, for consecutive keys at a time.
 trait RowFunction: Send + Sync {
@@ -47,11 +46,10 @@ impl ScoreFunction {
     }
 
     pub(crate) fn with_derivative(
-        mut self,
+        self,
         derivative: impl Fn(f32, usize, usize, usize, usize) -> f32 + Send + Sync + 'static,
     ) -> Self {
-        self.derivative = Some(Arc::new(derivative));
-        self
+        Self { derivative: Some(Arc::new(derivative)), ..self }
     }
 
     pub(crate) fn has_derivative(&self) -> bool {
@@ -77,7 +75,7 @@ impl MaskTerm for ScoreFunction {
     /// # Errors
     /// Always: backends that read masks as tensors do not run such calls.
     fn dense(&self, _: &MaskCall, _: DType, _: &Device) -> Result<DenseMask> {
-        Err(Error::value("the mask of a backend without functions of scores", self, "one without them"))
+        Err(Error::value("the mask of a backend without functions of scores", self.describe(), "one without them"))
     }
 
     fn dense_dims(&self, _: &MaskCall) -> [usize; 4] {
@@ -92,14 +90,19 @@ impl MaskTerm for ScoreFunction {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let starts = self.starts(call).into_iter().map(|start| start + queries.start as i64).collect();
-        Ok(Some(Arc::new(Self { starts: Some(starts), ..self.clone() })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let head = |h: &usize| self.heads.as_ref().map_or(*h, |heads| heads[*h]);
-        Ok(Some(Arc::new(Self { heads: Some(heads.iter().map(head).collect()), ..self.clone() })))
+    fn select(&self, part: &Part, call: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let mut selected = self.clone();
+        match part {
+            Part::Queries(queries) => {
+                let starts = self.starts(call).into_iter().map(|start| start + queries.start as i64);
+                selected.starts = Some(starts.collect());
+            }
+            Part::Heads(heads) => {
+                let head = |h: &usize| self.heads.as_ref().map_or(*h, |heads| heads[*h]);
+                selected.heads = Some(heads.iter().map(head).collect());
+            }
+        }
+        Ok(Some(Arc::new(selected)))
     }
 
     fn counts_tokens(&self) -> bool {
@@ -109,11 +112,9 @@ impl MaskTerm for ScoreFunction {
     fn score_function(&self) -> Option<&ScoreFunction> {
         Some(self)
     }
-}
 
-impl fmt::Display for ScoreFunction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a function of (score, b, h, q, k)")
+    fn describe(&self) -> String {
+        "a function of (score, b, h, q, k)".to_string()
     }
 }
 
@@ -145,7 +146,7 @@ impl ScoreFunctionCall {
 
 impl fmt::Debug for ScoreFunctionCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.function, f)
+        f.write_str(&self.function.describe())
     }
 }
 

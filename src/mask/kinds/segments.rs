@@ -1,7 +1,5 @@
 //! Segments: packed sequences that do not see each other.
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
@@ -11,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::mask::dense::DenseMask;
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::{AttnShape, check_integers, comparable};
-use crate::mask::term::{MaskCall, MaskTerm};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
 use crate::tensor::{check_allocation, check_shape, element_count};
 
 /// The keys with a query's own segment id are visible: ids of queries `(b, s_q)` and of keys `(b, s_kv)`.
@@ -63,22 +61,19 @@ impl MaskTerm for Segments {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        let queries = self.queries.narrow(1, queries.start, queries.len())?;
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        let queries = match part {
+            Part::Queries(queries) => self.queries.narrow(1, queries.start, queries.len())?,
+            Part::Heads(_) => self.queries.clone(),
+        };
         Ok(Some(Arc::new(Self { queries, keys: self.keys.clone() })))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(self.clone())))
     }
 
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Segments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "segments({:?}, {:?})", self.queries.dims(), self.keys.dims())
+    fn describe(&self) -> String {
+        format!("segments({:?}, {:?})", self.queries.dims(), self.keys.dims())
     }
 }

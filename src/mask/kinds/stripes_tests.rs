@@ -1,8 +1,6 @@
 //! A kind of mask for tests, with the required methods only and no support in any kernel. It shows that a new kind is
 //! right on every backend from the start.
 
-use std::fmt;
-
 use candle_core::{DType, Device, Tensor};
 
 use crate::error::{Error, Result};
@@ -46,10 +44,8 @@ impl MaskTerm for Stripes {
             bias: Some(Tensor::from_vec(bias, &call.shape.dims(), &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?),
         })
     }
-}
 
-impl fmt::Display for Stripes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stripes({} heads)", self.heads)
+    fn describe(&self) -> String {
+        format!("stripes({} heads)", self.heads)
     }
 }

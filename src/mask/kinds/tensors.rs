@@ -1,7 +1,5 @@
 //! Masks that are tensors: booleans (`keep`, `exclude`), and numbers that are added to the scores.
 
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -10,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::mask::dense::{DenseMask, lowest_finite};
 use crate::mask::lowered::LoweredMask;
 use crate::mask::shape::{AttnShape, check_integers, comparable};
-use crate::mask::term::{MaskCall, MaskTerm};
-use crate::tensor::{check_allocation, element_count, select};
+use crate::mask::term::{MaskCall, MaskTerm, Part};
+use crate::tensor::{check_allocation, element_count};
 
 /// The dimensions of a mask tensor.
 ///
@@ -79,22 +77,16 @@ impl MaskTerm for Boolean {
         self.mask.dims4()
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.select_queries(queries)?, polarity: self.polarity })))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self { mask: self.mask.select_heads(heads)?, polarity: self.polarity })))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self { mask: self.mask.select(part)?, polarity: self.polarity })))
     }
 
     fn adds_to_scores(&self) -> bool {
         false
     }
-}
 
-impl fmt::Display for Boolean {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.mask.name(), self.mask.given_dims())
+    fn describe(&self) -> String {
+        format!("{}{:?}", self.mask.name(), self.mask.given_dims())
     }
 }
 
@@ -148,16 +140,16 @@ impl MaskTerm for Additive {
         Ok(())
     }
 
-    fn select_queries(&self, queries: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.select_queries(queries)?))))
-    }
-
-    fn select_heads(&self, heads: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(Self(self.0.select_heads(heads)?))))
+    fn select(&self, part: &Part, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
+        Ok(Some(Arc::new(Self(self.0.select(part)?))))
     }
 
     fn tracks_gradient(&self) -> bool {
         self.0.tensor.track_op()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}{:?}", self.0.name(), self.0.given_dims())
     }
 }
 
@@ -176,12 +168,6 @@ fn in_range_of_f32(mask: &Tensor, keep: &Tensor) -> Result<Tensor> {
     // Not `maximum`, which would replace a NaN.
     let lower = mask.detach().le(LOWEST)?;
     Ok(lower.where_cond(&Tensor::full(LOWEST, mask.shape(), mask.device())?, &mask)?)
-}
-
-impl fmt::Display for Additive {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.0.name(), self.0.given_dims())
-    }
 }
 
 /// A mask tensor with the dimensions of the scores.
@@ -285,20 +271,10 @@ impl MaskTensor {
         Ok(tensor)
     }
 
-    /// The mask of these queries.
-    fn select_queries(&self, queries: Range<usize>) -> Result<Self> {
-        self.cut(2, |tensor| Ok(tensor.narrow(2, queries.start, queries.len())?))
-    }
-
-    /// The mask of these heads, in this order.
-    fn select_heads(&self, heads: &[usize]) -> Result<Self> {
-        self.cut(1, |tensor| select(tensor, heads, 1))
-    }
-
-    /// Applies `cut` to the tensor unless it shares the dimension.
-    fn cut(&self, dim: usize, cut: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let shared = self.tensor.dim(dim)? == 1;
-        let tensor = if shared { self.tensor.clone() } else { cut(&self.tensor)? };
+    /// The mask of a part of a call, which is this one if all share it.
+    fn select(&self, part: &Part) -> Result<Self> {
+        let is_shared = self.tensor.dim(part.dim([1, 2]))? == 1;
+        let tensor = if is_shared { self.tensor.clone() } else { part.select(&self.tensor, [1, 2])? };
         Ok(Self { tensor, ..self.clone() })
     }
 }

@@ -1,8 +1,6 @@
 //! Causal masks and sliding windows.
 
-use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use candle_core::{DType, Device};
 
@@ -59,20 +57,10 @@ impl MaskTerm for Window {
         Some(TermStructure::Window { left: self.left, right: self.right })
     }
 
-    fn select_queries(&self, _: Range<usize>, _: &MaskCall) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-
-    fn select_heads(&self, _: &[usize]) -> Result<Option<Arc<dyn MaskTerm>>> {
-        Ok(Some(Arc::new(*self)))
-    }
-}
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn describe(&self) -> String {
         if *self == Self::CAUSAL {
-            return f.write_str("causal");
+            return "causal".to_string();
         }
-        write!(f, "window({:?}, {:?})", self.left, self.right)
+        format!("window({:?}, {:?})", self.left, self.right)
     }
 }
