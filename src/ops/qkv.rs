@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use candle_attention_kernels::{Isa, PackedWeights};
 use candle_core::{D, DType, Tensor, TensorId};
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::latent::{Latent, LatentSizes};
 use crate::ops::linear::Linear;
@@ -35,23 +36,75 @@ pub(crate) struct Qkv {
     h_kv: usize,
 }
 
+/// How the weights are held. `parts` are q, k, v and, if there is one, the gate, with their rows in order.
 #[derive(Debug, Clone)]
 enum Weights {
-    Layers(Box<Layers>),
+    /// A layer for each part.
+    Separate(Vec<Linear>),
+    /// One layer of q, k and v, of which their parts are views.
+    Fused { parts: Vec<Linear>, all: Box<Linear> },
+    /// Variables whose rows are in another order: each call brings `stored` in order anew. `parts`, and `all` where they
+    /// are one layer, are those at the time of loading.
+    Reordered { parts: Vec<Linear>, all: Option<Box<Linear>>, stored: Box<QkvWeights> },
+    /// Outputs of what is packed in one, and nothing beside it.
+    Packed(Vec<Linear>),
     /// Those of latent attention, which has no separate projections of keys and values.
     Latent(Box<Latent>),
 }
 
-#[derive(Debug, Clone)]
-struct Layers {
-    /// q, k, v and, if there is one, the gate.
-    parts: Vec<Linear>,
-    /// Whether the parts are outputs of what is packed in one, and nothing beside it.
-    in_one: bool,
-    /// The first three in one layer, if they are stored so; `parts` are then views of it.
-    stored: Option<Linear>,
-    /// The weights as they are stored, if their rows are in another order and may change: they are reordered per call.
-    unordered: Option<QkvWeights>,
+impl Weights {
+    /// The weights of these parts, of which `all` is the one layer of q, k and v, if they are one.
+    fn new(parts: Vec<Linear>, all: Option<Linear>) -> Self {
+        match all {
+            Some(all) => Self::Fused { parts, all: Box::new(all) },
+            None => Self::Separate(parts),
+        }
+    }
+
+    /// The parts; none of latent attention.
+    fn parts(&self) -> &[Linear] {
+        match self {
+            Self::Separate(parts) | Self::Packed(parts) => parts,
+            Self::Fused { parts, .. } | Self::Reordered { parts, .. } => parts,
+            Self::Latent(_) => &[],
+        }
+    }
+
+    fn parts_mut(&mut self) -> &mut [Linear] {
+        match self {
+            Self::Separate(parts) | Self::Packed(parts) => parts,
+            Self::Fused { parts, .. } | Self::Reordered { parts, .. } => parts,
+            Self::Latent(_) => &mut [],
+        }
+    }
+
+    /// The one layer of q, k and v, if they are one.
+    fn all(&self) -> Option<&Linear> {
+        match self {
+            Self::Fused { all, .. } => Some(all),
+            Self::Reordered { all, .. } => all.as_deref(),
+            Self::Separate(_) | Self::Packed(_) | Self::Latent(_) => None,
+        }
+    }
+
+    fn linears_mut(&mut self) -> Vec<&mut Linear> {
+        match self {
+            Self::Separate(parts) | Self::Packed(parts) => parts.iter_mut().collect(),
+            Self::Fused { parts, all } => parts.iter_mut().chain([&mut **all]).collect(),
+            Self::Reordered { parts, all, .. } => parts.iter_mut().chain(all.as_deref_mut()).collect(),
+            Self::Latent(latent) => latent.linears_mut().collect(),
+        }
+    }
+
+    /// Whether they are outputs of what is packed in one.
+    fn are_packed(&self) -> bool {
+        matches!(self, Self::Packed(_))
+    }
+
+    /// Whether each call brings them in order.
+    fn are_reordered(&self) -> bool {
+        matches!(self, Self::Reordered { .. })
+    }
 }
 
 const NAMES: [&str; 4] = ["q_proj", "k_proj", "v_proj", "gate_proj"];
@@ -73,7 +126,7 @@ impl Qkv {
             Some(gate) => Some(gate),
             None => weights.gate(rows[0])?,
         };
-        let (parts, stored) = match weights.packed(rows, h_kv)? {
+        let (parts, all) = match weights.packed(rows, h_kv)? {
             Some(all) => views(all, rows, inputs[0])?,
             None => {
                 let [q, k, v] = weights.split(rows, h_kv)?;
@@ -96,11 +149,13 @@ impl Qkv {
             same_dtype_and_device("gate_proj weight", gate.like(), parts[0].like())?;
             parts.push(gate);
         }
-        let may_change = weights.needs_reordering() && weights.tracks_gradient();
-        let unordered = may_change.then_some(weights);
         let id = parts[0].id();
         let rows = [rows[0], rows[1], rows[2], if parts.len() > GATE { gate_rows } else { 0 }];
-        let weights = Weights::Layers(Box::new(Layers { parts, in_one: false, stored, unordered }));
+        let weights = if weights.needs_reordering() && weights.tracks_gradient() {
+            Weights::Reordered { parts, all: all.map(Box::new), stored: Box::new(weights) }
+        } else {
+            Weights::new(parts, all)
+        };
         Ok(Self { weights, packed: Arc::default(), id, rows, h_kv })
     }
 
@@ -128,32 +183,16 @@ impl Qkv {
         }
     }
 
-    /// The layers of projections, unless they are those of latent attention.
-    fn layers(&self) -> Option<&Layers> {
-        match &self.weights {
-            Weights::Layers(layers) => Some(layers),
-            Weights::Latent(_) => None,
-        }
-    }
-
     /// All projections of the layer's inputs and of its latents.
     fn linears(&self) -> impl Iterator<Item = &Linear> {
-        let parts = self.layers().map_or(&[][..], |layers| &layers.parts);
-        parts.iter().chain(self.latent().into_iter().flat_map(Latent::linears))
-    }
-
-    fn linears_mut(&mut self) -> Vec<&mut Linear> {
-        match &mut self.weights {
-            Weights::Layers(layers) => layers.parts.iter_mut().chain(&mut layers.stored).collect(),
-            Weights::Latent(latent) => latent.linears_mut().collect(),
-        }
+        self.weights.parts().iter().chain(self.latent().into_iter().flat_map(Latent::linears))
     }
 
     /// The projection of the gate, if there is one.
     fn gate_part(&self) -> Option<&Linear> {
         match &self.weights {
-            Weights::Layers(layers) => layers.parts.get(GATE),
             Weights::Latent(latent) => latent.gate(),
+            layers => layers.parts().get(GATE),
         }
     }
 
@@ -165,12 +204,12 @@ impl Qkv {
     /// A tensor with the dtype and the device of the weights.
     pub(crate) fn like(&self) -> &Tensor {
         match &self.weights {
-            Weights::Layers(layers) => layers.parts[0].like(),
             Weights::Latent(latent) => latent.like(),
+            layers => layers.parts()[0].like(),
         }
     }
 
-    /// What tells these weights from those of all other layers; clones have the same.
+    /// The identity of these weights among those of all layers; clones share it.
     pub(crate) fn id(&self) -> TensorId {
         self.id
     }
@@ -178,25 +217,25 @@ impl Qkv {
     /// Whether any weight tracks operations.
     pub(crate) fn tracks_gradient(&self) -> bool {
         let others = match &self.weights {
-            Weights::Layers(layers) => layers.unordered.is_some(),
             Weights::Latent(latent) => latent.norms_track_gradient(),
+            layers => layers.are_reordered(),
         };
         others || self.linears().any(Linear::tracks_gradient)
     }
 
     /// Whether queries, keys and values of one input can come from one product with packed weights.
     pub(crate) fn can_pack(&self) -> bool {
-        let Some(Layers { parts, in_one, .. }) = self.layers() else { return false };
-        let can_pack = |part: &Linear| if *in_one { !part.is_exact() } else { part.can_pack() };
-        parts.iter().all(|part| can_pack(part) && part.in_features() == parts[0].in_features())
+        let (parts, are_packed) = (self.weights.parts(), self.weights.are_packed());
+        let can_pack = |part: &Linear| if are_packed { !part.is_exact() } else { part.can_pack() };
+        !parts.is_empty() && parts.iter().all(|part| can_pack(part) && part.in_features() == parts[0].in_features())
     }
 
     /// Packs the weights now and gives their tensors back, as [`Linear::pack`] does.
     pub(crate) fn pack(&mut self) -> Result<()> {
         if !self.can_pack() {
             return match &mut self.weights {
-                Weights::Layers(layers) => layers.parts.iter_mut().try_for_each(Linear::pack),
                 Weights::Latent(latent) => latent.linears_mut().try_for_each(Linear::pack),
+                layers => layers.parts_mut().iter_mut().try_for_each(Linear::pack),
             };
         }
         let packed = self.packed()?.clone();
@@ -207,10 +246,9 @@ impl Qkv {
     fn pack_in_one(&mut self, packed: Arc<PackedWeights>, dtype: DType) -> Result<()> {
         let part =
             |i: usize, part: &Linear| Linear::from_packed(packed.clone(), self.outputs(i), part.has_bias(), dtype);
-        let parts = self.layers().map_or(&[][..], |layers| &layers.parts);
-        let parts = parts.iter().enumerate().map(|(i, of)| part(i, of)).collect::<Result<_>>()?;
+        let parts = self.weights.parts().iter().enumerate().map(|(i, linear)| part(i, linear));
+        self.weights = Weights::Packed(parts.collect::<Result<_>>()?);
         self.packed = Arc::new(OnceLock::from(packed));
-        self.weights = Weights::Layers(Box::new(Layers { parts, in_one: true, stored: None, unordered: None }));
         Ok(())
     }
 
@@ -225,28 +263,26 @@ impl Qkv {
             *self = Self { id: self.id, ..ordered };
         }
         let ranges = [0, 1, 2].map(|i| self.outputs(i));
-        let layers = match &mut self.weights {
-            Weights::Layers(layers) => layers,
-            Weights::Latent(latent) => return latent.quantize(format),
-        };
-        let input = layers.parts[0].in_features();
+        if let Weights::Latent(latent) = &mut self.weights {
+            return latent.quantize(format);
+        }
+        let input = self.weights.parts()[0].in_features();
         let is_plain = |part: &Linear| part.is_plain() && part.in_features() == input;
-        if !layers.in_one && !layers.parts.iter().all(is_plain) {
-            // What a part of is computed otherwise.
-            let Layers { parts, stored, .. } = &mut **layers;
-            if let Some(stored) = stored {
-                stored.quantize(format)?;
+        if !self.weights.are_packed() && !self.weights.parts().iter().all(is_plain) {
+            // The parts are views of a layer that is computed otherwise.
+            if let Weights::Fused { parts, all } = &mut self.weights {
+                all.quantize(format)?;
                 for (part, range) in parts.iter_mut().zip(ranges) {
-                    *part = stored.outputs(range)?;
+                    *part = all.outputs(range)?;
                 }
             }
-            return parts.iter_mut().try_for_each(|part| part.quantize(format));
+            return self.weights.parts_mut().iter_mut().try_for_each(|part| part.quantize(format));
         }
         if !format.fits(input) {
             return self.pack();
         }
         let weights = |part: &Linear| to_packable(part.weights()?);
-        let parts = layers.parts.iter().map(weights).collect::<Result<Vec<_>>>()?;
+        let parts = self.weights.parts().iter().map(weights).collect::<Result<Vec<_>>>()?;
         let packed = pack(&parts.iter().collect::<Vec<_>>(), format.weight_format()).map_err(|error| {
             // A part alone tells which one it is.
             let alone = |part: &LinearWeights| pack(&[part], format.weight_format()).err();
@@ -258,7 +294,7 @@ impl Qkv {
 
     /// Makes products of weights in few bits exact, as [`Linear::set_exact`] does.
     pub(crate) fn set_exact(&mut self) {
-        self.linears_mut().into_iter().for_each(Linear::set_exact);
+        self.weights.linears_mut().into_iter().for_each(Linear::set_exact);
     }
 
     /// Whether products of weights in few bits are exact.
@@ -281,15 +317,16 @@ impl Qkv {
         if let Some(packed) = self.packed.get() {
             return Ok(packed);
         }
-        let layers = self.layers().ok_or_else(no_projections)?;
-        let parts = layers.parts.iter().map(Linear::weights).collect::<Result<Vec<_>>>()?;
+        ensure!(!self.weights.parts().is_empty(), no_projections());
+        let parts = self.weights.parts().iter().map(Linear::weights).collect::<Result<Vec<_>>>()?;
         let packed = Arc::new(pack(&parts.iter().collect::<Vec<_>>(), format_of(self.like().dtype()))?);
         Ok(self.packed.get_or_init(|| packed))
     }
 
     /// Whether the inputs of packed weights are rounded to bf16; `false` where none are packed.
     pub(crate) fn rounds_to_bf16(&self) -> Result<bool> {
-        let can_pack = self.layers().is_some_and(|layers| layers.in_one || layers.parts.iter().all(Linear::can_pack));
+        let parts = self.weights.parts();
+        let can_pack = !parts.is_empty() && (self.weights.are_packed() || parts.iter().all(Linear::can_pack));
         Ok(can_pack && self.like().dtype() == DType::BF16 && blas().is_none() && Isa::detect()?.has_bf16_dot())
     }
 
@@ -310,9 +347,7 @@ impl Qkv {
             };
             return self.split_outputs(&ys, sizes);
         }
-        if let Some(layers) = self.layers()
-            && let Some(all) = layers.stored.as_ref().filter(|_| one_input)
-        {
+        if let Some(all) = self.weights.all().filter(|_| one_input) {
             return self.split_outputs(&all.forward_in_dtype(q, dtype)?, sizes);
         }
         let part = |i: usize, xs: &Tensor| split_heads(&self.forward_part(i, xs, dtype)?, sizes[i]);
@@ -339,7 +374,7 @@ impl Qkv {
             return latent.latent_weights();
         }
         let parts = [self.own_part(1)?, self.own_part(2)?];
-        if self.layers().is_some_and(|layers| layers.in_one) {
+        if self.weights.are_packed() {
             return Ok([parts[0].weights()?.to_tensors(), parts[1].weights()?.to_tensors()].concat());
         }
         Ok([parts[0].changing()?, parts[1].changing()?].concat())
@@ -400,7 +435,7 @@ impl Qkv {
 
     /// The projection of queries (0), keys (1), values (2) or the gate (3), of weights whose rows are in order.
     fn own_part(&self, i: usize) -> Result<&Linear> {
-        let part = if i == GATE { self.gate_part() } else { self.layers().and_then(|layers| layers.parts.get(i)) };
+        let part = if i == GATE { self.gate_part() } else { self.weights.parts().get(i) };
         part.ok_or_else(no_projections)
     }
 
@@ -409,23 +444,22 @@ impl Qkv {
         self.own_part(i)?.weights()
     }
 
-    /// Which outputs of all are those of queries (0), keys (1), values (2) or the gate (3).
+    /// The outputs of all that are those of queries (0), keys (1), values (2) or the gate (3).
     fn outputs(&self, i: usize) -> Range<usize> {
         let start = self.rows[..i].iter().sum();
         start..start + self.rows[i]
     }
 
-    /// The same projections with their rows in order, if they are reordered per call.
+    /// These projections with their rows in order, if they are reordered per call.
     fn reordered(&self) -> Result<Option<Self>> {
-        let Some(layers) = self.layers() else { return Ok(None) };
-        let Some(weights) = &layers.unordered else { return Ok(None) };
-        let inputs = [0, 1, 2].map(|i| layers.parts[i].in_features());
+        let Weights::Reordered { parts, stored: weights, .. } = &self.weights else { return Ok(None) };
+        let inputs = [0, 1, 2].map(|i| parts[i].in_features());
         let [q, k, v, gate_rows] = self.rows;
         let ordered = match weights.packed([q, k, v], self.h_kv)? {
             Some(all) => QkvWeights::Packed(all),
             None => QkvWeights::Split(Box::new(weights.split([q, k, v], self.h_kv)?)),
         };
-        let gate = match (weights.gate(q)?, layers.parts.get(GATE)) {
+        let gate = match (weights.gate(q)?, parts.get(GATE)) {
             (None, Some(own)) => Some(own.weights()?),
             (stored, _) => stored,
         };
@@ -454,17 +488,19 @@ impl ShareWeights for Qkv {
         if (self.rows, self.h_kv) != (other.rows, other.h_kv) || self.like().dtype() != other.like().dtype() {
             return Ok(());
         }
-        let (Some(own), Some(others)) = (self.layers(), other.layers()) else { return Ok(()) };
-        let same = if own.in_one && others.in_one {
-            let biases = own.parts.iter().map(Linear::has_bias);
-            biases.eq(others.parts.iter().map(Linear::has_bias)) && self.packed()?.has_same_bits(other.packed()?)
+        let (own, others) = (self.weights.parts(), other.weights.parts());
+        if own.is_empty() || others.is_empty() {
+            return Ok(());
+        }
+        let same = if self.weights.are_packed() && other.weights.are_packed() {
+            own.iter().map(Linear::has_bias).eq(others.iter().map(Linear::has_bias))
+                && self.packed()?.has_same_bits(other.packed()?)
         } else if !self.is_plain() {
-            let parts = others.parts.clone();
-            self.linears_mut().into_iter().zip(&parts).try_for_each(|(own, other)| own.share_weights(other))?;
+            self.weights.linears_mut().into_iter().zip(others).try_for_each(|(own, other)| own.share_weights(other))?;
             false
         } else {
-            let mut same = own.unordered.is_none() && others.unordered.is_none();
-            for (own, other) in own.parts.iter().zip(&others.parts) {
+            let mut same = !self.weights.are_reordered() && !other.weights.are_reordered();
+            for (own, other) in own.iter().zip(others) {
                 same = same && own.has_same_weights(other)?;
             }
             same
@@ -516,10 +552,7 @@ mod tests {
     use crate::tensor::random::Random;
 
     fn parts(qkv: &Qkv) -> &[Linear; 3] {
-        match &qkv.weights {
-            Weights::Layers(layers) => layers.parts.as_slice().try_into().unwrap(),
-            _ => panic!("no layers"),
-        }
+        qkv.weights.parts().try_into().unwrap()
     }
 
     /// Runs on the CPU what layers on a GPU do, in f64 because f64 weights are never packed.
