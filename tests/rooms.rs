@@ -67,7 +67,7 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// A folder, folders in it that are not counted, and the most lines, without in-file tests: whoever needs more deletes
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
-    ("crates/kernels/src", &[], 13_875),
+    ("crates/kernels/src", &[], 13_000),
     ("src", &CHECKPOINTS, 23_348),
     ("src", &[], 39_765),
     ("crates/visualize/src", &[], 1_103),
@@ -130,7 +130,7 @@ fn rooms_use_only_rooms_before_them() {
 /// The most circles between the files of a package: groups of files that use each other's items, in one room of the
 /// layer and of the text encoders, anywhere in the others.
 const MOST_CIRCLES: [(&str, bool, usize); 6] = [
-    ("crates/kernels/src", false, 9),
+    ("crates/kernels/src", false, 0),
     ("src", true, 8),
     ("crates/visualize/src", false, 0),
     ("crates/text/src", true, 0),

@@ -102,7 +102,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
             // The first tile, which is small because conversions take registers, reads 16-bit weights and writes them
             // in f32 for the others.
             let tile = Tile { task, a, terms, panels: panel..panel + 1, row: 0 };
-            tile.multiply::<S, SMALL_TILE, NR, NR>(s, fetch.tile(0), &mut sums, Some(wide));
+            tile.multiply::<S, SMALL_TILE, NR, NR>(s, fetch.tile(0), &mut sums, Some(&mut *wide));
             multiply_rows::<S, f32, MR, NR>(s, task, a, panel, wide, (SMALL_TILE, fetch), &mut sums);
         }
         panel += 1;
