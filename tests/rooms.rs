@@ -67,7 +67,7 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// A folder, folders in it that are not counted, and the most lines, without in-file tests: whoever needs more deletes
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
-    ("crates/kernels/src", &[], 13_875),
+    ("crates/kernels/src", &[], 13_000),
     ("src", &CHECKPOINTS, 23_268),
     ("src", &[], 39_778),
     ("crates/visualize/src", &[], 1_103),

@@ -69,7 +69,6 @@ mod exp;
 mod few_queries;
 mod gate;
 mod gemm;
-mod gemm_f32;
 mod gemm_pairs;
 mod int8;
 mod isa;

@@ -215,10 +215,12 @@ impl Kernel for Task<'_> {
             let mut row = 0;
             while row < self.rows {
                 // The last tile of rows may start before `row`, with rows that are computed again.
-                let (first, height) = match a.transposed {
-                    false if self.rows < MR => (row, 1),
-                    false => (row.min(self.rows - MR), MR),
-                    true => (row, MR),
+                let (first, height) = if a.transposed {
+                    (row, MR)
+                } else if self.rows < MR {
+                    (row, 1)
+                } else {
+                    (row.min(self.rows - MR), MR)
                 };
                 let lhs = if a.transposed {
                     let tile = &self.memory[first * terms..];

@@ -28,8 +28,7 @@ pub(crate) unsafe trait Int8Tiles: Copy + Send + Sync {
     /// - `a` can be read for `rows` rows, rounded up to a multiple of 16, of `steps` steps, which are `a_stride` bytes
     ///   apart; `panel` for `steps` steps of a panel with four inputs of each output side by side.
     /// - `rows` is from 1 to [`TILE_ROWS`].
-    /// - The caller is a kernel under
-    ///   [`Int8InstructionSet::run_int8_tiles`].
+    /// - The caller is a kernel under [`Int8InstructionSet::run_int8_tiles`].
     unsafe fn multiply(
         self,
         rows: usize,
