@@ -50,8 +50,7 @@ pub fn with_hints(program: Command) -> Command {
     program.mut_args(with_hint).mut_subcommands(with_hints)
 }
 
-/// The hint at what completes a value, by its name in the help. A value whose type is a path has the hint `AnyPath`
-/// already.
+/// The completion of a value, by its name in the help. A value whose type is a path has the hint `AnyPath` already.
 fn hint(arg: &Arg) -> ValueHint {
     let name = arg.get_value_names().and_then(|names| names.first());
     let name = name.map_or_else(|| arg.get_id().as_str().to_uppercase(), |name| name.to_string());

@@ -49,8 +49,7 @@ struct Data<'a> {
     key_marks: Option<Vec<u8>>,
     truncation: Option<TruncationData>,
     layers: Vec<LayerData<'a>>,
-    /// The head and token that the page opens on, unless its address says otherwise; `None` is the first head and
-    /// token.
+    /// The head and token that the page opens on, unless its address says otherwise; `None` is the first.
     view: Option<View>,
     light: &'a svg::Colormap,
     dark: &'a svg::Colormap,

@@ -160,8 +160,7 @@ impl AttentionMaps {
         self.truncation.as_ref().map(|truncation| truncation.total_tokens)
     }
 
-    /// A note on the part that was read, in words: "first 256 of 1,014 tokens". Of a pair, not only the first tokens
-    /// are left.
+    /// A note on what was read: "first 256 of 1,014 tokens". Of a pair, not only the first tokens are left.
     pub(super) fn truncation_note(&self) -> Option<String> {
         let (shown, total) = (grouped(self.queries.len()), grouped(self.total_tokens()?));
         Some(match self.queries.border() {

@@ -73,23 +73,16 @@ impl<'a> Places<'a> {
     /// # Errors
     /// [`Error::Tensor`] with the first tensor that was not read.
     pub fn check_read(&self, config: &TextModelConfig) -> Result<()> {
-        let Some(names) = self.root.names() else { return Ok(()) };
         let [root, body] = [&self.root, &self.body].map(|source| source.full_name(""));
         let body = below(&root, &body).unwrap_or_default();
-        let read = self.root.read_names();
-        let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
         // Adapters for tasks are read when a task is asked for.
         let has_tasks = config.tasks()?.is_some();
-        let is_left = |name: &&String| {
-            let is_read = read.contains(name.as_str()) || !parts.contains(part(name, body));
+        let is_ignored = |name: &str| {
             let is_of_task = has_tasks && name.contains(".parametrizations.");
             let local = below(body, name).unwrap_or(name);
-            !is_read && !is_of_task && !config.row().ignores(local) && !is_beyond_last_layer(config, local)
+            is_of_task || config.row().ignores(local) || is_beyond_last_layer(config, local)
         };
-        match names.iter().find(is_left) {
-            Some(name) => Err(not_read(self.root.full_name(name), &format!("a model of `{}`", config.model_type))),
-            None => Ok(()),
-        }
+        check_all_read((&self.root, body), &format!("a model of `{}`", config.model_type), is_ignored)
     }
 }
 
@@ -107,28 +100,26 @@ fn is_beyond_last_layer(config: &TextModelConfig, name: &str) -> bool {
 pub(crate) fn load_all<T>(source: &AnySource, load: impl FnOnce(&AnySource) -> Result<T>) -> Result<T> {
     let watched = source.watched();
     let loaded = load(&watched)?;
-    let (names, read) = (source.names().unwrap_or_default(), watched.read_names());
-    let parts: BTreeSet<&str> = read.iter().map(|name| part(name, "")).collect();
-    // A GGUF file holds several modules.
-    let is_left = |name: &&String| parts.contains(part(name, "")) && !read.contains(name.as_str());
-    match names.iter().find(is_left) {
-        Some(name) => Err(not_read(source.full_name(name), "the module")),
-        None => Ok(loaded),
-    }
+    // A GGUF file holds several modules, which are parts of it.
+    check_all_read((&watched, ""), "the module", |_| false)?;
+    Ok(loaded)
 }
 
-/// The rest of a name below a prefix, which may be empty.
-fn below<'n>(prefix: &str, name: &'n str) -> Option<&'n str> {
-    match prefix {
-        "" => Some(name),
-        prefix => name.strip_prefix(prefix)?.strip_prefix('.'),
-    }
-}
-
-/// The error of a stored tensor that `reader` does not read.
-fn not_read(name: String, reader: &str) -> Error {
+/// Checks that `reader` has read all stored tensors of the parts of a source that it has read of, but for those that
+/// are ignored. `body` is the prefix of the model inside of the source.
+fn check_all_read(
+    (source, body): (&AnySource, &str),
+    reader: &str,
+    is_ignored: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let Some(names) = source.names() else { return Ok(()) };
+    let read = source.read_names();
+    let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
+    let is_left =
+        |name: &&String| !read.contains(name.as_str()) && parts.contains(part(name, body)) && !is_ignored(name);
+    let Some(name) = names.iter().find(is_left) else { return Ok(()) };
     let expected = format!("only tensors that {reader} reads: it would be without effect");
-    Error::Tensor { name, found: "is stored".to_string(), expected }
+    Err(Error::Tensor { name: source.full_name(name), found: "is stored".to_string(), expected })
 }
 
 /// The part of a model that a tensor belongs to: the prefix of the body, or the name up to the first component in which

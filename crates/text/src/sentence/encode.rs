@@ -199,10 +199,7 @@ impl SentenceEncoder {
             None if task.is_none() && !self.needs_task => self,
             None => return Err(Error::value("the task", task.unwrap_or("not set"), self.routes().join(" or "))),
         };
-        let max_length = match &encoder.input {
-            Input::Transformer(transformer) => transformer.batcher.max_length_for(options),
-            Input::Static(_) => options.max_length,
-        };
+        let max_length = encoder.input.max_length_for(options);
         Ok((encoder, EncodeOptions { task: None, max_length, ..*options }))
     }
 

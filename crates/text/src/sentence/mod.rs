@@ -171,11 +171,7 @@ impl SentenceEncoder {
     pub fn max_seq_length_for(&self, options: &EncodeOptions) -> usize {
         // The error of a route that there is not is that of the call.
         let (encoder, options) = self.route_of(options).unwrap_or((self, *options));
-        let stated = match &encoder.input {
-            Input::Transformer(transformer) => transformer.batcher.max_length_for(&options),
-            Input::Static(_) => options.max_length,
-        };
-        stated.unwrap_or_else(|| encoder.max_seq_length())
+        encoder.input.max_length_for(&options).unwrap_or_else(|| encoder.max_seq_length())
     }
 
     /// Byte ranges of `text` that each fit into the maximum length of the options, beside their prompt: overlapping

@@ -114,6 +114,14 @@ impl Input {
         }
     }
 
+    /// The number of tokens at which a call with these options cuts texts, if it is not the model's own maximum.
+    pub fn max_length_for(&self, options: &EncodeOptions) -> Option<usize> {
+        match self {
+            Self::Transformer(transformer) => transformer.batcher.max_length_for(options),
+            Self::Static(_) => options.max_length,
+        }
+    }
+
     /// The transformer. A static embedding has no vectors of tokens in their context, and no attention.
     pub fn transformer(&self) -> Result<&Transformer> {
         match self {
