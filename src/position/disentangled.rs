@@ -3,7 +3,7 @@
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, NORMAL, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, NormParameters, accumulate_dtype};
@@ -168,8 +168,7 @@ impl PositionScheme for Disentangled {
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (width, rows) = (sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim);
-        let normal = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let mut all = vec![Parameter::new(EMBEDDINGS, [self.embeddings(), width], normal)];
+        let mut all = vec![Parameter::new(EMBEDDINGS, [self.embeddings(), width], NORMAL)];
         if self.norm_eps.is_some() {
             all.extend(
                 NORM.into_iter().zip([1.0, 0.0]).map(|(name, value)| Parameter::new(name, [width], Init::Const(value))),

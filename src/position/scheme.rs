@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
+use candle_nn::Init;
 
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings};
@@ -229,6 +230,9 @@ pub(crate) trait PositionScheme {
     /// The scheme in short, as it is printed.
     fn describe(&self) -> String;
 }
+
+/// The distribution of new embeddings and biases.
+pub(super) const NORMAL: Init = Init::Randn { mean: 0.0, stdev: 0.02 };
 
 /// Sizes of the attention layer that a scheme belongs to.
 #[derive(Debug, Clone, Copy)]

@@ -152,7 +152,9 @@ impl AttentionInputs<'_> {
         let Some(cache) = &self.cache else {
             return Ok(match self.tokens {
                 Tokens::Padded => Box::new(Padded),
-                Tokens::Ragged(lengths) => Box::new(Ragged::new(lengths, self.buffers)),
+                Tokens::Ragged(lengths) => {
+                    Box::new(Ragged { lengths, buffers: self.buffers, own: BatchCache::default() })
+                }
                 Tokens::Memory(memory) => Box::new(Memory(memory)),
                 Tokens::Shared(shared) => Box::new(Shared(shared)),
             });
@@ -161,6 +163,6 @@ impl AttentionInputs<'_> {
             return Err(Error::value("inputs with a key-value cache", "ragged or cross-cached", "new tokens, padded"));
         }
         let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Box::new(Cached::new(cache, self.new_lengths)))
+        Ok(Box::new(Cached { cache, lengths: self.new_lengths, places: None, before: None }))
     }
 }
