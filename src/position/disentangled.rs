@@ -88,10 +88,7 @@ impl Disentangled {
     /// The embedding of a query that stands `ahead` tokens after the key.
     fn embedding_index(&self, ahead: i64) -> u32 {
         let span = self.span() as i64;
-        let bucket = match self.position_buckets {
-            Some(_) => self.bucket(ahead),
-            None => ahead,
-        };
+        let bucket = if self.position_buckets.is_some() { self.bucket(ahead) } else { ahead };
         (bucket + span).clamp(0, 2 * span - 1) as u32
     }
 
