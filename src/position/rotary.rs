@@ -232,10 +232,11 @@ impl PositionScheme for Rotary {
     }
 
     fn traits(&self) -> SchemeTraits {
+        let runs_rows = self.heads.is_none();
         SchemeTraits {
             has_frequency_buffer: true,
             runs_ragged: true,
-            runs_rows: self.heads.is_none(),
+            runs_rows,
             rotates: true,
             ..SchemeTraits::default()
         }

@@ -105,13 +105,8 @@ impl Counted {
     ) -> TokenPositions<'a> {
         let AttentionOptions { grid, cos_sin, .. } = *options;
         let Some(new) = &self.new_tokens else {
-            return TokenPositions {
-                explicit: self.explicit.as_ref(),
-                lengths,
-                grid,
-                cos_sin,
-                ..TokenPositions::default()
-            };
+            let explicit = self.explicit.as_ref();
+            return TokenPositions { explicit, lengths, grid, cos_sin, ..TokenPositions::default() };
         };
         let alike = |all: &[usize]| all.iter().all(|each| *each == all[0]);
         let sequences = if alike(&new.starts) && alike(&new.rotated_for) { 1 } else { usize::MAX };
