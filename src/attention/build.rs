@@ -10,7 +10,7 @@ use crate::attention::cache::Identity;
 use crate::attention::mechanism::{LayerParts, Mechanisms, Routes};
 use crate::attention::mechanisms;
 use crate::attention::mechanisms::BIAS_KV;
-use crate::attention::steps::find_norms;
+use crate::attention::steps::{find_norms, heads_of};
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
 use crate::error::{Error, Result};
 use crate::ops::{LatentSizes, Linear, Qkv};
@@ -196,16 +196,9 @@ pub(super) fn find_routes(config: &AttentionConfig, parameters: &Parameters, mec
 
 /// Output and input sizes of the query, key and value projections.
 pub(crate) fn qkv_sizes(config: &AttentionConfig) -> ([usize; 3], [usize; 3]) {
-    let h_kv = config.resolved_num_key_value_heads();
-    let rows = [
-        config.num_attention_heads * config.resolved_head_dim(),
-        h_kv * config.resolved_head_dim(),
-        h_kv * config.resolved_value_head_dim(),
-    ];
-    let rows = match config.key_value_source {
-        KeyValueSource::Projections | KeyValueSource::KeysAsValues => rows,
-        KeyValueSource::Shared { .. } => [rows[0], 0, 0],
-    };
+    let [q, k, v] = [0, 1, 2].map(|side| heads_of(config, side).iter().product());
+    let is_shared = matches!(config.key_value_source, KeyValueSource::Shared { .. });
+    let rows = if is_shared { [q, 0, 0] } else { [q, k, v] };
     (rows, [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()])
 }
 

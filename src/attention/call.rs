@@ -151,12 +151,9 @@ impl MultiHeadAttention {
 
     /// The mask of a call and that of the layer, which a mechanism may join in its own way.
     fn joined_mask<'a>(&self, given: &'a AttentionMask, options: &AttentionOptions) -> Result<Cow<'a, AttentionMask>> {
-        for mechanism in &self.mechanisms {
-            if let Some(mask) = mechanism.join_masks(&self.config.mask, given, options)? {
-                return Ok(Cow::Owned(mask));
-            }
-        }
-        Ok(self.with_own_mask(given))
+        let join = |each: &Arc<dyn Mechanism>| each.join_masks(&self.config.mask, given, options).transpose();
+        let joined = self.mechanisms.iter().find_map(join).transpose()?;
+        Ok(joined.map_or_else(|| self.with_own_mask(given), Cow::Owned))
     }
 
     /// Checks that a sequence has no more keys than the layer takes.

@@ -147,17 +147,8 @@ impl<'a> AttentionInputs<'a> {
         'a: 'b,
     {
         let Self { query, key, value, ref mask, tokens, new_lengths, buffers, vectors, .. } = *self;
-        AttentionInputs {
-            query,
-            key,
-            value,
-            mask: mask.clone(),
-            tokens,
-            cache: Some(Mutex::new(cache)),
-            new_lengths,
-            buffers,
-            vectors,
-        }
+        let (mask, cache) = (mask.clone(), Some(Mutex::new(cache)));
+        AttentionInputs { query, key, value, mask, tokens, cache, new_lengths, buffers, vectors }
     }
 
     /// [`with_cache`](Self::with_cache) for sequences of unequal length: the new tokens are padded on the right, and

@@ -3,6 +3,7 @@
 use candle_nn::Init;
 
 use crate::attention::mechanisms;
+use crate::attention::steps::heads_of;
 use crate::config::{AttentionConfig, HeadNorm, KeyValueSource, NormKind, NormOver, Scoring};
 use crate::weights::{FACTORS, HeadKind, LOGIT_SCALE, NORM_PARTS, Parameter, Presence, SCORE, SINKS};
 
@@ -35,13 +36,12 @@ impl AttentionConfig {
 
     /// The rows of the steps of queries, keys and values.
     fn step_rows(&self) -> Vec<Parameter> {
-        let (h, h_kv) = (self.num_attention_heads, self.resolved_num_key_value_heads());
-        let (d, d_v) = (self.resolved_head_dim(), self.resolved_value_head_dim());
         let mut rows = Vec::new();
         // A layer with the keys and values of another one has steps of queries alone.
         let sides = if matches!(self.key_value_source, KeyValueSource::Shared { .. }) { 1 } else { 3 };
-        let all_sides = [(HeadKind::Query, h, d), (HeadKind::KeyValue, h_kv, d), (HeadKind::KeyValue, h_kv, d_v)];
-        for (side, (heads, count, size)) in all_sides.into_iter().enumerate().take(sides) {
+        for side in 0..sides {
+            let [count, size] = heads_of(self, side);
+            let heads = if side == 0 { HeadKind::Query } else { HeadKind::KeyValue };
             let norm = self.steps.weighted_norm(side);
             rows.extend(norm_rows(NORM_PARTS[side], NORM_FIELDS[side], norm, [count, size]).map(|row| Parameter {
                 // `(d)` is shared by all heads, `(heads, d)` is one for each.
@@ -58,7 +58,7 @@ impl AttentionConfig {
         }
         rows.push(Parameter {
             field: "steps",
-            ..Parameter::new(LOGIT_SCALE, [h, 1, 1], Init::Const(10f64.ln()))
+            ..Parameter::new(LOGIT_SCALE, [self.num_attention_heads, 1, 1], Init::Const(10f64.ln()))
                 .with_head_axis(0)
                 .with_presence(Presence::required_if(self.steps.has_factor_of_heads()))
         });

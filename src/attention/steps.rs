@@ -30,7 +30,7 @@ pub(super) fn find_norms(config: &AttentionConfig, parameters: &Parameters, like
 }
 
 /// The number of heads of queries (0), keys (1) or values (2), and their size.
-fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
+pub(super) fn heads_of(config: &AttentionConfig, side: usize) -> [usize; 2] {
     let h_kv = config.resolved_num_key_value_heads();
     match side {
         0 => [config.num_attention_heads, config.resolved_head_dim()],

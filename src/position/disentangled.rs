@@ -3,7 +3,7 @@
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, NORMAL, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::{Linear, NormParameters, accumulate_dtype};
@@ -88,10 +88,7 @@ impl Disentangled {
     /// The embedding of a query that stands `ahead` tokens after the key.
     fn embedding_index(&self, ahead: i64) -> u32 {
         let span = self.span() as i64;
-        let bucket = match self.position_buckets {
-            Some(_) => self.bucket(ahead),
-            None => ahead,
-        };
+        let bucket = if self.position_buckets.is_some() { self.bucket(ahead) } else { ahead };
         (bucket + span).clamp(0, 2 * span - 1) as u32
     }
 
@@ -168,8 +165,7 @@ impl PositionScheme for Disentangled {
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (width, rows) = (sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim);
-        let normal = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let mut all = vec![Parameter::new(EMBEDDINGS, [self.embeddings(), width], normal)];
+        let mut all = vec![Parameter::new(EMBEDDINGS, [self.embeddings(), width], NORMAL)];
         if self.norm_eps.is_some() {
             all.extend(
                 NORM.into_iter().zip([1.0, 0.0]).map(|(name, value)| Parameter::new(name, [width], Init::Const(value))),

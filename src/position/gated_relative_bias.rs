@@ -4,7 +4,7 @@
 use candle_core::{D, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{LayerSizes, PositionScheme, QueryCall, SchemeTraits};
+use super::scheme::{LayerSizes, NORMAL, PositionScheme, QueryCall, SchemeTraits};
 use super::t5_relative_bias::MAX_BUCKETS;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
@@ -108,9 +108,9 @@ impl PositionScheme for GatedRelativeBias {
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
         let (h, d) = (sizes.num_attention_heads, sizes.head_dim);
         let bound = (1.0 / d.max(1) as f64).sqrt();
-        let (uniform, normal) = (Init::Uniform { lo: -bound, up: bound }, Init::Randn { mean: 0.0, stdev: 0.02 });
+        let uniform = Init::Uniform { lo: -bound, up: bound };
         vec![
-            Parameter::new(TABLE, [self.num_buckets, h], normal).with_head_axis(1).with_presence(Presence::Shared),
+            Parameter::new(TABLE, [self.num_buckets, h], NORMAL).with_head_axis(1).with_presence(Presence::Shared),
             Parameter::new(GATE[0], [8, d], uniform),
             Parameter::new(GATE[1], [8], uniform),
             Parameter::new(GATE_FACTOR, [1, h, 1, 1], Init::Const(1.0)).with_head_axis(1),

@@ -43,8 +43,9 @@ pub use rotary::Rotary;
 pub use rotary_2d::{GridCoordinates, GridFrequencies, Rotary2d};
 pub use rotary_3d::Rotary3d;
 pub use rotation::RotaryStyle;
-pub(crate) use scheme::{BiasCall, EmbeddingCall, PositionScheme, QueryCall, SchemeTraits, TokenPositions};
-pub(crate) use scheme::{LayerSizes, PositionState};
+pub(crate) use scheme::{
+    BiasCall, EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, SchemeTraits, TokenPositions,
+};
 pub use t5_relative_bias::T5RelativeBias;
 #[cfg(test)]
 use tests::LearnedSlope;

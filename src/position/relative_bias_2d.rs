@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, NORMAL, PositionScheme, SchemeTraits};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::AttentionMask;
@@ -129,16 +129,15 @@ impl PositionScheme for RelativeBias2d {
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
-        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
         if self.computed.is_some() {
             let [input, bias, output] = NETWORK;
             return vec![
-                Parameter::new(input, [HIDDEN, 2], init),
+                Parameter::new(input, [HIDDEN, 2], NORMAL),
                 Parameter::new(bias, [HIDDEN], Init::Const(0.0)),
-                Parameter::new(output, [sizes.num_attention_heads, HIDDEN], init).with_head_axis(0),
+                Parameter::new(output, [sizes.num_attention_heads, HIDDEN], NORMAL).with_head_axis(0),
             ];
         }
-        let table = Parameter::new(TABLE, [self.table_rows(), sizes.num_attention_heads], init);
+        let table = Parameter::new(TABLE, [self.table_rows(), sizes.num_attention_heads], NORMAL);
         vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 

@@ -1,9 +1,8 @@
 //! Shaw's relative positions: queries are also compared with learned embeddings of their distance to each key.
 
 use candle_core::Tensor;
-use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, NORMAL, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::DistanceEmbeddings;
 use crate::ops::accumulate_dtype;
@@ -87,10 +86,9 @@ impl PositionScheme for RelativeKey {
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
-        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
         // Granite Speech, which has blocks, stores one in each layer, SpeechT5 one beside all layers.
         let presence = if self.reversed && self.block.is_none() { Presence::Shared } else { Presence::Required };
-        vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], init).with_presence(presence)]
+        vec![Parameter::new(self.name(), [self.embeddings(), sizes.head_dim], NORMAL).with_presence(presence)]
     }
 
     fn traits(&self) -> SchemeTraits {

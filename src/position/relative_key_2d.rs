@@ -2,10 +2,9 @@
 //! and columns to each key (SAM).
 
 use candle_core::{Device, Tensor};
-use candle_nn::Init;
 
 use super::relative_bias_2d::check_grid;
-use super::scheme::{LayerSizes, PositionScheme, QueryCall, SchemeTraits};
+use super::scheme::{LayerSizes, NORMAL, PositionScheme, QueryCall, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, GridBias};
 use crate::tensor::compute_dtype;
@@ -89,10 +88,9 @@ impl PositionScheme for RelativeKey2d {
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
-        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
         let parameter = |name, side: usize| {
             // Saturating, because the grid may not have been validated yet.
-            Parameter::new(name, [side.saturating_mul(2).saturating_sub(1), sizes.head_dim], init)
+            Parameter::new(name, [side.saturating_mul(2).saturating_sub(1), sizes.head_dim], NORMAL)
         };
         vec![parameter(ROWS, self.grid[0]), parameter(COLUMNS, self.grid[1])]
     }

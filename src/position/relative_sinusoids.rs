@@ -4,7 +4,7 @@
 use candle_core::{D, Device, Tensor};
 use candle_nn::Init;
 
-use super::scheme::{EmbeddingCall, LayerSizes, PositionScheme, PositionState, QueryCall, SchemeTraits};
+use super::scheme::{EmbeddingCall, LayerSizes, NORMAL, PositionScheme, PositionState, QueryCall, SchemeTraits};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings, comparable};
@@ -104,7 +104,7 @@ impl PositionScheme for RelativeSinusoids {
         let projection = parameter(PROJECTION, h * d, width, Init::Uniform { lo: -bound, up: bound });
         let vectors = [CONTENT_BIAS, POSITION_BIAS].map(|name| parameter(name, h, d, Init::Const(0.0)));
         let segments = [
-            Parameter::new(SEGMENTS, [2, h, d], Init::Randn { mean: 0.0, stdev: 0.02 }).with_head_axis(1),
+            Parameter::new(SEGMENTS, [2, h, d], NORMAL).with_head_axis(1),
             parameter(SEGMENT_BIAS, h, d, Init::Const(0.0)),
         ];
         let vectors = vectors.into_iter().filter(|_| !self.in_halves);

@@ -134,11 +134,8 @@ impl RotaryScaling {
                 (1.0, *original_max_position_embeddings)
             }
             Self::Proportional { pairs, .. } if *pairs > dim / 2 => {
-                return Err(Error::config(
-                    "rope_scaling pairs",
-                    pairs,
-                    format!("at most {}, those of a head", dim / 2),
-                ));
+                let allowed = format!("at most {}, those of a head", dim / 2);
+                return Err(Error::config("rope_scaling pairs", pairs, allowed));
             }
             Self::Linear { factor } | Self::Ntk { factor, .. } | Self::Proportional { factor, .. } => (*factor, 1),
             Self::Dynamic { factor, original_max_position_embeddings: original }

@@ -177,10 +177,8 @@ impl Rotary {
                 usize::MAX,
                 |key: &(Self, usize, DType)| (&key.0, key.1, key.2) == (self, head_dim, dtype),
                 || {
-                    Ok((
-                        (self.clone(), head_dim, dtype),
-                        self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?,
-                    ))
+                    let cos_sin = self.ragged_cos_sin(batch.lengths(), head_dim, dtype, device)?;
+                    Ok(((self.clone(), head_dim, dtype), cos_sin))
                 },
             )?;
             [cos_sin.clone(), cos_sin]

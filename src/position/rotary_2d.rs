@@ -226,11 +226,8 @@ impl Rotary2d {
         let [rows, columns] = grid;
         if rows.checked_mul(columns).and_then(|patches| patches.checked_add(others)) == Some(tokens) {
             if let Some(side) = grid.into_iter().find(|side| !side.is_multiple_of(self.block)) {
-                return Err(Error::value(
-                    "a side of the grid",
-                    side,
-                    format!("a multiple of the block, {}", self.block),
-                ));
+                let expected = format!("a multiple of the block, {}", self.block);
+                return Err(Error::value("a side of the grid", side, expected));
             }
             return Ok(grid);
         }

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{Device, Tensor};
+use candle_nn::Init;
 
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, DistanceEmbeddings};
 use crate::ops::Qkv;
@@ -42,18 +44,11 @@ impl TokenPositions<'_> {
         }
         let first = s_kv.saturating_sub(s);
         let Some(explicit) = self.explicit else {
-            return Ok((
-                self.starts.len(),
-                self.starts.iter().flat_map(|start| start + first..start + first + s).collect(),
-            ));
+            let positions = self.starts.iter().flat_map(|start| start + first..start + first + s);
+            return Ok((self.starts.len(), positions.collect()));
         };
-        if s > explicit.tokens {
-            return Err(Error::value(
-                "the number of queries",
-                s,
-                format!("at most {}, the positions", explicit.tokens),
-            ));
-        }
+        let allowed = format!("at most {}, the positions", explicit.tokens);
+        ensure!(s <= explicit.tokens, Error::value("the number of queries", s, allowed));
         let row_positions = |row| explicit.row(0, row)[first..].iter().map(|position| *position as usize);
         Ok((explicit.rows, (0..explicit.rows).flat_map(row_positions).collect()))
     }
@@ -227,6 +222,9 @@ pub(crate) trait PositionScheme {
     /// The scheme in short, as it is printed.
     fn describe(&self) -> String;
 }
+
+/// The distribution of new embeddings and biases.
+pub(super) const NORMAL: Init = Init::Randn { mean: 0.0, stdev: 0.02 };
 
 /// Sizes of the attention layer that a scheme belongs to.
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,8 @@
 //! T5's relative position bias: a learned bias per head and bucket of distances.
 
 use candle_core::{DType, Tensor, TensorId};
-use candle_nn::Init;
 
-use super::scheme::{BiasCall, LayerSizes, PositionScheme, SchemeTraits};
+use super::scheme::{BiasCall, LayerSizes, NORMAL, PositionScheme, SchemeTraits};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, RelativeBias};
 use crate::weights::{Parameter, Presence};
@@ -92,8 +91,7 @@ impl PositionScheme for T5RelativeBias {
     }
 
     fn parameters(&self, sizes: &LayerSizes) -> Vec<Parameter> {
-        let init = Init::Randn { mean: 0.0, stdev: 0.02 };
-        let table = Parameter::new(TABLE, [self.num_buckets, sizes.num_attention_heads], init);
+        let table = Parameter::new(TABLE, [self.num_buckets, sizes.num_attention_heads], NORMAL);
         vec![table.with_head_axis(1).with_presence(Presence::Shared)]
     }
 

@@ -76,23 +76,13 @@ pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
 
 /// Runs a call: q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`.
 pub(crate) fn attend(qkv: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    attend_with_kernel(candle_sdpa, qkv, call, options)
+    const NO_CAP: f32 = 1.0;
+    let kernel: Kernel = |q, k, v, mask, causal, scale| candle_nn::ops::sdpa(q, k, v, mask, causal, scale, NO_CAP);
+    attend_with_kernel(kernel, qkv, call, options)
 }
 
 /// Signature of the kernel: q, k, v, mask, causal, scale.
 type Kernel = fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>, bool, f32) -> candle_core::Result<Tensor>;
-
-fn candle_sdpa(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: Option<&Tensor>,
-    causal: bool,
-    scale: f32,
-) -> candle_core::Result<Tensor> {
-    const NO_CAP: f32 = 1.0;
-    candle_nn::ops::sdpa(q, k, v, mask, causal, scale, NO_CAP)
-}
 
 fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let causal = uses_causal_flag(call, options);

@@ -443,12 +443,8 @@ impl KvCache {
         self.check_layer(None)?;
         let counted = |sequence: &Sequence| [sequence.dropped, sequence.retained];
         if self.sequences.windows(2).any(|pair| counted(&pair[0]) != counted(&pair[1])) {
-            let expected = "equal ones; a layer of the crate takes unequal ones";
-            return Err(Error::value(
-                "the lengths of the sequences in the cache",
-                format!("{:?}", self.lengths()),
-                expected,
-            ));
+            let (found, expected) = (self.lengths(), "equal ones; a layer of the crate takes unequal ones");
+            return Err(Error::value("the lengths of the sequences in the cache", format!("{found:?}"), expected));
         }
         let (starts, rotated_for) = (vec![self.len(); b], vec![self.len() + s; b]);
         let new = NewTokens { layer: None, counts, unequal: None, starts, rotated_for, explicit: None };

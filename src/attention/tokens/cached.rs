@@ -16,19 +16,15 @@ use crate::mask::AttentionMask;
 use crate::ops::accumulate_dtype;
 
 pub(super) struct Cached<'a, 'b> {
-    cache: MutexGuard<'a, &'b mut KvCache>,
+    pub cache: MutexGuard<'a, &'b mut KvCache>,
     /// The new tokens of each sequence, if some of them are padding.
-    lengths: Option<&'a [usize]>,
-    places: Option<NewPlaces>,
+    pub lengths: Option<&'a [usize]>,
+    pub places: Option<NewPlaces>,
     /// The cache as it was before it took the new tokens; `None` until then.
-    before: Option<KvCache>,
+    pub before: Option<KvCache>,
 }
 
-impl<'a, 'b> Cached<'a, 'b> {
-    pub(super) fn new(cache: MutexGuard<'a, &'b mut KvCache>, lengths: Option<&'a [usize]>) -> Self {
-        Self { cache, lengths, places: None, before: None }
-    }
-
+impl Cached<'_, '_> {
     /// The new tokens of a call under `mask`, that of the call and of the layer, and the number of keys. Checks
     /// everything that can be checked before the call runs.
     fn new_tokens(

@@ -105,13 +105,8 @@ impl Counted {
     ) -> TokenPositions<'a> {
         let AttentionOptions { grid, cos_sin, .. } = *options;
         let Some(new) = &self.new_tokens else {
-            return TokenPositions {
-                explicit: self.explicit.as_ref(),
-                lengths,
-                grid,
-                cos_sin,
-                ..TokenPositions::default()
-            };
+            let explicit = self.explicit.as_ref();
+            return TokenPositions { explicit, lengths, grid, cos_sin, ..TokenPositions::default() };
         };
         let alike = |all: &[usize]| all.iter().all(|each| *each == all[0]);
         let sequences = if alike(&new.starts) && alike(&new.rotated_for) { 1 } else { usize::MAX };
@@ -152,7 +147,9 @@ impl AttentionInputs<'_> {
         let Some(cache) = &self.cache else {
             return Ok(match self.tokens {
                 Tokens::Padded => Box::new(Padded),
-                Tokens::Ragged(lengths) => Box::new(Ragged::new(lengths, self.buffers)),
+                Tokens::Ragged(lengths) => {
+                    Box::new(Ragged { lengths, buffers: self.buffers, own: BatchCache::default() })
+                }
                 Tokens::Memory(memory) => Box::new(Memory(memory)),
                 Tokens::Shared(shared) => Box::new(Shared(shared)),
             });
@@ -161,6 +158,6 @@ impl AttentionInputs<'_> {
             return Err(Error::value("inputs with a key-value cache", "ragged or cross-cached", "new tokens, padded"));
         }
         let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Box::new(Cached::new(cache, self.new_lengths)))
+        Ok(Box::new(Cached { cache, lengths: self.new_lengths, places: None, before: None }))
     }
 }

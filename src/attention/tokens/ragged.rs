@@ -15,17 +15,13 @@ use crate::ragged::{BatchCache, Buffers, RaggedBatch, offsets};
 use crate::tensor::same_dtype_and_device;
 
 pub(super) struct Ragged<'a> {
-    lengths: &'a [usize],
-    buffers: Option<&'a Buffers>,
+    pub lengths: &'a [usize],
+    pub buffers: Option<&'a Buffers>,
     /// The results of this call alone, where the layers of a model share none.
-    own: BatchCache,
+    pub own: BatchCache,
 }
 
-impl<'a> Ragged<'a> {
-    pub(super) fn new(lengths: &'a [usize], buffers: Option<&'a Buffers>) -> Self {
-        Self { lengths, buffers, own: BatchCache::default() }
-    }
-
+impl Ragged<'_> {
     fn results(&self) -> &BatchCache {
         self.buffers.map_or(&self.own, |buffers| &buffers.positions)
     }
