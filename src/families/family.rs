@@ -221,8 +221,8 @@ pub(crate) enum Sides {
 pub(crate) enum WindowLayers {
     /// None; the keys for windows mean nothing to the family.
     None,
-    /// None. Those that `layer_types` lists as chunked, or without it those that are rotated, attend inside chunks, whose
-    /// size the key states (Llama 4).
+    /// None. Those that `layer_types` lists as chunked, or without it those that are rotated, attend inside chunks, and
+    /// the key states their size (Llama 4).
     Chunks,
     /// All, if the key for the width has a value. `switch`: the key `use_sliding_window` must be set too (Qwen 3 MoE).
     /// `layer_types` does not count.

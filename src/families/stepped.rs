@@ -48,10 +48,10 @@ const GEMMA4: Family = Family {
     ..GEMMA3N
 };
 const ASSISTANT: Family = Family {
-    // The model makes its own masks.
-    ignored_keys: &["use_bidirectional_attention"],
+    // The model makes its own masks, and keys and values are those of another one.
+    ignored_keys: &["use_bidirectional_attention", "attention_k_eq_v", "num_kv_shared_layers"],
     causal: Causal::Never,
-    mechanisms: &[Mechanism::KeysAsValuesIf("attention_k_eq_v"), Mechanism::SharedKeys, Mechanism::KeysOfOtherModel],
+    mechanisms: &[Mechanism::KeysOfOtherModel],
     requires: &[Required::new(CallInput::Positions)],
     note: Some("keys and values are those of the last layer of its kind in the model that it drafts for"),
     ..GEMMA4
