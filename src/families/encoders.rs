@@ -15,6 +15,9 @@ const BERT: Family = Family {
     ..BASE
 };
 
+/// BERT's layer, causal if `is_decoder` is set.
+const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
+
 const GTE: Family = Family { model_types: &["gte"], layouts: &["phi3"], positions: theta(160_000.0), ..BASE };
 
 const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
@@ -30,13 +33,16 @@ pub(super) const MODERNBERT_WINDOW: Window = Window {
     sides: Sides::Both,
 };
 
+#[rustfmt::skip]
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
-    Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
+    Family {
+        model_types: &["roberta", "xlm-roberta", "camembert", "electra", "bert-generation", "data2vec-text", "ernie",
+            "megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
+        ..BERT_LAYER
+    },
     // The second is that of the module one further down.
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
-    Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
-    Family { model_types: &["albert"], layouts: &["albert"], ..BASE },
     Family {
         model_types: &["convbert"],
         own_keys: &["conv_kernel_size", "head_ratio"],
@@ -46,6 +52,8 @@ pub(crate) const ENCODERS: &[Family] = &[
         mechanisms: &[Mechanism::SpanConvolution("conv_kernel_size")],
         ..BASE
     },
+    Family { model_types: &["distilbert", "xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["albert", "tvp"], layouts: &["albert"], ..BASE },
     Family { model_types: &["squeezebert"], layouts: &["squeezebert"], ..BASE },
     Family {
         model_types: &["modernbert"],
@@ -138,9 +146,6 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
 ];
 
-/// BERT's layer, causal if `is_decoder` is set.
-const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
-
 /// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
 const LAYOUTLM_V2: Family = Family {
     requires: &[Required {
@@ -156,20 +161,13 @@ const XLNET: &str = "segments count where a call gives token types; what the mod
 
 #[rustfmt::skip]
 pub(crate) const TEXT_ENCODERS: &[Family] = &[
-    Family {
-        model_types: &["bert-generation", "data2vec-text", "ernie", "megatron-bert", "rembert",
-            "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
-        ..BERT_LAYER
-    },
     // These see both ways whatever `is_decoder` states.
     Family {
         model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
-            "superglue", "luke"],
+            "superglue", "luke", "ibert"],
         ..BASE
     },
     Family { model_types: &["lxmert"], layouts: &["bert", "lxmert"], ..BASE },
-    Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
-    Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
     // Biases of the distances of tokens and of their boxes on the page.
     Family {
         model_types: &["layoutlmv3"],
@@ -204,7 +202,6 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
         ..BASE
     },
-    Family { model_types: &["ibert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family { model_types: &["big_bird"], required_values: &[FULL_ATTENTION], ..BERT_LAYER },
     Family {

@@ -79,9 +79,20 @@ impl<'a> Layer<'a> {
         let cross = CROSS.iter().any(|part| prefix.contains(part));
         let layer = Self { section, model_type, family, prefix, index, cross };
         layer.check_keys()?;
-        family.check_part(model_type, prefix)?;
+        layer.check_part()?;
         layer.check_lists()?;
         Ok(layer)
+    }
+
+    /// Checks that the layer is in no part of the model that cannot run.
+    fn check_part(&self) -> Result<()> {
+        match self.family.unsupported_parts.iter().find(|(part, _)| self.is_below(part)) {
+            Some((part, why)) => {
+                let why = format!("layers below `{part}` have {why}");
+                Err(Error::UnsupportedFamily { model_type: self.model_type.to_string(), why })
+            }
+            None => Ok(()),
+        }
     }
 
     /// The value of a numeric key, or its default in the family's config class. A key that is `null` has none.

@@ -20,83 +20,73 @@ impl Family {
     }
 }
 
+/// `config` with a value, if there is one.
+fn with<T>(
+    config: AttentionConfig,
+    set: fn(AttentionConfig, T) -> AttentionConfig,
+    value: Option<T>,
+) -> AttentionConfig {
+    match value {
+        Some(value) => set(config, value),
+        None => config,
+    }
+}
+
 impl Mechanism {
     /// Adds the mechanism to the configuration of a layer that has it.
     fn configure(self, layer: &Layer, contents: &LayerContents, config: AttentionConfig) -> Result<AttentionConfig> {
         Ok(match self {
-            Self::Latent(row) => match config.latent {
-                Some(latent) => {
-                    let latent = layer.latent(&row, latent, &config)?;
-                    config.with_latent(latent)
-                }
-                None => config,
-            },
-            Self::Softcap(key) => match layer.float(key)? {
-                Some(softcap) => config.with_softcap(softcap),
-                None => config,
-            },
+            Self::Latent(row) => {
+                let latent = config.latent.map(|latent| layer.latent(&row, latent, &config)).transpose()?;
+                with(config, AttentionConfig::with_latent, latent)
+            }
+            Self::Softcap(key) => with(config, AttentionConfig::with_softcap, layer.float(key)?),
             Self::ClipQkv => {
                 let beside = layer.float("clip_qkv");
-                match layer.nested_float("clip_qkv")?.map_or(beside, Ok)? {
-                    Some(clip_qkv) => config.with_clip_qkv(clip_qkv),
-                    None => config,
-                }
+                let limit = layer.nested_float("clip_qkv")?.map_or(beside, Ok)?;
+                config.with_clip_qkv(limit)
             }
-            Self::ValueConvolution(key) => match (layer.number(key)?, config.value_convolution()) {
-                (stated, Some(found)) if stated != Some(found) => {
+            Self::ValueConvolution(key) => {
+                let stated = layer.number(key)?;
+                if let Some(found) = config.value_convolution().filter(|found| stated != Some(*found)) {
                     let expected = format!("{found}, as the checkpoint has it");
                     return Err(Error::config(key, format!("{stated:?}"), expected));
                 }
-                (Some(neighbors), _) => config.with_value_convolution(neighbors),
-                (None, _) => config,
-            },
-            Self::SpanConvolution(key) => match (layer.number(key)?, config.span_convolution()) {
-                (stated, Some(found)) if stated.is_some_and(|stated| stated != found) => {
-                    let expected = format!("{found}, as the checkpoint has it");
-                    return Err(Error::config(key, stated.unwrap_or_default(), expected));
-                }
-                (_, Some(_)) => config,
-                (stated, None) => config.with_span_convolution(stated),
-            },
-            Self::BetweenChannels(component) => {
-                let is_here = layer.is_below(component);
-                config.with_between_channels(is_here)
+                config.with_value_convolution(stated)
             }
-            Self::PooledQueries => match layer.query_pool()? {
-                Some(side) => config.with_query_pool(side),
-                None => config,
+            Self::SpanConvolution(key) => match (layer.number(key)?, config.span_convolution()) {
+                (Some(stated), Some(found)) if stated != found => {
+                    return Err(Error::config(key, stated, format!("{found}, as the checkpoint has it")));
+                }
+                (stated, found) => config.with_span_convolution(found.or(stated)),
             },
+            Self::BetweenChannels(component) => config.with_between_channels(layer.is_below(component)),
+            Self::PooledQueries => config.with_query_pool(layer.query_pool()?),
             Self::Differential => {
                 let lambda_init = 0.8 - 0.6 * (-0.3 * layer.index as f64).exp();
                 config.with_differential(Differential::new(lambda_init, layer.norm_eps()?))
             }
-            Self::GlobalTokens => {
-                let may_be_global = !layer.cross && layer.has_window()?;
-                config.with_global_tokens(may_be_global)
+            Self::GlobalTokens => config.with_global_tokens(!layer.cross && layer.has_window()?),
+            Self::Gate { activation, switch } => {
+                let over = layer.gate_over(switch, &config, contents.gate)?;
+                config.with_output_gate(over.map(|over| OutputGate::new(activation, over)))
             }
-            Self::Gate { activation, switch } => match layer.gate_over(switch, &config, contents.gate)? {
-                Some(over) => config.with_output_gate(OutputGate::new(activation, over)),
-                None => config,
-            },
             Self::ContextNorm { .. } if layer.cross && !contents.context_norm => config,
             Self::ContextNorm { kind, over, weighted } => {
                 layer.check_context_norm(weighted, contents.context_norm)?;
                 config.with_context_norm(HeadNorm::new(kind, over, layer.norm_eps()?).with_weighted(weighted))
             }
-            Self::Indexer(row) => match layer.max_keys(row, &config, contents.indexer)? {
-                Some(max_keys) => config.with_max_keys(max_keys),
-                None => config,
-            },
-            Self::KeysAsValues if layer.has_window()? => config,
-            Self::KeysAsValues => config.with_key_value_source(KeyValueSource::KeysAsValues),
-            Self::KeysAsValuesIf(key) if layer.flag(key)? == Some(true) => {
-                Self::KeysAsValues.configure(layer, contents, config)?
+            Self::Indexer(row) => {
+                let most = layer.max_keys(row, &config, contents.indexer)?;
+                config.with_max_keys(most)
             }
-            Self::KeysAsValuesIf(_) => config,
-            Self::SharedKeys => match layer.layer_of_shared_keys()? {
-                Some(shared) => config.with_key_value_source(KeyValueSource::Shared { layer: Some(shared) }),
-                None => config,
-            },
+            Self::KeysAsValuesIf(key) if layer.flag(key)? != Some(true) => config,
+            Self::KeysAsValues | Self::KeysAsValuesIf(_) if layer.has_window()? => config,
+            Self::KeysAsValues | Self::KeysAsValuesIf(_) => config.with_key_value_source(KeyValueSource::KeysAsValues),
+            Self::SharedKeys => {
+                let shared = layer.layer_of_shared_keys()?.map(|layer| KeyValueSource::Shared { layer: Some(layer) });
+                with(config, AttentionConfig::with_key_value_source, shared)
+            }
             Self::KeysOfOtherModel => config.with_key_value_source(KeyValueSource::Shared { layer: None }),
         })
     }

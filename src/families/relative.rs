@@ -13,7 +13,7 @@ impl Layer<'_> {
     pub(super) fn conformer(&self, default: &str, layout: &str) -> Result<Position> {
         let key = "position_embeddings_type";
         let stated = self.section.get(key);
-        if layout != "conformer" || self.prefix.split('.').any(|part| part == "adapter") {
+        if layout != "conformer" || self.is_below("adapter") {
             return Ok(Position::None);
         }
         Ok(match stated.map_or(Some(default), Value::as_str) {
@@ -25,12 +25,8 @@ impl Layer<'_> {
             }
             None if stated.is_some_and(Value::is_null) => Position::None,
             _ => {
-                return Err(Error::UnsupportedKey {
-                    key: key.to_string(),
-                    value: stated.map(Value::to_string).unwrap_or_default(),
-                    model_type: self.model_type.to_string(),
-                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
-                });
+                let what = "positions inside attention, such as a rotation of the input of queries and keys";
+                return Err(self.unsupported(key, stated.unwrap_or(&Value::Null), what));
             }
         })
     }

@@ -83,10 +83,9 @@ impl<'a> RotaryKeys<'a> {
         if let Some(default) = self.row.window_theta.filter(|_| self.windowed) {
             return Ok(self.number(&["rope_local_base_freq", "local_rope_theta"])?.unwrap_or(default));
         }
-        let per_layer = self.layer.listed("layer_rope_theta").filter(|_| self.row.layers == RotaryLayers::OwnTheta);
-        let theta = match per_layer {
-            Some(theta) => theta.as_f64(),
-            None => self.number(&["rope_theta", "global_rope_theta", "rotary_emb_base"])?,
+        let theta = match self.row.layers {
+            RotaryLayers::OwnTheta if let Some(theta) = self.layer.listed("layer_rope_theta") => theta.as_f64(),
+            _ => self.number(&["rope_theta", "global_rope_theta", "rotary_emb_base"])?,
         };
         Ok(theta.unwrap_or(self.row.theta))
     }

@@ -28,10 +28,13 @@ const KEY_FACTOR: f64 = 1.894_636_123_972_011_5;
 
 #[rustfmt::skip]
 pub(crate) const SPEECH: &[Family] = &[
-    // Positions come from a convolution of the input.
+    // Positions come from a convolution of the input, or are added to it as in Whisper's encoder. CLVP's encoder of
+    // sounds has the section of the decoder after it.
     Family {
         model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio", "omniasr_audio",
-            "omniasr_ctc"],
+            "omniasr_ctc", "voxtral_encoder", "qwen2_audio_encoder", "audioflamingo3_encoder", "clvp",
+            "moss_transcribe_diarize_audio", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder",
+            "qwen3_asr_encoder"],
         ..PLAIN
     },
     Family {
@@ -136,13 +139,6 @@ pub(crate) const SPEECH: &[Family] = &[
         note: Some("the input comes in blocks of `context_size` tokens"),
         ..PLAIN
     },
-    // Whisper's encoder.
-    Family {
-        model_types: &["voxtral_encoder", "qwen2_audio_encoder", "audioflamingo3_encoder",
-            "moss_transcribe_diarize_audio", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder",
-            "qwen3_asr_encoder"],
-        ..PLAIN
-    },
     // One table of biases for all layers, and the mask, which is added as a number.
     Family {
         model_types: &["phi4_multimodal_audio"],
@@ -227,8 +223,6 @@ pub(crate) const SPEECH: &[Family] = &[
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
-    // The encoder of sounds before CLVP's decoder, which has the same section.
-    Family { model_types: &["clvp"], ..PLAIN },
     Family {
         model_types: &["neucodec", "xcodec2"],
         layouts: OWN,

@@ -118,21 +118,6 @@ impl Family {
         let found = format!("`{}`", layout.name);
         Err(Error::value(format!("the layout of a layer of `{model_type}`"), found, expected + rewritten))
     }
-
-    /// Checks that the layer at `prefix` is in no part of the model that cannot run.
-    ///
-    /// # Errors
-    /// [`Error::UnsupportedFamily`].
-    pub(super) fn check_part(&self, model_type: &str, prefix: &str) -> Result<()> {
-        let is_below = |part: &str| prefix.split('.').any(|component| component == part);
-        match self.unsupported_parts.iter().find(|(part, _)| is_below(part)) {
-            Some((part, why)) => {
-                let why = format!("layers below `{part}` have {why}");
-                Err(Error::UnsupportedFamily { model_type: model_type.to_string(), why })
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 /// Whether a table lists this `model_type`.

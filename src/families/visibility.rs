@@ -179,7 +179,9 @@ impl<'a> Layer<'a> {
         match self.section.get(KEY) {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(bidirectional)) if !by_name => Ok(*bidirectional),
-            Some(Value::String(of)) if by_name && ["vision", "all"].contains(&of.as_str()) => Ok(of == "all"),
+            Some(Value::String(tokens)) if by_name && ["vision", "all"].contains(&tokens.as_str()) => {
+                Ok(tokens == "all")
+            }
             Some(other) => Err(Error::config(KEY, other, if by_name { "all or vision" } else { "true or false" })),
         }
     }

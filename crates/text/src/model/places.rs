@@ -107,11 +107,7 @@ pub(crate) fn load_all<T>(source: &AnySource, load: impl FnOnce(&AnySource) -> R
 
 /// Checks that `reader` has read all stored tensors of the parts of a source that it has read of, but for those that
 /// are ignored. `body` is the prefix of the model inside of the source.
-fn check_all_read(
-    (source, body): (&AnySource, &str),
-    reader: &str,
-    is_ignored: impl Fn(&str) -> bool,
-) -> Result<()> {
+fn check_all_read((source, body): (&AnySource, &str), reader: &str, is_ignored: impl Fn(&str) -> bool) -> Result<()> {
     let Some(names) = source.names() else { return Ok(()) };
     let read = source.read_names();
     let parts: BTreeSet<&str> = read.iter().map(|name| part(name, body)).collect();
@@ -120,6 +116,14 @@ fn check_all_read(
     let Some(name) = names.iter().find(is_left) else { return Ok(()) };
     let expected = format!("only tensors that {reader} reads: it would be without effect");
     Err(Error::Tensor { name: source.full_name(name), found: "is stored".to_string(), expected })
+}
+
+/// The rest of a name below a prefix, which may be empty.
+fn below<'n>(prefix: &str, name: &'n str) -> Option<&'n str> {
+    match prefix {
+        "" => Some(name),
+        prefix => name.strip_prefix(prefix)?.strip_prefix('.'),
+    }
 }
 
 /// The part of a model that a tensor belongs to: the prefix of the body, or the name up to the first component in which
