@@ -118,8 +118,8 @@ pub(crate) struct SchemeTraits {
     /// [`bias`](PositionScheme::bias) handle [`TokenPositions::ragged`] and [`BiasCall::cache`].
     pub runs_ragged: bool,
     /// Whether the buffers of the CPU kernel run it: a scheme that rotates implements
-    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and [embeddings of
-    /// distances](PositionScheme::distance_embeddings) are read by the kernel.
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and the kernel
+    /// reads [embeddings of distances](PositionScheme::distance_embeddings).
     pub runs_rows: bool,
     /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.
     pub rotates: bool,
