@@ -73,7 +73,8 @@ impl MultiHeadAttention {
     /// keys in a mask that is smaller by a factor of `s`.
     #[doc(hidden)]
     pub fn rotates_for_length(&self) -> bool {
-        self.config.position.scheme().rotates_for_length()
+        let scheme = self.config.position.scheme();
+        scheme.rotation_class(0) != scheme.rotation_class(usize::MAX)
     }
 }
 

@@ -164,11 +164,6 @@ pub(crate) trait PositionScheme {
         0
     }
 
-    /// Whether keys are rotated for the length of their sequence, so that a mask has to tell what is padding.
-    fn rotates_for_length(&self) -> bool {
-        self.rotation_class(0) != self.rotation_class(usize::MAX)
-    }
-
     /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at
     /// the last key. Differentiable.
     fn rotate(&self, q: Tensor, k: Tensor, _tokens: &TokenPositions) -> Result<[Tensor; 2]> {
