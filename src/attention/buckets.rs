@@ -72,7 +72,8 @@ impl MultiHeadAttention {
     /// sequence. For other layers, where nobody looks at padding as queries, [`AttentionMask::lengths`] hides it as
     /// keys in a mask that is smaller by a factor of `s`.
     pub fn rotates_for_length(&self) -> bool {
-        self.config.position.scheme().rotates_for_length()
+        let scheme = self.config.position.scheme();
+        scheme.rotation_class(0) != scheme.rotation_class(usize::MAX)
     }
 }
 

@@ -397,16 +397,10 @@ impl OpenCall<'_> {
 
     /// Queries, keys and values in `dtype`, ready for attention.
     pub(super) fn keys(&mut self, dtype: DType) -> Result<[Tensor; 3]> {
-        let projection = Projection {
-            layer: self.layer,
-            xs: self.xs.each_ref(),
-            counted: &self.counted,
-            positions: self.counted.positions(self.lengths.as_deref(), self.options),
-            dtype,
-            tracks_gradient: self.sizes.tracks_gradient,
-            absorbed: self.absorbed.is_some(),
-            options: self.options,
-        };
+        let (layer, xs, counted, options) = (self.layer, self.xs.each_ref(), &self.counted, self.options);
+        let positions = counted.positions(self.lengths.as_deref(), options);
+        let (tracks_gradient, absorbed) = (self.sizes.tracks_gradient, self.absorbed.is_some());
+        let projection = Projection { layer, xs, counted, positions, dtype, tracks_gradient, absorbed, options };
         let qkv = self.tokens.keys(&projection, &mut self.sdpa.mask)?;
         self.layer.mechanisms.iter().try_fold(qkv, |qkv, mechanism| mechanism.qkv(qkv))
     }

@@ -27,13 +27,8 @@ impl MultiHeadAttention {
         }
     }
 
-    /// [`check_required`](Self::check_required) of a memory whose keys and values are projected before a call.
-    pub(super) fn check_required_of_memory(&self, keys: &Tensor, values: &Tensor) -> Result<()> {
-        let required = self.config.requires.contains(&CallInput::PositionVectors);
-        if required && keys.id() == values.id() { Err(self.missing(CallInput::PositionVectors)) } else { Ok(()) }
-    }
-
-    fn missing(&self, input: CallInput) -> Error {
+    /// The error of a call without an input that the layer requires.
+    pub(super) fn missing(&self, input: CallInput) -> Error {
         let (expected, model_type) = (input.expected(), self.config.model_type);
         Error::MissingInput { input: input.to_string(), expected, model_type }
     }

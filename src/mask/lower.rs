@@ -174,7 +174,7 @@ impl AttentionMask {
     pub(crate) fn narrowest_window(&self) -> Window {
         let mut structure = MaskStructure::default();
         for term in &self.terms {
-            if let Some(TermStructure::Window { left, right }) = term.structure() {
+            if let Some(TermStructure::Window(Window { left, right })) = term.structure() {
                 structure.narrow_window(left, right);
             }
         }
@@ -184,7 +184,7 @@ impl AttentionMask {
 
 /// Whether a term is causal or a window.
 pub(super) fn is_window(term: &Arc<dyn MaskTerm>) -> bool {
-    matches!(term.structure(), Some(TermStructure::Window { .. }))
+    matches!(term.structure(), Some(TermStructure::Window(_)))
 }
 
 /// The lengths of the sequences under a mask of lengths or padding.

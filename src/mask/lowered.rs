@@ -7,14 +7,14 @@ use candle_attention_kernels::{Broadcast, Distances, Lengths, Mask, MaskStructur
 use candle_core::{Tensor, WithDType};
 
 use crate::error::Result;
-use crate::mask::kinds::{DistanceEmbeddings, FunctionRule, GridBias, ScoreFunctionCall};
+use crate::mask::kinds::{DistanceEmbeddings, FunctionRule, GridBias, ScoreFunctionCall, Window};
 use crate::tensor::{Memory, Slice};
 
 /// A rule over positions that kernels apply without a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TermStructure<'a> {
-    /// At most `left` keys before and `right` keys after a query's own position are visible; `None` is no limit.
-    Window { left: Option<usize>, right: Option<usize> },
+    /// The keys near a query's own position are visible.
+    Window(Window),
     /// The first keys are visible.
     Lengths(&'a Lengths),
     /// `-slopes[h] · distance` is added to the scores.
@@ -55,7 +55,7 @@ impl LoweredMask {
     /// Adds a rule that needs no tensor.
     pub(crate) fn add_structure(&mut self, structure: TermStructure) {
         match structure {
-            TermStructure::Window { left, right } => self.structure.narrow_window(left, right),
+            TermStructure::Window(Window { left, right }) => self.structure.narrow_window(left, right),
             TermStructure::Lengths(lengths) => self.structure.lengths.push(lengths.clone()),
             TermStructure::Distances { slopes, symmetric } => {
                 let slopes = slopes.iter().map(|slope| *slope as f32).collect();

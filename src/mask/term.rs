@@ -97,7 +97,7 @@ pub(crate) trait MaskTerm: Send + Sync {
 
     /// Whether the term depends on where queries stand among the keys.
     fn depends_on_position(&self) -> bool {
-        matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Distances { .. }))
+        matches!(self.structure(), Some(TermStructure::Window(_) | TermStructure::Distances { .. }))
     }
 
     /// Whether the term counts the tokens of a sequence from its first one, so that all of them have to be keys, and it
@@ -108,13 +108,13 @@ pub(crate) trait MaskTerm: Send + Sync {
 
     /// Whether the term is a rule that holds for sequences of any length.
     fn is_rule(&self) -> bool {
-        matches!(self.structure(), Some(TermStructure::Window { .. }))
+        matches!(self.structure(), Some(TermStructure::Window(_)))
     }
 
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`; windows and
     /// lengths do.
     fn adds_to_scores(&self) -> bool {
-        !matches!(self.structure(), Some(TermStructure::Window { .. } | TermStructure::Lengths(_)))
+        !matches!(self.structure(), Some(TermStructure::Window(_) | TermStructure::Lengths(_)))
     }
 
     /// Whether query `i` of head `h` in sequence `b` of the call sees a key, if a function of the caller says it.

@@ -16,21 +16,16 @@ impl Rotary {
         head_dim: usize,
         length: usize,
     ) -> [Vec<f64>; 2] {
-        self.cos_sin_by_axis(positions.map(|position| [position; 3]), head_dim, length)
+        self.cos_sin_at(positions.map(|position| [position; 3]), head_dim, length)
     }
 
     /// [`cos_sin`](Self::cos_sin) of tokens with a position along each axis.
-    fn cos_sin_by_axis(
-        &self,
-        positions: impl Iterator<Item = [usize; 3]>,
-        head_dim: usize,
-        length: usize,
-    ) -> [Vec<f64>; 2] {
+    fn cos_sin_at(&self, tokens: impl Iterator<Item = [usize; 3]>, head_dim: usize, length: usize) -> [Vec<f64>; 2] {
         let (frequencies, factor) = self.signed_frequencies(head_dim, length);
         // In f64 and rounded once: the product of a large position and a frequency has few digits left in f32.
         let angle = |at: [usize; 3], (pair, frequency): (usize, &f64)| at[self.axis(pair)] as f64 * frequency;
         let token_angles = |at| frequencies.iter().enumerate().map(move |pair| angle(at, pair));
-        let angles: Vec<f64> = positions.flat_map(token_angles).collect();
+        let angles: Vec<f64> = tokens.flat_map(token_angles).collect();
         let table = |f: fn(f64) -> f64| angles.iter().map(|&angle| f(angle) * factor).collect();
         [table(f64::cos), table(f64::sin)]
     }
@@ -99,7 +94,7 @@ impl Rotary {
                 };
                 let axes = [0, 1, 2].map(|axis| positions.row(axis, row));
                 let places = (0..positions.tokens).map(|token| axes.map(|axis| axis[token] as usize));
-                self.cos_sin_by_axis(places, head_dim, length)
+                self.cos_sin_at(places, head_dim, length)
             })))
         };
         let cos_sin = if tokens >= KEPT && rope_cache::may_cache(tokens, head_dim, device)? {

@@ -17,8 +17,8 @@ pub enum RotaryStyle {
     Interleaved,
 }
 
-/// Checks the base of the wavelengths. Below 1 the frequencies grow with the index of the pair, and overflow f32 if it is
-/// close to 0.
+/// Checks the base of the wavelengths. Below 1 the frequencies grow with the index of the pair, and overflow f32 if the
+/// base is close to 0.
 pub(super) fn check_theta(theta: f64) -> Result<()> {
     ensure!(theta.is_finite() && theta >= 1.0, Error::config("rope_theta", theta, "at least 1"));
     Ok(())

@@ -116,8 +116,8 @@ pub(crate) struct SchemeTraits {
     /// [`bias`](PositionScheme::bias) handle [`TokenPositions::ragged`] and [`BiasCall::cache`].
     pub runs_ragged: bool,
     /// Whether the buffers of the CPU kernel run it: a scheme that rotates implements
-    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and [embeddings of
-    /// distances](PositionScheme::distance_embeddings) are read by the kernel.
+    /// [`rotate_in_place`](PositionScheme::rotate_in_place), a bias is by distance or `(1, h, s, s)`, and the kernel
+    /// reads [embeddings of distances](PositionScheme::distance_embeddings).
     pub runs_rows: bool,
     /// Whether [`rotate`](PositionScheme::rotate) changes queries and keys.
     pub rotates: bool,
@@ -160,11 +160,6 @@ pub(crate) trait PositionScheme {
     /// A number that two lengths of a sequence share if and only if its keys are rotated alike.
     fn rotation_class(&self, _length: usize) -> usize {
         0
-    }
-
-    /// Whether keys are rotated for the length of their sequence, so that a mask has to tell what is padding.
-    fn rotates_for_length(&self) -> bool {
-        self.rotation_class(0) != self.rotation_class(usize::MAX)
     }
 
     /// Queries `(b, s_q, h, d)` and keys `(b, s_kv, h_kv, d)` with their positions applied. The last query stands at

@@ -300,11 +300,10 @@ fn last(tokens: &Tensor, totals: &[usize], kept: &[usize]) -> Result<Tensor> {
         true if columns == s => Ok(tokens.clone()),
         // A copy, because a view would keep all of a long chunk in memory.
         true => Ok(tokens.narrow(1, s - columns, columns)?.force_contiguous()?),
-        false => gather(
-            tokens,
-            columns,
-            |sequence, i| if i < kept[sequence] { totals[sequence] - kept[sequence] + i } else { 0 },
-        ),
+        false => gather(tokens, columns, |sequence, i| match kept[sequence] {
+            kept if i < kept => totals[sequence] - kept + i,
+            _ => 0,
+        }),
     }
 }
 

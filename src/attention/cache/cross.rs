@@ -5,6 +5,7 @@ use candle_core::Tensor;
 use super::kv_cache::check_sequences;
 use super::layer_id::LayerId;
 use crate::attention::MultiHeadAttention;
+use crate::config::CallInput;
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::tensor::select;
@@ -105,7 +106,8 @@ impl MultiHeadAttention {
             return Err(Error::config("mask", &self.config.mask, allowed));
         }
         self.check_memory(keys, values)?;
-        self.check_required_of_memory(keys, values)?;
+        let required = self.config.requires.contains(&CallInput::PositionVectors);
+        ensure!(!required || keys.id() != values.id(), self.missing(CallInput::PositionVectors));
         let exact = self.exact_if(|| keys.track_op() || values.track_op());
         let [k, v] = exact.as_ref().unwrap_or(self).project_memory(keys, values, self.dtype())?;
         let layer = self.present_id()?;

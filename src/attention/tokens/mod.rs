@@ -111,13 +111,8 @@ impl Counted {
         let alike = |all: &[usize]| all.iter().all(|each| *each == all[0]);
         let sequences = if alike(&new.starts) && alike(&new.rotated_for) { 1 } else { usize::MAX };
         let sequences = sequences.min(new.starts.len());
-        TokenPositions {
-            starts: &new.starts[..sequences],
-            explicit: new.explicit.as_ref(),
-            lengths: Some(&new.rotated_for[..sequences]),
-            cos_sin,
-            ..TokenPositions::default()
-        }
+        let (starts, lengths) = (&new.starts[..sequences], Some(&new.rotated_for[..sequences]));
+        TokenPositions { starts, explicit: new.explicit.as_ref(), lengths, cos_sin, ..TokenPositions::default() }
     }
 
     /// The key at which the new tokens of each sequence start, where sequences have unequal lengths.

@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::attention_mask::AttentionMask;
 use crate::mask::dense::DenseMask;
-use crate::mask::kinds::{FunctionCall, KeptSummary, PairFunction, Window};
+use crate::mask::kinds::{FunctionCall, KeptSummary, PairFunction};
 use crate::mask::lowered::{LoweredMask, TermStructure};
 use crate::mask::shape::AttnShape;
 use crate::mask::term::{MaskCall, MaskTerm, Part};
@@ -169,10 +169,10 @@ impl<F: Fn(usize, usize) -> Range<usize> + Send + Sync> PairFunction for RangeFu
 /// The function of a window or of lengths.
 fn rule_function(term: &dyn MaskTerm, call: &MaskCall) -> Option<Arc<dyn PairFunction>> {
     match term.structure()? {
-        TermStructure::Window { left, right } => {
+        TermStructure::Window(window) => {
             let (starts, s_kv) = (call.starts.to_vec(), call.shape.s_kv);
             let start = move |b: usize| starts[if starts.len() == 1 { 0 } else { b }];
-            let range = move |b: usize, i: usize| Window { left, right }.visible(start(b) + i as i64, s_kv);
+            let range = move |b: usize, i: usize| window.visible(start(b) + i as i64, s_kv);
             Some(Arc::new(RangeFunction(range)))
         }
         TermStructure::Lengths(lengths) => {
@@ -186,8 +186,8 @@ fn rule_function(term: &dyn MaskTerm, call: &MaskCall) -> Option<Arc<dyn PairFun
 /// The number of keys that query `i` of sequence `b` sees, if by rules alone these are the first ones.
 fn first_keys(mask: &AttentionMask, call: &MaskCall, b: usize, i: usize) -> Option<usize> {
     mask.terms.iter().try_fold(call.shape.s_kv, |end, term| match term.structure()? {
-        TermStructure::Window { left: None, right } => {
-            Some(Window { left: None, right }.visible(call.start(b) + i as i64, end).end)
+        TermStructure::Window(window) if window.left.is_none() => {
+            Some(window.visible(call.start(b) + i as i64, end).end)
         }
         TermStructure::Lengths(lengths) => Some(end.min(lengths.visible(b, i))),
         _ => None,

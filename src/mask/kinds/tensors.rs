@@ -196,13 +196,11 @@ impl MaskTensor {
                 let expected = format!("4 dimensions (b, h, s_q, s_kv), each of its size or 1{fewer}");
                 return Err(Error::shape(format!("{kind} mask"), tensor.dims(), expected));
             }
-            (MaskDims::Keys, _) => {
-                let expected = format!("2 dimensions (b, s_kv); `{kind}` takes (b, h, s_q, s_kv)");
-                return Err(Error::shape(format!("{kind}_keys mask"), tensor.dims(), expected));
-            }
-            (MaskDims::Pattern, _) => {
-                let expected = format!("2 dimensions (s_q, s_kv); `{kind}` takes (b, h, s_q, s_kv)");
-                return Err(Error::shape(format!("{kind}_pattern mask"), tensor.dims(), expected));
+            (dims, _) => {
+                let (name, shape) =
+                    if dims == MaskDims::Keys { ("keys", "(b, s_kv)") } else { ("pattern", "(s_q, s_kv)") };
+                let expected = format!("2 dimensions {shape}; `{kind}` takes (b, h, s_q, s_kv)");
+                return Err(Error::shape(format!("{kind}_{name} mask"), tensor.dims(), expected));
             }
         };
         Ok(Self { tensor, dims, kind })

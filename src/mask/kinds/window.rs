@@ -54,7 +54,7 @@ impl MaskTerm for Window {
     }
 
     fn structure(&self) -> Option<TermStructure<'_>> {
-        Some(TermStructure::Window { left: self.left, right: self.right })
+        Some(TermStructure::Window(*self))
     }
 
     fn describe(&self) -> String {
