@@ -31,14 +31,13 @@ impl Evaluate<'_> {
     fn with<S: Simd>(self, s: S) {
         for x in self.xs {
             let v = s.splat(*x);
-            let result = match self.function {
+            *x = s.lanes(match self.function {
                 Function::Exp => exp(s, v),
                 Function::Exp2Bf16 => exp2_bf16(s, v),
                 Function::GeluBf16 => activate_bf16(s, Activation::Gelu, v),
                 Function::Tanh => tanh(s, v),
                 Function::Activation(activation) => activation.apply(s, v),
-            };
-            *x = s.lanes(result)[0];
+            })[0];
         }
     }
 }
