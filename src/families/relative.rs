@@ -25,12 +25,8 @@ impl Layer<'_> {
             }
             None if stated.is_some_and(Value::is_null) => Position::None,
             _ => {
-                return Err(Error::UnsupportedKey {
-                    key: key.to_string(),
-                    value: stated.map(Value::to_string).unwrap_or_default(),
-                    model_type: self.model_type.to_string(),
-                    what: "positions inside attention, such as a rotation of the input of queries and keys".to_string(),
-                });
+                let what = "positions inside attention, such as a rotation of the input of queries and keys";
+                return Err(self.unsupported(key, stated.unwrap_or(&Value::Null), what));
             }
         })
     }
@@ -105,10 +101,8 @@ impl Layer<'_> {
 
     pub(super) fn gated_bias(&self) -> Result<Position> {
         let buckets = self.number("num_buckets")?.unwrap_or(320);
-        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
-            buckets,
-            self.number("max_bucket_distance")?.unwrap_or(800),
-        )))
+        let farthest = self.number("max_bucket_distance")?.unwrap_or(800);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(buckets, farthest)))
     }
 
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.
