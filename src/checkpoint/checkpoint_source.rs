@@ -285,9 +285,7 @@ impl Checkpoint {
         }
         if any { Ok(map) } else { Err(nothing_below(&source.prefix, &self.names().collect::<Vec<_>>())) }
     }
-}
 
-impl Checkpoint {
     /// Checks that there is a tensor below `prefix`.
     ///
     /// # Errors

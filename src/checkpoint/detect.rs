@@ -76,7 +76,7 @@ impl Layout {
     /// Whether the query projection has as many rows of a gate as of queries: twice as many as the output projection
     /// has inputs, while keys and values have heads of one size.
     fn query_holds_gate(&self, source: &dyn WeightSource) -> bool {
-        let [q, k, v] = self.qkv.form().weights()[..] else { return false };
+        let [q, k, v] = self.qkv.weights()[..] else { return false };
         let size = |name: &str, dim: usize| Some(*source.shape(name).ok()??.get(dim)?);
         match (size(q, 0), size(k, 0), size(v, 0), size(self.o.weight, 1)) {
             (Some(q), Some(k), Some(v), Some(o)) => q > 0 && k == v && q % 2 == 0 && q / 2 == o,
@@ -94,7 +94,7 @@ impl Layout {
         }
         // All weights have one orientation, and the last one of the queries, keys and values has more outputs than
         // inputs.
-        let weight = self.qkv.form().weights().last().copied().filter(|_| self.check_orientation);
+        let weight = self.qkv.weights().last().copied().filter(|_| self.check_orientation);
         match weight.map(|weight| source.shape(weight)) {
             Some(Ok(Some(shape))) if shape.len() == 2 => {
                 // A layer without heads has no outputs.
@@ -130,12 +130,12 @@ impl Layout {
         let unsupported = |name: &str, why: &str| {
             Err(Error::UnsupportedTensor { name: source.full_name(name), layout: self.name, why: why.to_string() })
         };
-        let (form, mut read) = (self.qkv.form(), self.required());
+        let mut read = self.required();
         let norm = CONTEXT_NORM_PARTS.map(|part| self.parameter_name(part));
         if let Some(gate) = self.gate_projection() {
             read.extend([gate.weight, gate.bias]);
         }
-        read.extend(form.optional());
+        read.extend(self.qkv.optional());
         read.extend(norm.iter().flatten().map(String::as_str));
         let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();
         let applied = |name: &str| read.contains(&name) || position.contains(&name);
@@ -163,7 +163,7 @@ impl Layout {
         };
         // Whether it is needed depends on the call.
         let indexer = |name: &str| {
-            let indexed = form.is_latent() || self.holds_indexer(source);
+            let indexed = self.qkv.is_latent() || self.holds_indexer(source);
             indexed && below(INDEXER, name).is_some()
         };
         // GPT-2 and similar families store their causal mask next to the weights.

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::detect::detect;
 use crate::checkpoint::forms::Shapes;
+use crate::checkpoint::projection::HeadSide;
 use crate::checkpoint::source::{AnySource, WeightSource};
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
 use crate::error::{Error, Result};
@@ -32,7 +33,7 @@ pub fn infer_config(source: &impl WeightSource, num_attention_heads: usize) -> R
     let in_block = source.full_name("").rsplit_once('.').is_some_and(|(block, layer)| {
         layer == "self_attn" && source.root().contains(&format!("{block}.{PRE_NORM}.weight"))
     });
-    let found = match layout.qkv.form().is_latent() {
+    let found = match layout.qkv.is_latent() {
         true => Some("latent attention".to_string()),
         _ if layout.name == LAYOUTS[0].name && in_block => Some(format!("a layer after `{PRE_NORM}`, as in Llama")),
         _ => unseen.positions.map(|model_type| format!("layout `{}`, as in {model_type}", layout.name)),
@@ -44,7 +45,7 @@ pub fn infer_config(source: &impl WeightSource, num_attention_heads: usize) -> R
         return Err(Error::value(what, found, expected));
     }
     let config = infer(source, num_attention_heads)?;
-    let is_causal = unseen.is_causal && !layout.qkv.form().is_cross();
+    let is_causal = unseen.is_causal && !layout.qkv.is_cross();
     Ok(if is_causal { config.with_mask(AttentionMask::causal()) } else { config })
 }
 
@@ -54,13 +55,13 @@ const PRE_NORM: &str = "input_layernorm";
 /// The part of [`infer_config`] that shapes show, of a layer of any family.
 pub(crate) fn infer(source: &dyn WeightSource, num_attention_heads: usize) -> Result<AttentionConfig> {
     let layout = detect(source)?;
-    layout.qkv.form().infer(&Shapes::new(source, layout, num_attention_heads, biases(source, layout))?)
+    let o = if layout.o.is_absent() { (0, 0) } else { layout.o.sizes(source, HeadSide::Inputs)? };
+    layout.qkv.infer(&Shapes { source, layout, heads: num_attention_heads, bias: biases(source, layout), o })
 }
 
 /// The biases that the layer has.
 pub(crate) fn biases(source: &dyn WeightSource, layout: &Layout) -> ProjectionBias {
     let [q, k, v, o] = layout.bias_names().map(|name| !name.is_empty() && source.contains(name));
-    let form = layout.qkv.form();
-    let has_keys = !matches!(form.key_value_source(), KeyValueSource::Shared { .. });
-    ProjectionBias { q, k: k && has_keys && form.has_key_bias(), v: v && has_keys, o }
+    let has_keys = !matches!(layout.qkv.key_value_source(), KeyValueSource::Shared { .. });
+    ProjectionBias { q, k: k && has_keys && layout.qkv.has_key_bias(), v: v && has_keys, o }
 }

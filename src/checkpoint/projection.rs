@@ -44,11 +44,6 @@ pub(super) enum HeadSide {
 }
 
 impl LinearNames {
-    /// A weight `[out, in]` whose bias is read for itself, if there is one.
-    pub(super) fn without_bias(weight: &'static str) -> Self {
-        Self { weight, bias: "", orientation: Orientation::OutIn }
-    }
-
     /// Reads a projection between heads on one side and `width` numbers on the other, as `(out, in)`.
     pub(super) fn read(
         self,

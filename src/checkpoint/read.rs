@@ -47,9 +47,9 @@ impl AttentionWeights {
     ) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let (form, reader) = (layout.qkv.form(), Reader::new(projections, layout, config));
-        ensure!(form.is_latent() || config.latent.is_none(), reader.wrong("latent", "set", "none"));
-        let (qkv, gate) = match (form.read(&reader)?, layout.gate) {
+        let (qkv, reader) = (layout.qkv, Reader::new(projections, layout, config));
+        ensure!(qkv.is_latent() || config.latent.is_none(), reader.wrong("latent", "set", "none"));
+        let (qkv, gate) = match (qkv.read(&reader)?, layout.gate) {
             (QkvWeights::Packed(all), GateNames::BeforeQuery) => {
                 let (gate, rows) = (reader.context().count(), reader.counts().iter().sum());
                 (QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?))
@@ -120,7 +120,7 @@ fn read_gate(reader: &Reader) -> Result<Option<LinearWeights>> {
 
 /// Whether low-rank changes have places beside the projections of the layer.
 pub(super) fn has_places(source: &dyn WeightSource) -> Result<bool> {
-    Ok(detect(source)?.qkv.form().has_places())
+    Ok(detect(source)?.qkv.has_places())
 }
 
 fn check_rotary(source: &dyn WeightSource, config: &AttentionConfig) -> Result<()> {

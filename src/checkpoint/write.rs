@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::{Device, Tensor};
 
 use crate::attention::mechanisms::BIAS_KV;
-use crate::checkpoint::forms::{Projections, QkvForm, Writer};
+use crate::checkpoint::forms::{Projections, Writer};
 use crate::checkpoint::projection::{HeadSide, Rows};
 use crate::checkpoint::source::join;
 use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias};
@@ -26,19 +26,19 @@ impl AttentionWeights {
     /// If the layout cannot hold the layer: fewer key-value heads than query heads, or biases, norms, tables or input
     /// sizes that its families do not have.
     pub fn to_layout(&self, config: &AttentionConfig, layout: &Layout) -> Result<BTreeMap<String, Tensor>> {
-        let (form, mut writer) = (layout.qkv.form(), Writer { config, layout, tensors: BTreeMap::new() });
+        let mut writer = Writer { config, layout, tensors: BTreeMap::new() };
         let gate = match &self.qkv {
             QkvWeights::Latent(latent) => {
-                form.write_latent(latent, &mut writer)?;
+                layout.qkv.write_latent(latent, &mut writer)?;
                 let gate = self.gate_to_write(&writer, &latent.q)?;
-                self.check_rest(&*form, &writer)?;
+                self.check_rest(&writer)?;
                 gate
             }
             qkv => {
                 let rows = Rows::from_config(config);
                 let mut parts = qkv.split(rows.map(Rows::count), rows[1].heads)?;
                 self.check_projections(&parts, &writer)?;
-                self.check_rest(&*form, &writer)?;
+                self.check_rest(&writer)?;
                 let gate = self.gate_to_write(&writer, &parts[0])?;
                 if let (GateNames::InQuery, Some(gate)) = (layout.gate, &gate) {
                     parts[0] = parts[0].with_gate(gate, rows[0].heads)?;
@@ -49,7 +49,7 @@ impl AttentionWeights {
                     _ => 3,
                 };
                 let before = gate.clone().filter(|_| layout.gate == GateNames::BeforeQuery);
-                form.write(&Projections { parts, rows, own, gate: before }, &mut writer)?;
+                layout.qkv.write(&Projections { parts, own, gate: before }, &mut writer)?;
                 gate
             }
         };
@@ -119,9 +119,8 @@ impl AttentionWeights {
         if h != h_kv && !layout.grouped {
             let what = format!("{h_kv} key-value heads of {h} heads");
             let grouped: Vec<&str> = LAYOUTS.iter().filter(|layout| layout.grouped).map(|layout| layout.name).collect();
-            return Err(
-                layout.cannot_hold(&what, &format!("one whose families have them, such as {}", grouped.join(", ")))
-            );
+            let expected = format!("one whose families have them, such as {}", grouped.join(", "));
+            return Err(layout.cannot_hold(&what, &expected));
         }
         let biases @ [bq, bk, bv, bo] = [q, k, v, &self.o].map(|linear| linear.bias.is_some());
         if !layout.holds_biases(ProjectionBias { q: bq, k: bk, v: bv, o: bo }) {
@@ -133,20 +132,19 @@ impl AttentionWeights {
     }
 
     /// Checks what is beside the projections.
-    fn check_rest(&self, form: &dyn QkvForm, writer: &Writer) -> Result<()> {
+    fn check_rest(&self, writer: &Writer) -> Result<()> {
         let (layout, config) = (writer.layout, writer.config);
         let own = layout.name == LAYOUTS[0].name;
         if let Some((name, _)) = self.parameters.iter().find(|(name, _)| layout.parameter_name(name).is_none()) {
-            return Err(
-                layout.cannot_hold(&format!("`{name}`"), "one whose families have it, such as candle-attention")
-            );
+            let expected = "one whose families have it, such as candle-attention";
+            return Err(layout.cannot_hold(&format!("`{name}`"), expected));
         }
         let (keys_from, what) = match &self.qkv {
             QkvWeights::KeysAsValues(_) => (KeyValueSource::KeysAsValues, "keys as values"),
             QkvWeights::Query(_) => (KeyValueSource::Shared { layer: None }, "queries alone"),
             _ => (KeyValueSource::Projections, "queries, keys and values"),
         };
-        let holds = keys_from == form.key_value_source() || own;
+        let holds = keys_from == layout.qkv.key_value_source() || own;
         ensure!(holds, layout.cannot_hold(what, "one whose families have just these, or candle-attention"));
         let is_key = |name: &str| layout.position_name(name).is_some_and(|name| BIAS_KV.contains(&&*name));
         if self.parameters.get(BIAS_KV[0]).is_some() && self.position.iter().any(|(name, _)| is_key(name)) {

@@ -10,7 +10,7 @@ use crate::families::config_classes::{ROPE_KEYS, default_heads, has_class, ignor
 use crate::families::decoders::DECODERS;
 use crate::families::family::{Family, LayerPositions, Mechanism, Scale, WindowLayers};
 use crate::families::gated::GATED;
-use crate::families::keys::{KEYS, RecordedSection};
+use crate::families::keys::{RecordedSection, keys_that_change};
 use crate::families::layer::{Layer, LayerContents};
 use crate::families::speech::SPEECH;
 use crate::families::table::families;
@@ -55,7 +55,7 @@ fn keys_read(family: &'static Family, model_type: &str) -> Vec<&'static str> {
         // A layer that fails for want of other keys has read its own.
         let _ = layer.configure(config, &contents(family));
         let _ = (layer.mask(), layer.head_size("head_dim"));
-        read.extend(KEYS.iter().map(|(key, ..)| *key).filter(|key| layer.has_read(key)));
+        read.extend(keys_that_change().map(|(key, ..)| key).filter(|key| layer.has_read(key)));
     }
     read
 }
@@ -82,9 +82,9 @@ fn keys_that_no_config_class_knows_are_ignored() {
         let section = RecordedSection::new(&section);
         section.note(&read);
         let layer = Layer { section: &section, model_type, family, prefix: "", index: 0, cross: false };
-        for (key, ..) in KEYS.iter().filter(|(key, ..)| !read.contains(key)) {
+        for (key, ..) in keys_that_change().filter(|(key, ..)| !read.contains(key)) {
             // The scaling of a rotation that is read is never left out, whatever the class has.
-            let is_taken = ROPE_KEYS.contains(key) && read.contains(&"rope_parameters");
+            let is_taken = ROPE_KEYS.contains(&key) && read.contains(&"rope_parameters");
             assert_ne!(is_ignored(key, &layer), knows(key) || is_taken, "{model_type}: {key}");
         }
         assert!(ignored_sizes(json!({"model_type": "timm", "dim": 1}).as_object().unwrap(), model_type).is_empty());

@@ -4,7 +4,7 @@ use crate::attention::mechanisms::GateActivation;
 use crate::config::{NormKind, NormOver};
 use crate::families::decoders::{DELTA, LLAMA, QWEN3, windows};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, LayerPositions, MaxKeys, Mechanism, Mrope, OWN, QueryFactor, ROTARY,
+    BART, BASE, Causal, Family, HeadSizes, LayerPositions, MaxKeys, Mechanism, Mrope, QueryFactor, ROTARY,
     ROTARY_PER_KIND, RotaryLayers, RotaryRow, Scale, StepRow, WindowLayers, share, theta,
 };
 
@@ -128,7 +128,6 @@ pub(crate) const GATED: &[Family] = &[
     },
     Family {
         model_types: &["bitnet"],
-        layouts: OWN,
         mechanisms: &[Mechanism::ContextNorm { kind: NormKind::Rms, over: NormOver::AllHeads, weighted: true }],
         positions: theta(500_000.0),
         defaults: &[("rms_norm_eps", 1e-5)],

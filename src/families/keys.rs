@@ -17,15 +17,8 @@ use crate::families::layer::Layer;
 
 const ROTARY: &str = "rotary positions";
 const BIAS: &str = "a relative position bias";
-const WINDOW: &str = "a sliding window";
 const SCALE: &str = "a factor on the scores";
-const QK_NORM: &str = "norms of queries and keys";
-const ROTARY_OF_WINDOWS: &str = "rotary positions of layers with a window";
 const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
-const ROTARY_PER_LAYER: &str = "rotary positions of each layer";
-const GATE: &str = "a gate of the output";
-const HEAD_SIZES: &str = "other sizes of heads in some layers";
-const NOPE: &str = "layers without positions";
 
 /// A check that a value does not pass for absent, and the name of the values that pass it.
 type Kind = (fn(&Value) -> bool, &'static str);
@@ -36,64 +29,59 @@ const SET: Kind = (Value::is_object, "a set of parameters");
 /// Every value: the code that reads it checks.
 const ANY: Kind = (|_| true, "");
 
-/// Keys that change attention if they are neither null nor false, each with its kind and what it sets.
-pub(super) const KEYS: &[(&str, Kind, &str)] = &[
-    ("rope_theta", NUMBER, ROTARY),
-    ("rope_parameters", SET, ROTARY),
-    ("rope_scaling", SET, ROTARY),
-    ("rotary_dim", ANY, ROTARY),
-    ("rotary_value", ANY, "a rotation of the values"),
-    ("partial_rotary_factor", NUMBER, ROTARY),
-    ("global_rope_theta", NUMBER, ROTARY_OF_WINDOWS),
-    ("local_rope_theta", NUMBER, ROTARY_OF_WINDOWS),
-    ("rope_local_base_freq", NUMBER, ROTARY_OF_WINDOWS),
-    ("rotary_pct", NUMBER, ROTARY_OF_FAMILY),
-    ("rotary_emb_base", NUMBER, ROTARY_OF_FAMILY),
-    ("rotary_emb_fraction", NUMBER, ROTARY_OF_FAMILY),
-    ("rotary_emb_interleaved", ANY, ROTARY_OF_FAMILY),
-    ("rotary_scaling_factor", ANY, ROTARY_OF_FAMILY),
-    ("rotary_emb_scale_base", ANY, ROTARY_OF_FAMILY),
-    ("use_rot_pos_emb", ANY, ROTARY_OF_FAMILY),
-    ("rope_interleave", FLAG, ROTARY_OF_FAMILY),
-    ("alibi", FLAG, "ALiBi positions"),
-    ("relative_attention", FLAG, BIAS),
-    ("relative_attention_num_buckets", ANY, BIAS),
-    ("use_relative_position_bias", ANY, BIAS),
-    ("use_shared_relative_position_bias", ANY, BIAS),
-    ("position_embeddings_type", ANY, "positions inside attention"),
-    ("layer_rope_theta", ANY, ROTARY_PER_LAYER),
-    ("no_rope_layers", ANY, NOPE),
-    ("no_rope_layer_interval", ANY, NOPE),
-    ("sliding_window", ANY, WINDOW),
-    ("local_attention", ANY, WINDOW),
-    ("attention_window", ANY, WINDOW),
-    ("attention_chunk_size", ANY, "attention inside chunks"),
-    ("index_topk", ANY, "keys that an indexer chooses"),
-    ("attn_logit_softcapping", NUMBER, "a cap on the scores"),
-    ("conf_attention_logit_cap", NUMBER, "a cap on the scores"),
-    ("attention_logit_cap", NUMBER, "a cap on the scores"),
-    ("clip_qkv", NUMBER, "a limit on queries, keys and values"),
-    ("query_pre_attn_scalar", NUMBER, SCALE),
-    ("attention_multiplier", NUMBER, SCALE),
-    ("key_multiplier", NUMBER, SCALE),
-    ("scale_attn_by_inverse_layer_idx", ANY, SCALE),
-    ("attn_temperature_tuning", ANY, SCALE),
-    ("qk_scale_factor", NUMBER, "a factor on the queries"),
-    ("attention_value_scale", NUMBER, "a factor on the values"),
-    ("attention_k_eq_v", FLAG, "keys as values"),
-    ("num_kv_shared_layers", ANY, "layers with the keys and values of others"),
-    ("global_head_dim", ANY, HEAD_SIZES),
-    ("num_global_key_value_heads", ANY, HEAD_SIZES),
-    ("per_layer_config", ANY, HEAD_SIZES),
-    ("logn_attention_scale", ANY, SCALE),
-    ("use_qk_norm", ANY, QK_NORM),
-    ("qk_layernorm", ANY, QK_NORM),
-    ("use_attention_gate", ANY, GATE),
-    ("gating", ANY, GATE),
-    ("use_bidirectional_attention", ANY, "attention to later tokens"),
-    ("quant_mode", FLAG, "integer arithmetic"),
-    ("is_decoder", FLAG, "causal self-attention"),
+/// Keys that change attention if they are neither null nor false, by their kind and what they set.
+const GROUPS: &[(Kind, &str, &[&str])] = &[
+    (NUMBER, ROTARY, &["rope_theta"]),
+    (SET, ROTARY, &["rope_parameters", "rope_scaling"]),
+    (ANY, ROTARY, &["rotary_dim"]),
+    (ANY, "a rotation of the values", &["rotary_value"]),
+    (NUMBER, ROTARY, &["partial_rotary_factor"]),
+    (
+        NUMBER,
+        "rotary positions of layers with a window",
+        &["global_rope_theta", "local_rope_theta", "rope_local_base_freq"],
+    ),
+    (NUMBER, ROTARY_OF_FAMILY, &["rotary_pct", "rotary_emb_base", "rotary_emb_fraction"]),
+    (
+        ANY,
+        ROTARY_OF_FAMILY,
+        &["rotary_emb_interleaved", "rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"],
+    ),
+    (FLAG, ROTARY_OF_FAMILY, &["rope_interleave"]),
+    (FLAG, "ALiBi positions", &["alibi"]),
+    (FLAG, BIAS, &["relative_attention"]),
+    (ANY, BIAS, &["relative_attention_num_buckets", "use_relative_position_bias", "use_shared_relative_position_bias"]),
+    (ANY, "positions inside attention", &["position_embeddings_type"]),
+    (ANY, "rotary positions of each layer", &["layer_rope_theta"]),
+    (ANY, "layers without positions", &["no_rope_layers", "no_rope_layer_interval"]),
+    (ANY, "a sliding window", &["sliding_window", "local_attention", "attention_window"]),
+    (ANY, "attention inside chunks", &["attention_chunk_size"]),
+    (ANY, "keys that an indexer chooses", &["index_topk"]),
+    (NUMBER, "a cap on the scores", &["attn_logit_softcapping", "conf_attention_logit_cap", "attention_logit_cap"]),
+    (NUMBER, "a limit on queries, keys and values", &["clip_qkv"]),
+    (NUMBER, SCALE, &["query_pre_attn_scalar", "attention_multiplier", "key_multiplier"]),
+    (ANY, SCALE, &["scale_attn_by_inverse_layer_idx", "attn_temperature_tuning"]),
+    (NUMBER, "a factor on the queries", &["qk_scale_factor"]),
+    (NUMBER, "a factor on the values", &["attention_value_scale"]),
+    (FLAG, "keys as values", &["attention_k_eq_v"]),
+    (ANY, "layers with the keys and values of others", &["num_kv_shared_layers"]),
+    (
+        ANY,
+        "other sizes of heads in some layers",
+        &["global_head_dim", "num_global_key_value_heads", "per_layer_config"],
+    ),
+    (ANY, SCALE, &["logn_attention_scale"]),
+    (ANY, "norms of queries and keys", &["use_qk_norm", "qk_layernorm"]),
+    (ANY, "a gate of the output", &["use_attention_gate", "gating"]),
+    (ANY, "attention to later tokens", &["use_bidirectional_attention"]),
+    (FLAG, "integer arithmetic", &["quant_mode"]),
+    (FLAG, "causal self-attention", &["is_decoder"]),
 ];
+
+/// Each key that changes attention, with its kind and what it sets.
+pub(super) fn keys_that_change() -> impl Iterator<Item = (&'static str, Kind, &'static str)> {
+    GROUPS.iter().flat_map(|(kind, what, keys)| keys.iter().map(|key| (*key, *kind, *what)))
+}
 
 /// Other numbers, at the top or in a set of rotary parameters, whose kind is checked whether a layer reads them or not.
 #[rustfmt::skip]
@@ -131,7 +119,7 @@ impl<'a> RecordedSection<'a> {
 /// Checks the kinds of keys, also in sets of rotary parameters and in the sets of each kind of layer.
 fn check_kinds(keys: &Value, is_read: &dyn Fn(&str) -> bool) -> Result<()> {
     let with_kind = |keys: &'static [&str], kind: Kind| keys.iter().map(move |key| (*key, kind));
-    let listed = KEYS.iter().filter(|(key, ..)| is_read(key)).map(|(key, kind, _)| (*key, *kind));
+    let listed = keys_that_change().filter(|(key, ..)| is_read(key)).map(|(key, kind, _)| (key, kind));
     for (key, (fits, kind)) in listed.chain(with_kind(NUMBERS, NUMBER)).chain(with_kind(FLAGS, FLAG)) {
         match keys.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => {}
@@ -159,11 +147,11 @@ impl Layer<'_> {
     /// Checks that the layer, which is configured, has read every key of its section that changes attention.
     /// `has_class`: whether transformers' own class runs the file, which ignores keys that it does not have.
     pub(crate) fn check_keys_are_read(&self, has_class: bool) -> Result<()> {
-        for (key, _, what) in KEYS {
+        for (key, _, what) in keys_that_change() {
             match self.section.json.get(key) {
                 None | Some(Value::Null | Value::Bool(false)) => {}
                 // All of a head is rotated, as if nothing were stated.
-                Some(value) if ["rotary_pct", "rotary_emb_fraction"].contains(key) && value.as_f64() == Some(1.0) => {}
+                Some(value) if ["rotary_pct", "rotary_emb_fraction"].contains(&key) && value.as_f64() == Some(1.0) => {}
                 Some(_) if self.has_read(key) || has_class && is_ignored(key, self) => {}
                 Some(value) => return Err(self.unsupported(key, value, what)),
             }

@@ -193,11 +193,8 @@ impl Layer<'_> {
         // Without heads no shape shows the size of one.
         for (key, found) in stated.into_iter().filter(|_| config.num_attention_heads > 0) {
             if let Some(stated) = self.number(key)?.filter(|stated| *stated != found) {
-                return Err(Error::config(
-                    key,
-                    stated,
-                    format!("{found}, as the weights under `{}` have it", self.prefix),
-                ));
+                let allowed = format!("{found}, as the weights under `{}` have it", self.prefix);
+                return Err(Error::config(key, stated, allowed));
             }
         }
         let stated = || self.float("rms_norm_eps")?.ok_or_else(|| Error::config("rms_norm_eps", "none", "a number"));
@@ -221,11 +218,8 @@ impl Layer<'_> {
             // GLM-5.3-Flash chooses whole blocks of keys, and the last keys beside them.
             const TAIL: &str = "index_kpool_always_select_tail";
             if self.flag(TAIL)? == Some(false) {
-                return Err(Error::config(
-                    TAIL,
-                    false,
-                    "true: without it a query does not see all keys of a short text",
-                ));
+                let allowed = "true: without it a query does not see all keys of a short text";
+                return Err(Error::config(TAIL, false, allowed));
             }
         }
         Ok(latent)

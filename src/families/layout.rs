@@ -54,20 +54,14 @@ impl LinearNames {
 /// The tensors that hold queries, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QkvNames {
-    /// Three projections: query, key, value.
-    Split([LinearNames; 3]),
-    /// One projection.
-    Fused(LinearNames, FusedOrder),
-    /// One weight; biases of query and value, none of key.
-    FusedSplitBias(&'static str, [&'static str; 2], FusedOrder),
-    /// Three weights with one fused bias (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
-    SplitFusedBias([&'static str; 3], &'static str),
+    /// A projection each of queries, keys and values; of queries and keys, which are the values, too (Gemma 4); or of
+    /// queries alone, in layers with the keys and values of another one (Gemma 3n). The biases of three may be one
+    /// tensor (`torch.nn.MultiheadAttention` with `kdim` or `vdim`).
+    Split(&'static [LinearNames], Option<&'static str>),
+    /// One projection. There may be biases of query and value apart, and none of key.
+    Fused(LinearNames, Option<[&'static str; 2]>, FusedOrder),
     /// A projection of queries, and one of keys followed by values.
     Pair(LinearNames, LinearNames),
-    /// Projections of queries and of keys, which are the values, too (Gemma 4).
-    KeysAsValues([LinearNames; 2]),
-    /// A projection of queries alone, in layers with the keys and values of another one (Gemma 3n).
-    Query(LinearNames),
     /// Projections of contents, and others of position vectors.
     Apart(&'static ApartNames),
     /// The projections of latent attention.
@@ -218,7 +212,7 @@ impl Layout {
     pub(crate) fn holds_biases(&self, biases: ProjectionBias) -> bool {
         match self.qkv {
             // These layouts have no place for the bias of a key.
-            QkvNames::FusedSplitBias(..) => biases == ProjectionBias { k: false, ..ProjectionBias::ALL },
+            QkvNames::Fused(_, Some(_), _) => biases == ProjectionBias { k: false, ..ProjectionBias::ALL },
             _ => self.has_biases(biases),
         }
     }

@@ -22,11 +22,7 @@ macro_rules! linear {
 }
 macro_rules! conv1d {
     ($name:literal) => {
-        LinearNames {
-            weight: concat!($name, ".weight"),
-            bias: concat!($name, ".bias"),
-            orientation: Orientation::InOut,
-        }
+        LinearNames { orientation: Orientation::InOut, ..linear!($name) }
     };
 }
 macro_rules! pixels {
@@ -46,11 +42,7 @@ macro_rules! grouped {
 }
 macro_rules! kernel {
     ($name:literal) => {
-        LinearNames {
-            weight: concat!($name, ".kernel"),
-            bias: concat!($name, ".bias"),
-            orientation: Orientation::Kernel,
-        }
+        LinearNames { weight: concat!($name, ".kernel"), orientation: Orientation::Kernel, ..linear!($name) }
     };
 }
 /// The network that computes a table of biases of patches.
@@ -76,7 +68,12 @@ macro_rules! apart {
 }
 macro_rules! split {
     ($linear:ident, $q:literal, $k:literal, $v:literal) => {
-        QkvNames::Split([$linear!($q), $linear!($k), $linear!($v)])
+        QkvNames::Split(&[$linear!($q), $linear!($k), $linear!($v)], None)
+    };
+}
+macro_rules! fused {
+    ($linear:ident, $name:literal, $order:ident) => {
+        QkvNames::Fused($linear!($name), None, FusedOrder::$order)
     };
 }
 
@@ -88,11 +85,16 @@ const ONLY_QUERY: ProjectionBias = ProjectionBias { q: true, ..NONE };
 const ONLY_OUT: ProjectionBias = ProjectionBias { o: true, ..NONE };
 const IN_PROJ: LinearNames =
     LinearNames { weight: "in_proj_weight", bias: "in_proj_bias", orientation: Orientation::OutIn };
-const SPLIT_PROJ: [&str; 3] = ["q_proj_weight", "k_proj_weight", "v_proj_weight"];
+const SPLIT_PROJ: &[LinearNames] = &[bare("q_proj_weight"), bare("k_proj_weight"), bare("v_proj_weight")];
+
+/// A weight `[out, in]` whose bias is elsewhere, if there is one.
+const fn bare(weight: &'static str) -> LinearNames {
+    LinearNames { weight, bias: "", orientation: Orientation::OutIn }
+}
 
 /// A kernel without a module, of a projection without a bias.
 const fn bare_kernel(weight: &'static str) -> LinearNames {
-    LinearNames { weight, bias: "", orientation: Orientation::Kernel }
+    LinearNames { orientation: Orientation::Kernel, ..bare(weight) }
 }
 
 /// Latent attention with queries of low rank, too.
@@ -300,7 +302,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "self.query_proj", "self.key_proj", "self.value_proj"), o: linear!("output.dense"),
         position: DEBERTA_V2_POSITION, ..BASE },
     Layout { name: "deberta", families: "DeBERTa",
-        qkv: QkvNames::FusedSplitBias("self.in_proj.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Grouped),
+        qkv: QkvNames::Fused(bare("self.in_proj.weight"), Some(["self.q_bias", "self.v_bias"]), FusedOrder::Grouped),
         o: linear!("output.dense"), position: DEBERTA_POSITION, ..BASE },
     Layout { name: "distilbert", families: "DistilBERT, XLM, FlauBERT",
         qkv: split!(linear, "q_lin", "k_lin", "v_lin"), o: linear!("out_lin"), ..BASE },
@@ -311,28 +313,28 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "t5", families: "T5, mT5, UMT5; MPNet, from the prefix one further down",
         qkv: split!(linear, "q", "k", "v"), o: linear!("o"), biases: &[ALL, NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
-    Layout { name: "videomae", families: "VideoMAE", qkv: QkvNames::Split([
+    Layout { name: "videomae", families: "VideoMAE", qkv: QkvNames::Split(&[
             LinearNames { bias: "attention.q_bias", ..linear!("attention.query") }, linear!("attention.key"),
-            LinearNames { bias: "attention.v_bias", ..linear!("attention.value") }]),
+            LinearNames { bias: "attention.v_bias", ..linear!("attention.value") }], None),
         o: linear!("output.dense"), biases: &[NO_KEY], ..BASE },
     Layout { name: "vit", families: "ViT, DINOv2, BEiT (transformers)",
         qkv: split!(linear, "attention.query", "attention.key", "attention.value"), o: linear!("output.dense"),
         biases: &[ALL, NO_KEY, ONLY_OUT],
         position: &[bias_table(PATCH_BIAS, "attention.relative_position_bias.relative_position_bias_table")], ..BASE },
     Layout { name: "timm-beit", families: "timm BEiT, EVA",
-        qkv: QkvNames::FusedSplitBias("qkv.weight", ["q_bias", "v_bias"], FusedOrder::Blocks), o: linear!("proj"),
+        qkv: QkvNames::Fused(bare("qkv.weight"), Some(["q_bias", "v_bias"]), FusedOrder::Blocks), o: linear!("proj"),
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
-        qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
+        qkv: fused!(linear, "qkv", Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
         parameters: &qk_norms(0), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
         o: linear!("out_proj"), biases: &[ALL, NO_KEY, ONLY_OUT, NONE], grouped: true, parameters: &BART_PARAMETERS,
         position: BART_POSITION, ..BASE },
     Layout { name: "torch", families: "torch.nn.MultiheadAttention, OpenCLIP",
-        qkv: QkvNames::Fused(IN_PROJ, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
+        qkv: QkvNames::Fused(IN_PROJ, None, FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "torch-split", families: "torch.nn.MultiheadAttention with kdim or vdim",
-        qkv: QkvNames::SplitFusedBias(SPLIT_PROJ, IN_PROJ.bias), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
+        qkv: QkvNames::Split(SPLIT_PROJ, Some(IN_PROJ.bias)), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "d2l", families: "Dive into Deep Learning: PyTorch, MXNet",
         qkv: split!(linear, "W_q", "W_k", "W_v"), o: linear!("W_o"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "d2l-kernel", families: "Dive into Deep Learning: JAX, TensorFlow",
@@ -348,25 +350,25 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi", families: "Phi-1.5, Phi-2", o: linear!("dense"), biases: &[ALL, NONE],
         grouped: true, parameters: &qk_norms(1), ..BASE },
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
-        qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
+        qkv: fused!(linear, "qkv_proj", Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
     Layout { name: "unlimited-ocr", families: "Unlimited OCR, vision",
-        qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::Blocks), o: linear!("out_proj"),
+        qkv: fused!(linear, "qkv_proj", Blocks), o: linear!("out_proj"),
         requires: &["qkv_proj.bias"], ..BASE },
     Layout { name: "kimi", families: "Kimi K2.5, vision",
-        qkv: QkvNames::Fused(linear!("wqkv"), FusedOrder::Blocks), o: linear!("wo"),
+        qkv: fused!(linear, "wqkv", Blocks), o: linear!("wo"),
         after: &["mlp", "norm0", "norm1"], ..BASE },
     Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
-        qkv: QkvNames::Fused(linear!("gqkv_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
+        qkv: fused!(linear, "gqkv_proj", Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
-        qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
+        qkv: fused!(linear, "Wqkv", Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
         ..BASE },
     Layout { name: "cpm-ant", families: "CPM-Ant",
         qkv: split!(linear, "project_q", "project_k", "project_v"), o: linear!("attention_out"), biases: &[NONE],
         ..BASE },
     Layout { name: "nemotron-speech", families: "Nemotron 3.5 Transcribe",
-        qkv: QkvNames::Fused(linear!("w_qkv"), FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, ONLY_OUT],
+        qkv: fused!(linear, "w_qkv", Blocks), o: linear!("out_proj"), biases: &[ALL, ONLY_OUT],
         parameters: &qk_norms(0), ..BASE },
     Layout { name: "pixels", families: "Chameleon, Janus and Apertus, tokenizers of images",
         qkv: split!(pixels, "q", "k", "v"), o: pixels!("proj_out"), after: &["norm"], ..BASE },
@@ -380,16 +382,16 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "ctrl", families: "CTRL",
         qkv: split!(linear, "Wq", "Wk", "Wv"), o: linear!("dense"), ..BASE },
     Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3, DBRX",
-        qkv: QkvNames::Fused(linear!("Wqkv"), FusedOrder::Blocks), o: linear!("out_proj"),
+        qkv: fused!(linear, "Wqkv", Blocks), o: linear!("out_proj"),
         biases: &[ALL, NONE, NO_OUT, ONLY_OUT], grouped: true, ..BASE },
     Layout { name: "bark", families: "Bark",
-        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("out_proj"), biases: &[ALL, NONE],
+        qkv: fused!(linear, "att_proj", Blocks), o: linear!("out_proj"), biases: &[ALL, NONE],
         ..BASE },
     Layout { name: "molmo", families: "Molmo 2",
-        qkv: QkvNames::Fused(linear!("att_proj"), FusedOrder::Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
+        qkv: fused!(linear, "att_proj", Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
         grouped: true, parameters: &qk_norms(0), ..BASE },
     Layout { name: "gradium", families: "Gradium Phonon",
-        qkv: QkvNames::Fused(linear!("in_proj"), FusedOrder::Blocks), biases: &[NONE], ..BASE },
+        qkv: fused!(linear, "in_proj", Blocks), biases: &[NONE], ..BASE },
     Layout { name: "inner-linear", families: "Kyutai's speech to text, vision of Gemma 4",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, parameters: &qk_norms(0), ..BASE },
@@ -408,33 +410,33 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pvt-v2", families: "PVT v2",
         qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "neox-japanese", families: "GPT-NeoX Japanese, last layer",
-        qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped),
+        qkv: fused!(linear, "query_key_value", Grouped),
         o: LinearNames { bias: "dense_bias", ..linear!("dense") }, biases: &[ONLY_OUT], requires: &["dense_bias"], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
-        qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Grouped), o: linear!("dense"),
+        qkv: fused!(linear, "query_key_value", Grouped), o: linear!("dense"),
         biases: &[ALL, NONE], grouped: true, parameters: &qk_norms(1), excludes: &["query_layernorm.weight"], ..BASE },
-    Layout { name: "sarvam", families: "Sarvam", qkv: QkvNames::Fused(linear!("query_key_value"), FusedOrder::Blocks),
+    Layout { name: "sarvam", families: "Sarvam", qkv: fused!(linear, "query_key_value", Blocks),
         o: linear!("dense"), biases: &[], grouped: true, parameters: &qk_norms(3),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "codegen", families: "CodeGen",
-        qkv: QkvNames::Fused(linear!("qkv_proj"), FusedOrder::FourBlocks), o: linear!("out_proj"),
+        qkv: fused!(linear, "qkv_proj", FourBlocks), o: linear!("out_proj"),
         biases: &[NONE], ..BASE },
     Layout { name: "gpt2-cross", families: "GPT-2, cross-attention",
         qkv: QkvNames::Pair(conv1d!("q_attn"), conv1d!("c_attn")), o: conv1d!("c_proj"),
         check_orientation: true, ..BASE },
     Layout { name: "gpt2", families: "GPT-2",
-        qkv: QkvNames::Fused(conv1d!("c_attn"), FusedOrder::Blocks), o: conv1d!("c_proj"),
+        qkv: fused!(conv1d, "c_attn", Blocks), o: conv1d!("c_proj"),
         check_orientation: true, ..BASE },
     Layout { name: "gpt-bigcode", families: "GPT-BigCode",
-        qkv: QkvNames::Fused(linear!("c_attn"), FusedOrder::Grouped), o: linear!("c_proj"),
+        qkv: fused!(linear, "c_attn", Grouped), o: linear!("c_proj"),
         grouped: true, check_orientation: true, ..BASE },
     Layout { name: "timm-pool", families: "timm attention pooling (SigLIP)",
         qkv: QkvNames::Pair(linear!("q"), linear!("kv")), o: linear!("proj"), ..BASE },
     Layout { name: "timesformer", families: "TimeSformer",
-        qkv: QkvNames::Fused(linear!("attention.qkv"), FusedOrder::Blocks), o: linear!("output.dense"),
+        qkv: fused!(linear, "attention.qkv", Blocks), o: linear!("output.dense"),
         biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "blip", families: "BLIP, BLIP-2, InstructBLIP",
-        qkv: QkvNames::Fused(linear!("qkv"), FusedOrder::Blocks), o: linear!("projection"), biases: &[ALL, ONLY_OUT],
+        qkv: fused!(linear, "qkv", Blocks), o: linear!("projection"), biases: &[ALL, ONLY_OUT],
         ..BASE },
     Layout { name: "internvl", families: "InternVL, Janus", o: linear!("projection_layer"), biases: &[ALL, ONLY_OUT],
         parameters: &qk_norms(0), ..BASE },
@@ -442,14 +444,14 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "query", "key", "value"), o: linear!("output"), biases: &[NONE],
         position: &[bias_table(RELATIVE_BIAS, RELATIVE_BIAS)], ..BASE },
     Layout { name: "keys-as-values", families: "Gemma 4, layers whose keys are their values",
-        qkv: QkvNames::KeysAsValues([linear!("q_proj"), linear!("k_proj")]), biases: &[], grouped: true,
+        qkv: QkvNames::Split(&[linear!("q_proj"), linear!("k_proj")], None), biases: &[], grouped: true,
         parameters: &qk_norms(0), excludes: &["v_proj.weight"], ..BASE },
     Layout { name: "shared-keys", families: "Gemma 3n, Gemma 4, layers with the keys and values of another one",
-        qkv: QkvNames::Query(linear!("q_proj")), biases: &[], grouped: true, parameters: &qk_norms(0),
+        qkv: QkvNames::Split(&[linear!("q_proj")], None), biases: &[], grouped: true, parameters: &qk_norms(0),
         excludes: &["k_proj.weight", "v_proj.weight", "kv_proj.weight", "kv_b_proj.weight",
             "kv_a_proj_with_mqa.weight"], ..BASE },
     Layout { name: "layoutlmv2", families: "LayoutLMv2",
-        qkv: QkvNames::FusedSplitBias("self.qkv_linear.weight", ["self.q_bias", "self.v_bias"], FusedOrder::Blocks),
+        qkv: QkvNames::Fused(bare("self.qkv_linear.weight"), Some(["self.q_bias", "self.v_bias"]), FusedOrder::Blocks),
         o: linear!("output.dense"), wide_biases: true, ..BASE },
     Layout { name: "grounding-dino", families: "Grounding DINO, OmDet-Turbo",
         qkv: split!(linear, "query", "key", "value"), o: linear!("out_proj"), ..BASE },
@@ -470,7 +472,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "linear_q", "linear_k", "linear_v"), o: linear!("linear_out"),
         position: CONFORMER_POSITION, ..BASE },
     Layout { name: "xlnet", families: "XLNet",
-        qkv: QkvNames::Split([bare_kernel("q"), bare_kernel("k"), bare_kernel("v")]),
+        qkv: QkvNames::Split(&[bare_kernel("q"), bare_kernel("k"), bare_kernel("v")], None),
         o: LinearNames { orientation: Orientation::OutHeads, ..bare_kernel("o") }, biases: &[NONE], per_head_kernels: true,
         position: XLNET_POSITION, requires: &["r"], after: &["layer_norm"], ..BASE },
     Layout { name: "evolla-resampler", families: "Evolla, resampler",
@@ -480,10 +482,10 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: split!(linear, "query", "key_protein", "value_protein"), o: linear!("out_proj"), biases: &[ALL, NO_OUT],
         after: &["attention_norm", "ff", "gate_attention", "gate_ffw"], ..BASE },
     Layout { name: "aimv2-pool", families: "AIMv2, head",
-        qkv: QkvNames::Split([LinearNames::ABSENT, linear!("k_proj"), linear!("v_proj")]), o: linear!("output_proj"),
+        qkv: QkvNames::Split(&[LinearNames::ABSENT, linear!("k_proj"), linear!("v_proj")], None), o: linear!("output_proj"),
         biases: &[ONLY_OUT, ALL], requires: &["cls_token"], after: &["cls_token"], ..BASE },
     Layout { name: "gru-cell", families: "SLANet, the attention of its recurrent cell",
-        qkv: QkvNames::Split([linear!("hidden_to_hidden"), linear!("input_to_hidden"), LinearNames::ABSENT]),
+        qkv: QkvNames::Split(&[linear!("hidden_to_hidden"), linear!("input_to_hidden"), LinearNames::ABSENT], None),
         o: LinearNames::ABSENT, biases: &[ONLY_QUERY], requires: &[SCORE], after: &["rnn"], ..BASE },
     Layout { name: "dab-detr", families: "DAB-DETR, decoder", qkv: QkvNames::Apart(&DAB_SELF),
         o: linear!("self_attn.output_proj"), ..BASE },

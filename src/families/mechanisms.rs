@@ -111,17 +111,10 @@ impl Layer<'_> {
     /// Checks that the family has the mechanisms of which the checkpoint holds tensors.
     fn check_held(&self, config: &AttentionConfig, contents: &LayerContents) -> Result<()> {
         let has = |is_it: fn(&Mechanism) -> bool| self.family.mechanisms.iter().any(is_it);
+        let (of_values, beside_heads) = (config.value_convolution().is_some(), config.span_convolution().is_some());
         let found = [
-            (
-                "a convolution of the values",
-                config.value_convolution().is_some(),
-                has(|m| matches!(m, Mechanism::ValueConvolution(_))),
-            ),
-            (
-                "a convolution beside the heads",
-                config.span_convolution().is_some(),
-                has(|m| matches!(m, Mechanism::SpanConvolution(_))),
-            ),
+            ("a convolution of the values", of_values, has(|m| matches!(m, Mechanism::ValueConvolution(_)))),
+            ("a convolution beside the heads", beside_heads, has(|m| matches!(m, Mechanism::SpanConvolution(_)))),
             ("a gate of the output", contents.gate.is_some(), has(|m| matches!(m, Mechanism::Gate { .. }))),
             ("an indexer", contents.indexer, has(|m| matches!(m, Mechanism::Indexer(_)))),
             ("a norm of the context", contents.context_norm, has(|m| matches!(m, Mechanism::ContextNorm { .. }))),
@@ -214,11 +207,8 @@ impl Layer<'_> {
             }
         }
         let expected = "those of a model with a layer of this kind before those that share its keys";
-        Err(Error::value(
-            format!("the projections of layer {}", self.index),
-            "those of a layer that shares keys",
-            expected,
-        ))
+        let what = format!("the projections of layer {}", self.index);
+        Err(Error::value(what, "those of a layer that shares keys", expected))
     }
 
     /// Checks the projections that the checkpoint holds. Published files hold keys and values also of layers that share

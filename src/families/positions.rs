@@ -60,22 +60,16 @@ pub(crate) enum LayerPositions {
 impl LayerPositions {
     /// Whether tensors of a layer show its positions, so that a layer without them is an error.
     pub(crate) fn are_in_weights(&self) -> bool {
-        matches!(
+        !matches!(
             self,
-            Self::FromWeights
-                | Self::T5Bias
-                | Self::MpnetBias
-                | Self::Disentangled { .. }
-                | Self::ComputedBias { .. }
-                | Self::RelativeSinusoids
-                | Self::SegmentSinusoids
-                | Self::LocalSinusoids { .. }
-                | Self::Conformer(_)
-                | Self::RelativeKeyBlocks(_)
-                | Self::SharedRelativeKeys(..)
-                | Self::RelativeKey2d
-                | Self::RelativeKeyValue
-                | Self::GatedBias
+            Self::Rotary(_)
+                | Self::Given(_)
+                | Self::Video
+                | Self::DinoRotary
+                | Self::PatchRotary(_)
+                | Self::Alibi
+                | Self::MptAlibi
+                | Self::MainOrCompress
         )
     }
 }

@@ -101,10 +101,8 @@ impl Layer<'_> {
 
     pub(super) fn gated_bias(&self) -> Result<Position> {
         let buckets = self.number("num_buckets")?.unwrap_or(320);
-        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(
-            buckets,
-            self.number("max_bucket_distance")?.unwrap_or(800),
-        )))
+        let farthest = self.number("max_bucket_distance")?.unwrap_or(800);
+        Ok(Position::GatedRelativeBias(GatedRelativeBias::new(buckets, farthest)))
     }
 
     /// The scale of disentangled attention. It counts the terms that are stated even if relative attention is off.

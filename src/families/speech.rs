@@ -48,7 +48,6 @@ pub(crate) const SPEECH: &[Family] = &[
     Family { model_types: &["wavlm"], positions: LayerPositions::GatedBias, ..PLAIN },
     Family {
         model_types: &["vits"],
-        layouts: BART,
         positions: LayerPositions::RelativeKeyValue,
         defaults: &[("window_size", 4.0)],
         ..PLAIN

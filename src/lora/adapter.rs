@@ -153,10 +153,8 @@ fn low_rank(module: &str, parts: &Parts, config: &LoraConfig, patterns: &Pattern
         (true, None) => return Err(incomplete(module, Part::Magnitude)),
         (false, Some(_)) => return Err(unknown(&name_of(module, Part::Magnitude), "needs `use_dora`")),
         (true, Some(_)) if transposed => {
-            return Err(unknown(
-                &name_of(module, Part::Magnitude),
-                "scales embeddings, which this version does not apply",
-            ));
+            let name = name_of(module, Part::Magnitude);
+            return Err(unknown(&name, "scales embeddings, which this version does not apply"));
         }
         (_, Some(magnitude)) => {
             let out = b.dims()[0];

@@ -63,11 +63,8 @@ impl LoraTasks {
         if let Some(stated) = key("task_instructions") {
             for name in &names {
                 let Some(text) = stated.get(name).and_then(Value::as_str) else {
-                    return Err(Error::config(
-                        "task_instructions",
-                        format!("no text for `{name}`"),
-                        "one for each task",
-                    ));
+                    let found = format!("no text for `{name}`");
+                    return Err(Error::config("task_instructions", found, "one for each task"));
                 };
                 if text.len() > MAX_INSTRUCTION_BYTES {
                     let found = format!("{} bytes for `{name}`", text.len());

@@ -76,11 +76,8 @@ impl Projection for CallerModule {
         let ys = self.run(&xs.to_dtype(self.like.dtype())?.contiguous()?)?;
         if ys.track_op() && !xs.track_op() && !self.tracks_gradient {
             let expected = "none, as when it was put into the layer: put it in again";
-            return Err(Error::value(
-                format!("{}, a module of the caller,", self.name),
-                "one with variables",
-                expected,
-            ));
+            let what = format!("{}, a module of the caller,", self.name);
+            return Err(Error::value(what, "one with variables", expected));
         }
         let ys = if self.outputs.len() == self.dims[0] {
             ys

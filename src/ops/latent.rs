@@ -10,11 +10,12 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{D, DType, Tensor, TensorId};
 
 use crate::error::{Error, Result};
+use crate::map_fields;
 use crate::ops::dense::accumulate_dtype;
 use crate::ops::linear::Linear;
 use crate::ops::norm::NormParameters;
 use crate::ops::quantization::Quantization;
-use crate::tensor::{MapTensors, ShareWeights, check_shape, same_dtype_and_device};
+use crate::tensor::{ShareWeights, check_shape, same_dtype_and_device};
 use crate::weights::{LatentWeights, NormWeights};
 
 /// The sizes and constants of a layer's projections; [`LatentAttention`](crate::LatentAttention) documents them.
@@ -269,9 +270,7 @@ impl ShareWeights for Latent {
         if let (Some((own, _)), Some((other, _))) = (&mut self.q_a, &other.q_a) {
             own.share_weights(other)?;
         }
-        if let (Some(own), Some(other)) = (&mut self.gate, &other.gate) {
-            own.share_weights(other)?;
-        }
+        self.gate.share_weights(&other.gate)?;
         self.q.share_weights(&other.q)?;
         self.kv_a.share_weights(&other.kv_a)?;
         if let (Some(own), Some(theirs)) = (&self.kv_b, &other.kv_b)
@@ -283,13 +282,4 @@ impl ShareWeights for Latent {
     }
 }
 
-impl MapTensors for LatentWeights {
-    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let q_a = match &self.q_a {
-            Some((linear, norm)) => Some((linear.map_tensors(f)?, norm.map_tensors(f)?)),
-            None => None,
-        };
-        let (q, kv_a, kv_a_norm) = (self.q.map_tensors(f)?, self.kv_a.map_tensors(f)?, self.kv_a_norm.map_tensors(f)?);
-        Ok(Self::new(q_a, q, kv_a, kv_a_norm, self.kv_b.as_ref().map(|kv_b| kv_b.map_tensors(f)).transpose()?))
-    }
-}
+map_fields!(LatentWeights { q_a, q, kv_a, kv_a_norm, kv_b });

@@ -2,6 +2,7 @@
 
 mod parts;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -356,13 +357,11 @@ impl Qkv {
 
     /// The weights as three layers.
     pub(crate) fn weights(&self) -> Result<QkvWeights> {
-        if let Some(ordered) = self.reordered()? {
-            return ordered.weights();
-        }
         if let Some(latent) = self.latent() {
             return Ok(QkvWeights::Latent(Box::new(latent.weights()?)));
         }
-        Ok(QkvWeights::Split(Box::new([self.part_weights(0)?, self.part_weights(1)?, self.part_weights(2)?])))
+        let ordered = self.in_order()?;
+        Ok(QkvWeights::Split(Box::new([ordered.part_weights(0)?, ordered.part_weights(1)?, ordered.part_weights(2)?])))
     }
 
     /// The weights that the contents of a cache are made with: those of keys and values, or of latents.
@@ -382,21 +381,14 @@ impl Qkv {
 
     /// The queries alone, as [`forward`](Self::forward) gives them.
     pub(crate) fn query(&self, xs: &Tensor, size: usize, dtype: DType) -> Result<Tensor> {
-        match self.reordered()? {
-            Some(ordered) => ordered.query(xs, size, dtype),
-            None => split_heads(&self.forward_part(0, xs, dtype)?, size),
-        }
+        split_heads(&self.project(0, xs, dtype)?, size)
     }
 
     /// Keys and values alone, as [`forward`](Self::forward) gives them.
     pub(crate) fn key_value(&self, [k, v]: [&Tensor; 2], sizes: [usize; 2], dtype: DType) -> Result<[Tensor; 2]> {
-        match self.reordered()? {
-            Some(ordered) => ordered.key_value([k, v], sizes, dtype),
-            None => Ok([
-                split_heads(&self.forward_part(1, k, dtype)?, sizes[0])?,
-                split_heads(&self.forward_part(2, v, dtype)?, sizes[1])?,
-            ]),
-        }
+        let ordered = self.in_order()?;
+        let part = |i: usize, xs, size| split_heads(&ordered.forward_part(i, xs, dtype)?, size);
+        Ok([part(1, k, sizes[0])?, part(2, v, sizes[1])?])
     }
 
     /// The projection of the gate of `xs` `(b, s, in)`, if there is one: `(b, s, out)` in `dtype`.
@@ -406,10 +398,7 @@ impl Qkv {
 
     /// The weights of the gate, if there is one.
     pub(crate) fn gate_weights(&self) -> Result<Option<LinearWeights>> {
-        match self.reordered()? {
-            Some(ordered) => ordered.gate_weights(),
-            None => self.has_gate().then(|| self.part_weights(GATE)).transpose(),
-        }
+        self.has_gate().then(|| self.in_order()?.part_weights(GATE)).transpose()
     }
 
     /// Whether the projection of the gate has a bias.
@@ -419,10 +408,7 @@ impl Qkv {
 
     /// The queries (0), keys (1) or values (2) of `xs` `(b, s, in)`, not split into heads: `(b, s, out)` in `dtype`.
     pub(crate) fn project(&self, i: usize, xs: &Tensor, dtype: DType) -> Result<Tensor> {
-        match self.reordered()? {
-            Some(ordered) => ordered.forward_part(i, xs, dtype),
-            None => self.forward_part(i, xs, dtype),
-        }
+        self.in_order()?.forward_part(i, xs, dtype)
     }
 
     /// [`project`](Self::project) with weights whose rows are in order.
@@ -464,6 +450,11 @@ impl Qkv {
             (stored, _) => stored,
         };
         Self::new(ordered, [q, k, v], inputs, self.h_kv, (gate, gate_rows)).map(Some)
+    }
+
+    /// These projections, or the [`reordered`](Self::reordered) ones.
+    fn in_order(&self) -> Result<Cow<'_, Self>> {
+        Ok(self.reordered()?.map_or(Cow::Borrowed(self), Cow::Owned))
     }
 
     /// `ys` `(b, s, rows of q, k and v)` → queries, keys and values by head.

@@ -66,12 +66,8 @@ impl Quantization {
         if like.device().is_cpu() {
             return Ok(());
         }
-        let location = format!("{:?}", like.device().location());
-        Err(Error::value(
-            format!("the device of {self} weights"),
-            location,
-            "the CPU: other devices run f32, f16 or bf16",
-        ))
+        let (what, found) = (format!("the device of {self} weights"), format!("{:?}", like.device().location()));
+        Err(Error::value(what, found, "the CPU: other devices run f32, f16 or bf16"))
     }
 }
 

@@ -48,6 +48,12 @@ impl<T: MapTensors> MapTensors for Box<T> {
     }
 }
 
+impl<A: MapTensors, B: MapTensors> MapTensors for (A, B) {
+    fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        Ok((self.0.map_tensors(f)?, self.1.map_tensors(f)?))
+    }
+}
+
 impl<T: MapTensors> MapTensors for [T; 2] {
     fn map_tensors(&self, f: &mut dyn FnMut(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok([self[0].map_tensors(f)?, self[1].map_tensors(f)?])

@@ -2,39 +2,29 @@
 
 use candle_core::Tensor;
 
-use crate::checkpoint::forms::{Matrix, Projections, QkvForm, Reader, Shapes, Writer};
+use crate::checkpoint::forms::{Matrix, Reader, Shapes};
 use crate::checkpoint::projection::Rows;
 use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
 use crate::families::layout::{ApartNames, LinearNames};
 use crate::weights::{LinearWeights, QkvWeights};
 
-pub(super) struct Apart(pub &'static ApartNames);
-
-impl QkvForm for Apart {
-    fn matrices(&self) -> Vec<Matrix> {
-        let ApartNames { q: [q, q_position], k: [k, k_position], v, sines } = *self.0;
+impl ApartNames {
+    pub(super) fn matrices(&self) -> Vec<Matrix> {
+        let ApartNames { q: [q, q_position], k: [k, k_position], v, sines } = *self;
         let parts = [(q, 0..1), (q_position, 0..1), (k, 1..2), (k_position, 1..2), (v, 2..3)];
         parts.into_iter().chain(sines.map(|sines| (sines, 0..1))).collect()
     }
 
-    fn required(&self) -> Vec<&'static str> {
-        let ApartNames { q, k, v, sines } = *self.0;
+    pub(super) fn required(&self) -> Vec<&'static str> {
+        let ApartNames { q, k, v, sines } = *self;
         let contents = [q[0], k[0], v].map(|linear| linear.weight);
         let positions = [k[1], sines.unwrap_or(q[1])].map(|linear| [linear.weight, linear.bias]);
         [&contents[..], positions.as_flattened()].concat()
     }
 
-    fn optional(&self) -> Vec<&'static str> {
-        vec![self.0.q[1].weight, self.0.q[1].bias]
-    }
-
-    fn has_places(&self) -> bool {
-        false
-    }
-
-    fn read(&self, reader: &Reader) -> Result<QkvWeights> {
-        let ApartNames { q, k, v, sines } = *self.0;
+    pub(super) fn read(&self, reader: &Reader) -> Result<QkvWeights> {
+        let ApartNames { q, k, v, sines } = *self;
         let has_positions = reader.source.contains(q[1].weight);
         let queries = [Some(q[0]), Some(q[1]).filter(|_| has_positions), sines].into_iter().flatten();
         let parts = |names: Vec<LinearNames>, part: usize, last_in_sum: bool| {
@@ -55,18 +45,13 @@ impl QkvForm for Apart {
         Ok(QkvWeights::Split(Box::new([q, k, reader.part(v, 2)?])))
     }
 
-    fn write(&self, _: &Projections, writer: &mut Writer) -> Result<()> {
-        let expected = "one that holds them as one projection, such as candle-attention";
-        Err(writer.layout.cannot_hold("projections of contents and positions", expected))
-    }
-
-    fn infer(&self, shapes: &Shapes) -> Result<AttentionConfig> {
-        let ApartNames { q, k, v, sines } = *self.0;
+    pub(super) fn infer(&self, shapes: &Shapes) -> Result<AttentionConfig> {
+        let ApartNames { q, k, v, sines } = *self;
         let sines = usize::from(sines.is_some());
         let inputs = 1 + usize::from(shapes.source.contains(q[1].weight)) + sines;
         let all = |(rows, input): (usize, usize), n| (rows.saturating_mul(1 + sines), input.saturating_mul(n));
         let (q, k, v) = (shapes.linear(q[0])?, shapes.linear(k[0])?, shapes.linear(v)?);
-        shapes.config([all(q, inputs), all(k, 2), v], self.key_value_source())
+        shapes.config([all(q, inputs), all(k, 2), v])
     }
 }
 

@@ -6,9 +6,9 @@ use candle_core::Tensor;
 
 use crate::checkpoint::projection::{HeadSide, Rows};
 use crate::checkpoint::source::WeightSource;
-use crate::config::{AttentionConfig, KeyValueSource};
+use crate::config::AttentionConfig;
 use crate::error::{Error, Result};
-use crate::families::layout::{GateNames, Layout, LinearNames};
+use crate::families::layout::{Layout, LinearNames};
 use crate::tensor::check_tensor_memory;
 use crate::weights::LinearWeights;
 
@@ -27,11 +27,6 @@ impl<'a> Reader<'a> {
     pub fn new(source: &'a dyn WeightSource, layout: &'static Layout, config: &'a AttentionConfig) -> Self {
         let inputs = [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()];
         Self { source, layout, config, rows: Rows::from_config(config), inputs }
-    }
-
-    /// Whether keys and values are those of another layer.
-    pub fn is_shared(&self) -> bool {
-        matches!(self.config.key_value_source, KeyValueSource::Shared { .. })
     }
 
     /// The numbers of rows of query, key and value.
@@ -75,15 +70,6 @@ impl<'a> Reader<'a> {
         let allowed = format!("query_size = {q}: the checkpoint's fused layout `{}` has one", self.layout.name);
         let (field, found) = if q != k { ("key_size", k) } else { ("value_size", v) };
         Err(Error::config(field, found, allowed))
-    }
-
-    /// The rows of the gate before the queries of the fused projection `weight`.
-    pub fn gate_before_query(&self, weight: &str) -> Result<usize> {
-        if self.layout.gate != GateNames::BeforeQuery {
-            return Ok(0);
-        }
-        self.config.check_gates_elements(|| format!("`{}` holds the gate", self.source.full_name(weight)))?;
-        Ok(self.context().count())
     }
 
     /// The error for a field of the configuration that another layout has as it is.

@@ -2,8 +2,8 @@
 
 use crate::attention::mechanisms;
 use crate::checkpoint::projection::HeadSide;
-use crate::checkpoint::source::{WeightSource, wrong_shape};
-use crate::config::{AttentionConfig, KeyValueSource, ProjectionBias, Scoring};
+use crate::checkpoint::source::WeightSource;
+use crate::config::{AttentionConfig, ProjectionBias, Scoring};
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::{Layout, LinearNames};
@@ -20,37 +20,14 @@ pub(in crate::checkpoint) struct Shapes<'a> {
     pub o: (usize, usize),
 }
 
-impl<'a> Shapes<'a> {
-    pub fn new(
-        source: &'a dyn WeightSource,
-        layout: &'static Layout,
-        heads: usize,
-        bias: ProjectionBias,
-    ) -> Result<Self> {
-        let o = if layout.o.is_absent() { (0, 0) } else { layout.o.sizes(source, HeadSide::Inputs)? };
-        Ok(Self { source, layout, heads, bias, o })
-    }
-
+impl Shapes<'_> {
     /// The sizes `(out, in)` of a projection into heads.
     pub fn linear(&self, names: LinearNames) -> Result<(usize, usize)> {
         names.sizes(self.source, HeadSide::Outputs)
     }
 
-    /// The sizes of query, key and value in one weight, which has rows of a gate beside them.
-    pub fn fused(&self, names: LinearNames, gate_rows: usize) -> Result<[(usize, usize); 3]> {
-        let ((rows, input), query_rows) = (self.linear(names)?, self.o.1);
-        let rest = rows.checked_sub(query_rows.saturating_add(gate_rows));
-        let rest = rest.filter(|rest| rest.is_multiple_of(2) && (*rest > 0 || self.heads == 0));
-        let expected = || {
-            let name = self.source.full_name(names.weight);
-            wrong_shape(name, &[rows, input], &[query_rows.saturating_mul(3), input])
-        };
-        let half = rest.ok_or_else(expected)? / 2;
-        Ok([(query_rows, input), (half, input), (half, input)])
-    }
-
     /// The configuration of a layer whose projections of queries, keys and values are `(out, in)`.
-    pub fn config(&self, qkv: [(usize, usize); 3], keys_from: KeyValueSource) -> Result<AttentionConfig> {
+    pub fn config(&self, qkv: [(usize, usize); 3]) -> Result<AttentionConfig> {
         let ([q, k, v], &Self { source, layout, heads, .. }) = (qkv, self);
         // Without an output projection the width of the model is that of its queries, that of the output of its values.
         let [width, output] = if layout.o.is_absent() { [q.1, v.0] } else { [self.o.0; 2] };
@@ -60,7 +37,7 @@ impl<'a> Shapes<'a> {
             .with_query_size(q.1)
             .with_key_size(k.1)
             .with_value_size(v.1)
-            .with_key_value_source(keys_from);
+            .with_key_value_source(layout.qkv.key_value_source());
         if heads == 0 && q.0 == 0 {
             // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any
             // rotation.

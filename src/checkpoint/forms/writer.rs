@@ -23,8 +23,6 @@ pub(in crate::checkpoint) struct Writer<'a> {
 pub(in crate::checkpoint) struct Projections {
     /// Query, key and value.
     pub parts: [LinearWeights; 3],
-    /// The heads of query, key and value.
-    pub rows: [Rows; 3],
     /// How many of them the layer has itself: the query, then the key, then the value.
     pub own: usize,
     /// The gate, if it is stored before the queries.
@@ -62,8 +60,8 @@ impl Writer<'_> {
 
     /// Adds the projections of query, key and value that have names here and that the layer has.
     pub fn put_parts(&mut self, names: &[LinearNames], projections: &Projections) -> Result<()> {
-        let Projections { parts, rows, own, .. } = projections;
-        for ((names, dense), rows) in names.iter().zip(&parts[..*own]).zip(*rows) {
+        let Projections { parts, own, .. } = projections;
+        for ((names, dense), rows) in names.iter().zip(&parts[..*own]).zip(Rows::from_config(self.config)) {
             self.put(*names, dense, Some((rows, HeadSide::Outputs)))?;
         }
         Ok(())

@@ -129,11 +129,8 @@ fn layer_types(metadata: &GgufMetadata, row: &Architecture, key: &str, every: us
             windows.iter().map(|window| *window != 0).collect()
         }
         Some(GgufValue::Bytes(windows)) => {
-            return Err(Error::value(
-                format!("metadata `{key}`"),
-                format!("{} values", windows.len()),
-                layers.to_string(),
-            ));
+            let found = format!("{} values", windows.len());
+            return Err(Error::value(format!("metadata `{key}`"), found, layers.to_string()));
         }
         _ => {
             let every = metadata.count(key)?.unwrap_or(every);

@@ -233,8 +233,7 @@ const NOMIC_BERT: Architecture = Architecture {
         ("rotary_emb_base", Key("rope.freq_base")),
         ("rotary_emb_fraction", Number(1.0)),
     ],
-    ignored: &[],
-    expected: ENCODER,
+    ..BERT
 };
 
 const MODERN_BERT: Architecture = Architecture {
