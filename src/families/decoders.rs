@@ -109,7 +109,12 @@ const GEMMA2: Family = Family {
 pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["llama"], ..LLAMA },
     Family { model_types: &["diffllama"], mechanisms: &[Mechanism::Differential], defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
-    Family { model_types: &["mistral"], window: EVERYWHERE, defaults: &[("sliding_window", 4096.0)], ..LLAMA },
+    Family {
+        model_types: &["mistral", "voxtral_realtime_text"],
+        window: EVERYWHERE,
+        defaults: &[("sliding_window", 4096.0)],
+        ..LLAMA
+    },
     Family { model_types: &["qwen2"], window: UPPER, defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen3"], window: UPPER, defaults: QWEN2_DEFAULTS, ..QWEN3 },
     // The text of a model with images, which is causal whatever its section states.
@@ -202,12 +207,6 @@ pub(crate) const DECODERS: &[Family] = &[
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::OwnTheta, ..ROTARY }),
         defaults: GRANITE_SWA_DEFAULTS,
         ..GRANITE
-    },
-    Family {
-        model_types: &["voxtral_realtime_text"],
-        window: EVERYWHERE,
-        defaults: &[("sliding_window", 4096.0)],
-        ..LLAMA
     },
     Family { model_types: &["starcoder2"], window: EVERYWHERE, ..LLAMA },
     Family {
@@ -354,10 +353,9 @@ pub(crate) const DECODERS: &[Family] = &[
     GEMMA2,
     // The part of T5Gemma that states `is_decoder` is its decoder.
     Family { model_types: &["t5_gemma_module"], causal: Causal::IfDecoder, ..GEMMA2 },
-    Family { model_types: &["olmo2"], ..OLMO2 },
     Family { model_types: &["flex_olmo"], positions: theta(500_000.0), defaults: &[], ..OLMO2 },
-    // `clip_qkv`, which limits queries and keys after their norms, is refused.
-    Family { model_types: &["olmoe"], ..OLMO2 },
+    // `clip_qkv`, which limits queries and keys of OLMoE after their norms, is refused.
+    Family { model_types: &["olmo2", "olmoe"], ..OLMO2 },
     Family {
         model_types: &["olmo_hybrid"],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfTheta, ..ROTARY }),

@@ -137,7 +137,7 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
         // Whose values are keys whatever the configuration states.
-        let source = match family.mechanisms.contains(&Mechanism::KeysAsValues) && !windowed {
+        let source = match family.mechanisms.contains(&Mechanism::KeysAsValues(None)) && !windowed {
             true => KeyValueSource::KeysAsValues,
             false => KeyValueSource::Projections,
         };

@@ -48,13 +48,7 @@ pub(crate) const DETECTORS: &[Family] = &[
     },
     // Each query sees the pixels of its own mask.
     Family {
-        model_types: &["mask2former"],
-        unsupported_parts: &[("pixel_decoder", DEFORMABLE), ("pixel_level_module", DEFORMABLE)],
-        requires: &[Required::new(CallInput::PositionVectors), Required::below("cross_attn", CallInput::Mask)],
-        ..DETR
-    },
-    Family {
-        model_types: &["oneformer"],
+        model_types: &["mask2former", "oneformer"],
         unsupported_parts: &[("pixel_decoder", DEFORMABLE), ("pixel_level_module", DEFORMABLE)],
         requires: &[Required::new(CallInput::PositionVectors), Required::below("cross_attn", CallInput::Mask)],
         ..DETR

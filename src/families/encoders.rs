@@ -200,7 +200,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
             least_of_projection: Some(32),
             ..ROTARY
         }),
-        steps: &[StepRow::ValueRotation],
+        steps: &[StepRow::ValueRotation(None)],
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
         ..BASE
     },
@@ -210,7 +210,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
         model_types: &["roformer"],
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
-        steps: &[StepRow::ValueRotationIf("rotary_value")],
+        steps: &[StepRow::ValueRotation(Some("rotary_value"))],
         ..BERT_LAYER
     },
 ];

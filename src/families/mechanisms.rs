@@ -87,12 +87,8 @@ impl Mechanism {
                 Some(max_keys) => config.with_max_keys(max_keys),
                 None => config,
             },
-            Self::KeysAsValues if layer.has_window()? => config,
-            Self::KeysAsValues => config.with_key_value_source(KeyValueSource::KeysAsValues),
-            Self::KeysAsValuesIf(key) if layer.flag(key)? == Some(true) => {
-                Self::KeysAsValues.configure(layer, contents, config)?
-            }
-            Self::KeysAsValuesIf(_) => config,
+            Self::KeysAsValues(key) if !layer.is_on(key)? || layer.has_window()? => config,
+            Self::KeysAsValues(_) => config.with_key_value_source(KeyValueSource::KeysAsValues),
             Self::SharedKeys => match layer.layer_of_shared_keys()? {
                 Some(shared) => config.with_key_value_source(KeyValueSource::Shared { layer: Some(shared) }),
                 None => config,

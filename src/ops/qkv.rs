@@ -331,14 +331,12 @@ impl Qkv {
 
     /// The weights that the contents of a cache are made with: those of keys and values, or of latents.
     pub(crate) fn cached_weights(&self) -> Result<Vec<Tensor>> {
-        if let Some(ordered) = self.reordered()? {
-            return ordered.cached_weights();
-        }
         if let Some(latent) = self.latent() {
             return latent.latent_weights();
         }
-        let parts = [self.own_part(1)?, self.own_part(2)?];
-        if self.layers().is_some_and(|layers| layers.in_one) {
+        let ordered = self.in_order()?;
+        let parts = [ordered.own_part(1)?, ordered.own_part(2)?];
+        if ordered.layers().is_some_and(|layers| layers.in_one) {
             return Ok([parts[0].weights()?.to_tensors(), parts[1].weights()?.to_tensors()].concat());
         }
         Ok([parts[0].changing()?, parts[1].changing()?].concat())

@@ -21,18 +21,12 @@ impl Unsupported {
     }
 }
 
+#[rustfmt::skip]
 pub(super) const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         name: "bitsandbytes in 4 bits",
-        tensors: &[
-            "weight",
-            "weight.absmax",
-            "weight.quant_map",
-            "weight.nested_absmax",
-            "weight.nested_quant_map",
-            "weight.quant_state.bitsandbytes__nf4",
-            "weight.quant_state.bitsandbytes__fp4",
-        ],
+        tensors: &["weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map",
+            "weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"],
         fits: |module| module.has("weight.absmax") || module.has("weight.quant_map"),
     },
     Unsupported {
@@ -42,15 +36,8 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     },
     Unsupported {
         name: "NVFP4",
-        tensors: &[
-            "weight",
-            "weight_packed",
-            "weight_scale",
-            "weight_global_scale",
-            "weight_scale_2",
-            "input_global_scale",
-            "input_scale",
-        ],
+        tensors: &["weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_scale_2",
+            "input_global_scale", "input_scale"],
         fits: |module| module.has("weight_global_scale") || module.has("weight_scale_2"),
     },
     Unsupported {
@@ -68,27 +55,9 @@ pub(super) const UNSUPPORTED: &[Unsupported] = &[
     },
     Unsupported {
         name: "HQQ or SINQ",
-        tensors: &[
-            "W_q",
-            "meta",
-            "scale",
-            "zero",
-            "shape",
-            "axis",
-            "nbits",
-            "group_size",
-            "packing",
-            "unpack_view_dtype",
-            "view_as_float",
-            "quant_scale",
-            "quant_zero",
-            "compute_dtype",
-            "channel_wise",
-            "optimize",
-            "round_zero",
-            "stores_quant_config",
-            "offload_meta",
-        ],
+        tensors: &["W_q", "meta", "scale", "zero", "shape", "axis", "nbits", "group_size", "packing",
+            "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype", "channel_wise",
+            "optimize", "round_zero", "stores_quant_config", "offload_meta"],
         fits: |module| module.has("W_q") && (module.has("meta") || module.has("scale") && module.has("zero")),
     },
     Unsupported {
