@@ -30,13 +30,29 @@ pub(super) const MODERNBERT_WINDOW: Window = Window {
     sides: Sides::Both,
 };
 
+/// BERT's layer, causal if `is_decoder` is set.
+const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
+
+/// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
+const LAYOUTLM_V2: Family = Family {
+    requires: &[Required {
+        keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
+        ..Required::new(CallInput::ScoreBias { scaled: false })
+    }],
+    ..BASE
+};
+
+/// The note of XLNet.
+const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
+    tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
+
+#[rustfmt::skip]
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
-    Family { model_types: &["roberta", "xlm-roberta", "camembert", "electra"], causal: Causal::IfDecoder, ..BASE },
     // The second is that of the module one further down.
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
-    Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
-    Family { model_types: &["albert"], layouts: &["albert"], ..BASE },
+    Family { model_types: &["distilbert", "xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["albert", "tvp"], layouts: &["albert"], ..BASE },
     Family {
         model_types: &["convbert"],
         own_keys: &["conv_kernel_size", "head_ratio"],
@@ -136,40 +152,18 @@ pub(crate) const ENCODERS: &[Family] = &[
         defaults: &[("position_buckets", 256.0), ("layer_norm_eps", 1e-7)],
         ..DEBERTA
     },
-];
-
-/// BERT's layer, causal if `is_decoder` is set.
-const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
-
-/// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
-const LAYOUTLM_V2: Family = Family {
-    requires: &[Required {
-        keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
-        ..Required::new(CallInput::ScoreBias { scaled: false })
-    }],
-    ..BASE
-};
-
-/// The note of XLNet.
-const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
-    tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
-
-#[rustfmt::skip]
-pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
-        model_types: &["bert-generation", "data2vec-text", "ernie", "megatron-bert", "rembert",
-            "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
+        model_types: &["roberta", "xlm-roberta", "camembert", "electra", "bert-generation", "data2vec-text", "ernie",
+            "megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
         ..BERT_LAYER
     },
     // These see both ways whatever `is_decoder` states.
     Family {
         model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
-            "superglue", "luke"],
+            "superglue", "luke", "ibert"],
         ..BASE
     },
     Family { model_types: &["lxmert"], layouts: &["bert", "lxmert"], ..BASE },
-    Family { model_types: &["tvp"], layouts: &["albert"], ..BASE },
-    Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
     // Biases of the distances of tokens and of their boxes on the page.
     Family {
         model_types: &["layoutlmv3"],
@@ -204,7 +198,6 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
         ..BASE
     },
-    Family { model_types: &["ibert"], ..BASE },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },
     Family { model_types: &["big_bird"], required_values: &[FULL_ATTENTION], ..BERT_LAYER },
     Family {
