@@ -47,9 +47,10 @@ impl AttentionWeights {
     ) -> Result<(Self, &'static Layout)> {
         config.validate()?;
         let layout = detect(source)?;
-        let (qkv, reader) = (layout.qkv, Reader::new(projections, layout, config));
-        ensure!(qkv.is_latent() || config.latent.is_none(), reader.wrong("latent", "set", "none"));
-        let (qkv, gate) = match (qkv.read(&reader)?, layout.gate) {
+        let inputs = [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()];
+        let reader = Reader { source: projections, layout, config, rows: Rows::from_config(config), inputs };
+        ensure!(layout.qkv.is_latent() || config.latent.is_none(), reader.wrong("latent", "set", "none"));
+        let (qkv, gate) = match (layout.qkv.read(&reader)?, layout.gate) {
             (QkvWeights::Packed(all), GateNames::BeforeQuery) => {
                 let (gate, rows) = (reader.context().count(), reader.counts().iter().sum());
                 (QkvWeights::Packed(all.narrow(gate, rows)?), Some(all.narrow(0, gate)?))

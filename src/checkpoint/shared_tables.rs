@@ -107,10 +107,13 @@ pub(crate) fn shared_patch_table(source: &AnySource) -> Option<String> {
 /// The name of a weight of a position scheme that the layers of a stack share: in the first layer (T5), or next to the
 /// layers.
 fn shared_name(source: &AnySource, weight: &str) -> String {
+    const T5: [&str; 3] = ["SelfAttention", "LocalSelfAttention", "self_attention"];
     let prefix = source.full_name("");
     let stack = stack_prefix(&prefix);
     match weight {
-        RELATIVE_BIAS => shared_table(&prefix),
+        RELATIVE_BIAS if numbered_component(&prefix).is_some() && prefix.split('.').any(|part| T5.contains(&part)) => {
+            in_first_layer(&prefix, weight)
+        }
         GATED_BIAS => in_first_layer(&prefix, weight),
         REVERSED_KEYS => join(&stack, "embed_positions.pe_k.weight"),
         PATCH_BIAS => shared_patch_table(source).unwrap_or_else(|| join(&stack, SHARED_PATCH_BIAS[0])),
@@ -119,19 +122,6 @@ fn shared_name(source: &AnySource, weight: &str) -> String {
             let below = weight.strip_prefix(DISTANCE_EMBEDDINGS).and_then(|rest| rest.strip_prefix('.'));
             join(&stack, below.filter(|name| name.starts_with("LayerNorm")).unwrap_or(weight))
         }
-    }
-}
-
-/// The name of the table that the layers of a stack share: in the first layer (T5), or next to the layers (MPNet).
-fn shared_table(prefix: &str) -> String {
-    let parts: Vec<&str> = prefix.split('.').collect();
-    match numbered_component(prefix) {
-        Some(_)
-            if ["SelfAttention", "LocalSelfAttention", "self_attention"].iter().any(|part| parts.contains(part)) =>
-        {
-            in_first_layer(prefix, RELATIVE_BIAS)
-        }
-        _ => join(&stack_prefix(prefix), RELATIVE_BIAS),
     }
 }
 

@@ -137,8 +137,10 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             assert_eq!(layer.number(family.window.key).unwrap().map(|width| width as f64), width, "{what}");
         }
         // Whose values are keys whatever the configuration states.
-        let as_values = family.mechanisms.contains(&Mechanism::KeysAsValues) && !windowed;
-        let source = if as_values { KeyValueSource::KeysAsValues } else { KeyValueSource::Projections };
+        let source = match family.mechanisms.contains(&Mechanism::KeysAsValues(None)) && !windowed {
+            true => KeyValueSource::KeysAsValues,
+            false => KeyValueSource::Projections,
+        };
         let sizes = AttentionConfig::new(512, 4).with_key_value_source(source);
         let config = layer.configure(sizes, &contents(family)).unwrap();
         // A class without such a key has no norms of queries and keys, or one whose number is fixed.

@@ -15,9 +15,6 @@ const BERT: Family = Family {
     ..BASE
 };
 
-/// BERT's layer, causal if `is_decoder` is set.
-const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
-
 const GTE: Family = Family { model_types: &["gte"], layouts: &["phi3"], positions: theta(160_000.0), ..BASE };
 
 const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
@@ -33,16 +30,29 @@ pub(super) const MODERNBERT_WINDOW: Window = Window {
     sides: Sides::Both,
 };
 
+/// BERT's layer, causal if `is_decoder` is set.
+const BERT_LAYER: Family = Family { causal: Causal::IfDecoder, ..BASE };
+
+/// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
+const LAYOUTLM_V2: Family = Family {
+    requires: &[Required {
+        keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
+        ..Required::new(CallInput::ScoreBias { scaled: false })
+    }],
+    ..BASE
+};
+
+/// The note of XLNet.
+const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
+    tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
+
 #[rustfmt::skip]
 pub(crate) const ENCODERS: &[Family] = &[
     BERT,
-    Family {
-        model_types: &["roberta", "xlm-roberta", "camembert", "electra", "bert-generation", "data2vec-text", "ernie",
-            "megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
-        ..BERT_LAYER
-    },
     // The second is that of the module one further down.
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
+    Family { model_types: &["distilbert", "xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["albert", "tvp"], layouts: &["albert"], ..BASE },
     Family {
         model_types: &["convbert"],
         own_keys: &["conv_kernel_size", "head_ratio"],
@@ -144,23 +154,11 @@ pub(crate) const ENCODERS: &[Family] = &[
         defaults: &[("position_buckets", 256.0), ("layer_norm_eps", 1e-7)],
         ..DEBERTA
     },
-];
-
-/// LayoutLM v2: biases of the distances of tokens and of their boxes on the page.
-const LAYOUTLM_V2: Family = Family {
-    requires: &[Required {
-        keys: &["has_relative_attention_bias", "has_spatial_attention_bias"],
-        ..Required::new(CallInput::ScoreBias { scaled: false })
-    }],
-    ..BASE
-};
-
-/// The note of XLNet.
-const XLNET: &str = "segments count where a call gives token types; what the model keeps (`mems`) comes before the \
-    tokens as keys and values, of type 0; the stream of tokens to predict (`target_mapping`) is not run";
-
-#[rustfmt::skip]
-pub(crate) const TEXT_ENCODERS: &[Family] = &[
+    Family {
+        model_types: &["roberta", "xlm-roberta", "camembert", "electra", "bert-generation", "data2vec-text", "ernie",
+            "megatron-bert", "rembert", "roberta-prelayernorm", "roc_bert", "xlm-roberta-xl", "xmod"],
+        ..BERT_LAYER
+    },
     // These see both ways whatever `is_decoder` states.
     Family {
         model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
@@ -198,7 +196,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
             least_of_projection: Some(32),
             ..ROTARY
         }),
-        steps: &[StepRow::ValueRotation],
+        steps: &[StepRow::ValueRotation(None)],
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
         ..BASE
     },
@@ -207,7 +205,7 @@ pub(crate) const TEXT_ENCODERS: &[Family] = &[
     Family {
         model_types: &["roformer"],
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
-        steps: &[StepRow::ValueRotationIf("rotary_value")],
+        steps: &[StepRow::ValueRotation(Some("rotary_value"))],
         ..BERT_LAYER
     },
 ];

@@ -273,10 +273,8 @@ pub(crate) enum StepRow {
     KeyFactor(f64),
     /// An RMS norm of values without weights.
     ValueNorm,
-    /// The rotation of values, too (CLVP).
-    ValueRotation,
-    /// The rotation of values, too, if this key is true (RoFormer).
-    ValueRotationIf(&'static str),
+    /// The rotation of values, too (CLVP), if this key, where there is one, is true (RoFormer).
+    ValueRotation(Option<&'static str>),
     /// A factor on values, the value of this key.
     ValueFactor(&'static str),
 }
@@ -318,10 +316,8 @@ pub(crate) enum Mechanism {
     },
     /// An indexer, which chooses all keys up to a number.
     Indexer(MaxKeys),
-    /// Keys that are the values, too, in layers without a window (Gemma 4).
-    KeysAsValues,
-    /// Keys that are the values, too, in layers without a window, if this key is true.
-    KeysAsValuesIf(&'static str),
+    /// Keys that are the values, too, in layers without a window, if this key, where there is one, is true (Gemma 4).
+    KeysAsValues(Option<&'static str>),
     /// Keys and values of the last layer of its kind before them, in as many last layers as `num_kv_shared_layers`
     /// states (Gemma 3n).
     SharedKeys,

@@ -107,6 +107,11 @@ impl<'a> Layer<'a> {
         self.stated(key, "true or false", Value::as_bool)
     }
 
+    /// Whether a key is true, or there is none.
+    pub(super) fn is_on(&self, key: Option<&str>) -> Result<bool> {
+        key.map_or(Ok(true), |key| Ok(self.flag(key)? == Some(true)))
+    }
+
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         self.stated(key, "a text", Value::as_str)
     }

@@ -19,25 +19,8 @@ macro_rules! linear {
             orientation: Orientation::OutIn,
         }
     };
-}
-macro_rules! conv1d {
-    ($name:literal) => {
-        LinearNames { orientation: Orientation::InOut, ..linear!($name) }
-    };
-}
-macro_rules! pixels {
-    ($name:literal) => {
-        LinearNames { orientation: Orientation::Pointwise(2), ..linear!($name) }
-    };
-}
-macro_rules! frames {
-    ($name:literal) => {
-        LinearNames { orientation: Orientation::Pointwise(1), ..linear!($name) }
-    };
-}
-macro_rules! grouped {
-    ($name:literal) => {
-        LinearNames { orientation: Orientation::Grouped, ..linear!($name) }
+    ($name:literal, $orientation:expr) => {
+        LinearNames { orientation: $orientation, ..linear!($name) }
     };
 }
 macro_rules! kernel {
@@ -67,16 +50,22 @@ macro_rules! apart {
     };
 }
 macro_rules! split {
-    ($linear:ident, $q:literal, $k:literal, $v:literal) => {
-        QkvNames::Split(&[$linear!($q), $linear!($k), $linear!($v)], None)
+    ($linear:ident, $q:literal, $k:literal, $v:literal $(, $orientation:expr)?) => {
+        QkvNames::Split(
+            &[$linear!($q $(, $orientation)?), $linear!($k $(, $orientation)?), $linear!($v $(, $orientation)?)],
+            None,
+        )
     };
 }
 macro_rules! fused {
-    ($linear:ident, $name:literal, $order:ident) => {
-        QkvNames::Fused($linear!($name), None, FusedOrder::$order)
+    ($name:literal, $order:ident) => {
+        QkvNames::Fused(linear!($name), None, FusedOrder::$order)
     };
 }
 
+const IN_OUT: Orientation = Orientation::InOut;
+const PIXELS: Orientation = Orientation::Pointwise(2);
+const FRAMES: Orientation = Orientation::Pointwise(1);
 const ALL: ProjectionBias = ProjectionBias::ALL;
 const NONE: ProjectionBias = ProjectionBias::NONE;
 const NO_KEY: ProjectionBias = ProjectionBias { k: false, ..ALL };
@@ -274,8 +263,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         gate: GateNames::Required(LinearNames { bias: "gate_bias", ..linear!("gate_proj") }),
         requires: &["gate_proj.weight", "gate_bias"], ..BASE },
     Layout { name: "g-proj", families: "LFM3, Step-3.5, Laguna", biases: &[], grouped: true,
-        gate: GateNames::Required(linear!("g_proj")), parameters: &qk_norms(0), requires: &["g_proj.weight"],
-        ..BASE },
+        gate: GateNames::Required(linear!("g_proj")), parameters: &qk_norms(0), requires: &["g_proj.weight"], ..BASE },
     Layout { name: "perceiver", families: "Perceiver",
         qkv: split!(linear, "self.query", "self.key", "self.value"), o: linear!("output.dense"),
         after: &["layernorm1", "layernorm2"], requires: &["self.layernorm1.weight"], ..BASE },
@@ -325,7 +313,7 @@ pub(crate) const LAYOUTS: &[Layout] = &[
         qkv: QkvNames::Fused(bare("qkv.weight"), Some(["q_bias", "v_bias"]), FusedOrder::Blocks), o: linear!("proj"),
         position: &[bias_table(PATCH_BIAS, PATCH_BIAS)], may_be_eva: true, ..BASE },
     Layout { name: "timm", families: "timm ViT, DINOv2 (original), vision of Qwen-VL and GLM-4V",
-        qkv: fused!(linear, "qkv", Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
+        qkv: fused!("qkv", Blocks), o: linear!("proj"), biases: &[ALL, ONLY_OUT, NONE],
         parameters: &qk_norms(0), position: TIMM_POSITION, ..BASE },
     Layout { name: "bart",
         families: "BART, Marian, Whisper, CLIP, SigLIP, wav2vec 2.0, OPT, GPT-J, GPT-Neo, LFM2, fairseq",
@@ -350,48 +338,48 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "phi", families: "Phi-1.5, Phi-2", o: linear!("dense"), biases: &[ALL, NONE],
         grouped: true, parameters: &qk_norms(1), ..BASE },
     Layout { name: "phi3", families: "Phi-3, GTE (new)",
-        qkv: fused!(linear, "qkv_proj", Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
+        qkv: fused!("qkv_proj", Blocks), biases: &[ALL, NONE, NO_OUT, ONLY_OUT],
         grouped: true, ..BASE },
     Layout { name: "unlimited-ocr", families: "Unlimited OCR, vision",
-        qkv: fused!(linear, "qkv_proj", Blocks), o: linear!("out_proj"),
+        qkv: fused!("qkv_proj", Blocks), o: linear!("out_proj"),
         requires: &["qkv_proj.bias"], ..BASE },
     Layout { name: "kimi", families: "Kimi K2.5, vision",
-        qkv: fused!(linear, "wqkv", Blocks), o: linear!("wo"),
+        qkv: fused!("wqkv", Blocks), o: linear!("wo"),
         after: &["mlp", "norm0", "norm1"], ..BASE },
     Layout { name: "hrm", families: "HRM-Text", gate: GateNames::BeforeQuery,
-        qkv: fused!(linear, "gqkv_proj", Blocks), biases: &[NONE], ..BASE },
+        qkv: fused!("gqkv_proj", Blocks), biases: &[NONE], ..BASE },
     Layout { name: "modernbert", families: "ModernBERT",
-        qkv: fused!(linear, "Wqkv", Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
+        qkv: fused!("Wqkv", Blocks), o: linear!("Wo"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "modernbert-decoder", families: "ModernBERT as a decoder", o: linear!("Wo"), biases: &[ALL, NONE],
         ..BASE },
     Layout { name: "cpm-ant", families: "CPM-Ant",
         qkv: split!(linear, "project_q", "project_k", "project_v"), o: linear!("attention_out"), biases: &[NONE],
         ..BASE },
     Layout { name: "nemotron-speech", families: "Nemotron 3.5 Transcribe",
-        qkv: fused!(linear, "w_qkv", Blocks), o: linear!("out_proj"), biases: &[ALL, ONLY_OUT],
+        qkv: fused!("w_qkv", Blocks), o: linear!("out_proj"), biases: &[ALL, ONLY_OUT],
         parameters: &qk_norms(0), ..BASE },
     Layout { name: "pixels", families: "Chameleon, Janus and Apertus, tokenizers of images",
-        qkv: split!(pixels, "q", "k", "v"), o: pixels!("proj_out"), after: &["norm"], ..BASE },
+        qkv: split!(linear, "q", "k", "v", PIXELS), o: linear!("proj_out", PIXELS), after: &["norm"], ..BASE },
     Layout { name: "frames", families: "WavTokenizer",
-        qkv: split!(frames, "q", "k", "v"), o: frames!("proj_out"), after: &["norm"], ..BASE },
+        qkv: split!(linear, "q", "k", "v", FRAMES), o: linear!("proj_out", FRAMES), after: &["norm"], ..BASE },
     Layout { name: "squeezebert", families: "SqueezeBERT",
-        qkv: split!(grouped, "attention.query", "attention.key", "attention.value"), o: grouped!("post_attention.conv1d"),
+        qkv: split!(linear, "attention.query", "attention.key", "attention.value", Orientation::Grouped),
+        o: linear!("post_attention.conv1d", Orientation::Grouped),
         after: &["layernorm", "intermediate", "output"], ..BASE },
     Layout { name: "x-clip", families: "X-CLIP, prompts", o: linear!("proj"), biases: &[ONLY_OUT],
         excludes: &["q_proj.bias"], ..BASE },
     Layout { name: "ctrl", families: "CTRL",
         qkv: split!(linear, "Wq", "Wk", "Wv"), o: linear!("dense"), ..BASE },
     Layout { name: "mpt", families: "MPT, NomicBERT, Jina embeddings v3, DBRX",
-        qkv: fused!(linear, "Wqkv", Blocks), o: linear!("out_proj"),
+        qkv: fused!("Wqkv", Blocks), o: linear!("out_proj"),
         biases: &[ALL, NONE, NO_OUT, ONLY_OUT], grouped: true, ..BASE },
     Layout { name: "bark", families: "Bark",
-        qkv: fused!(linear, "att_proj", Blocks), o: linear!("out_proj"), biases: &[ALL, NONE],
-        ..BASE },
+        qkv: fused!("att_proj", Blocks), o: linear!("out_proj"), biases: &[ALL, NONE], ..BASE },
     Layout { name: "molmo", families: "Molmo 2",
-        qkv: fused!(linear, "att_proj", Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
+        qkv: fused!("att_proj", Blocks), o: linear!("attn_out"), biases: &[ALL, NONE, NO_OUT],
         grouped: true, parameters: &qk_norms(0), ..BASE },
     Layout { name: "gradium", families: "Gradium Phonon",
-        qkv: fused!(linear, "in_proj", Blocks), biases: &[NONE], ..BASE },
+        qkv: fused!("in_proj", Blocks), biases: &[NONE], ..BASE },
     Layout { name: "inner-linear", families: "Kyutai's speech to text, vision of Gemma 4",
         qkv: split!(linear, "q_proj.linear", "k_proj.linear", "v_proj.linear"), o: linear!("o_proj.linear"),
         biases: &[NONE], grouped: true, parameters: &qk_norms(0), ..BASE },
@@ -410,34 +398,33 @@ pub(crate) const LAYOUTS: &[Layout] = &[
     Layout { name: "pvt-v2", families: "PVT v2",
         qkv: split!(linear, "query", "key", "value"), o: linear!("proj"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "neox-japanese", families: "GPT-NeoX Japanese, last layer",
-        qkv: fused!(linear, "query_key_value", Grouped),
+        qkv: fused!("query_key_value", Grouped),
         o: LinearNames { bias: "dense_bias", ..linear!("dense") }, biases: &[ONLY_OUT], requires: &["dense_bias"], ..BASE },
     Layout { name: "neox", families: "GPT-NeoX, Pythia, BLOOM, Falcon, Persimmon",
-        qkv: fused!(linear, "query_key_value", Grouped), o: linear!("dense"),
+        qkv: fused!("query_key_value", Grouped), o: linear!("dense"),
         biases: &[ALL, NONE], grouped: true, parameters: &qk_norms(1), excludes: &["query_layernorm.weight"], ..BASE },
-    Layout { name: "sarvam", families: "Sarvam", qkv: fused!(linear, "query_key_value", Blocks),
+    Layout { name: "sarvam", families: "Sarvam", qkv: fused!("query_key_value", Blocks),
         o: linear!("dense"), biases: &[], grouped: true, parameters: &qk_norms(3),
         requires: &["query_layernorm.weight"], ..BASE },
     Layout { name: "codegen", families: "CodeGen",
-        qkv: fused!(linear, "qkv_proj", FourBlocks), o: linear!("out_proj"),
+        qkv: fused!("qkv_proj", FourBlocks), o: linear!("out_proj"),
         biases: &[NONE], ..BASE },
     Layout { name: "gpt2-cross", families: "GPT-2, cross-attention",
-        qkv: QkvNames::Pair(conv1d!("q_attn"), conv1d!("c_attn")), o: conv1d!("c_proj"),
+        qkv: QkvNames::Pair(linear!("q_attn", IN_OUT), linear!("c_attn", IN_OUT)), o: linear!("c_proj", IN_OUT),
         check_orientation: true, ..BASE },
     Layout { name: "gpt2", families: "GPT-2",
-        qkv: fused!(conv1d, "c_attn", Blocks), o: conv1d!("c_proj"),
+        qkv: QkvNames::Fused(linear!("c_attn", IN_OUT), None, FusedOrder::Blocks), o: linear!("c_proj", IN_OUT),
         check_orientation: true, ..BASE },
     Layout { name: "gpt-bigcode", families: "GPT-BigCode",
-        qkv: fused!(linear, "c_attn", Grouped), o: linear!("c_proj"),
+        qkv: fused!("c_attn", Grouped), o: linear!("c_proj"),
         grouped: true, check_orientation: true, ..BASE },
     Layout { name: "timm-pool", families: "timm attention pooling (SigLIP)",
         qkv: QkvNames::Pair(linear!("q"), linear!("kv")), o: linear!("proj"), ..BASE },
     Layout { name: "timesformer", families: "TimeSformer",
-        qkv: fused!(linear, "attention.qkv", Blocks), o: linear!("output.dense"),
+        qkv: fused!("attention.qkv", Blocks), o: linear!("output.dense"),
         biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "blip", families: "BLIP, BLIP-2, InstructBLIP",
-        qkv: fused!(linear, "qkv", Blocks), o: linear!("projection"), biases: &[ALL, ONLY_OUT],
-        ..BASE },
+        qkv: fused!("qkv", Blocks), o: linear!("projection"), biases: &[ALL, ONLY_OUT], ..BASE },
     Layout { name: "internvl", families: "InternVL, Janus", o: linear!("projection_layer"), biases: &[ALL, ONLY_OUT],
         parameters: &qk_norms(0), ..BASE },
     Layout { name: "pix2struct", families: "Pix2Struct, Kosmos-2.5",

@@ -80,9 +80,8 @@ impl Mechanism {
                 let most = layer.max_keys(row, &config, contents.indexer)?;
                 config.with_max_keys(most)
             }
-            Self::KeysAsValuesIf(key) if layer.flag(key)? != Some(true) => config,
-            Self::KeysAsValues | Self::KeysAsValuesIf(_) if layer.has_window()? => config,
-            Self::KeysAsValues | Self::KeysAsValuesIf(_) => config.with_key_value_source(KeyValueSource::KeysAsValues),
+            Self::KeysAsValues(key) if !layer.is_on(key)? || layer.has_window()? => config,
+            Self::KeysAsValues(_) => config.with_key_value_source(KeyValueSource::KeysAsValues),
             Self::SharedKeys => {
                 let shared = layer.layer_of_shared_keys()?.map(|layer| KeyValueSource::Shared { layer: Some(layer) });
                 with(config, AttentionConfig::with_key_value_source, shared)

@@ -41,7 +41,7 @@ const GEMMA4: Family = Family {
     causal: Causal::UnlessAllBidirectional,
     window: windows(WindowLayers::AllButLastOf6AndLast),
     positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, ..ROTARY_PER_KIND }),
-    mechanisms: &[Mechanism::KeysAsValuesIf("attention_k_eq_v"), Mechanism::SharedKeys],
+    mechanisms: &[Mechanism::KeysAsValues(Some("attention_k_eq_v")), Mechanism::SharedKeys],
     head_sizes: HeadSizes::Global { switch: Some("attention_k_eq_v") },
     defaults: GEMMA4_DEFAULTS,
     note: Some(IMAGES),
@@ -76,7 +76,7 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["diffusion_gemma_text"],
         layouts: &["candle-attention", "keys-as-values"],
-        mechanisms: &[Mechanism::KeysAsValues],
+        mechanisms: &[Mechanism::KeysAsValues(None)],
         head_sizes: HeadSizes::Global { switch: None },
         note: Some("the mask is the encoder's: the decoder's tokens, after those in its cache, see one another, too"),
         ..GEMMA4

@@ -37,8 +37,8 @@ impl Layer<'_> {
                 StepRow::QueryFactor(factor) => queries.extend(self.query_factor(factor, d)?.map(Step::Factor)),
                 StepRow::KeyFactor(factor) => keys.push(Step::Factor(Factor::Constant(factor))),
                 StepRow::ValueNorm => values.push(Step::Norm(without_weight()?)),
-                StepRow::ValueRotationIf(key) if self.flag(key)? != Some(true) => {}
-                StepRow::ValueRotation | StepRow::ValueRotationIf(_) => values.push(Step::Rotate),
+                StepRow::ValueRotation(key) if !self.is_on(key)? => {}
+                StepRow::ValueRotation(_) => values.push(Step::Rotate),
                 // Null is no factor.
                 StepRow::ValueFactor(key) => {
                     values.extend(self.float(key)?.map(|factor| Step::Factor(Factor::Constant(factor))));

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::families::decoders::DECODERS;
 use crate::families::detectors::DETECTORS;
 use crate::families::encoder_decoders::ENCODER_DECODERS;
-use crate::families::encoders::{ENCODERS, TEXT_ENCODERS};
+use crate::families::encoders::ENCODERS;
 use crate::families::family::{Causal, Family, LayerPositions, OWN};
 use crate::families::gated::GATED;
 use crate::families::latent::LATENT;
@@ -24,7 +24,7 @@ use crate::families::vision::VISION;
 #[rustfmt::skip]
 pub(crate) fn families() -> impl Iterator<Item = &'static Family> {
     let all = [
-        ENCODERS, TEXT_ENCODERS, DECODERS, STEPPED, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH,
+        ENCODERS, DECODERS, STEPPED, GATED, LATENT, ENCODER_DECODERS, VISION, DETECTORS, SPEECH,
     ];
     all.into_iter().flatten()
 }

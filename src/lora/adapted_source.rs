@@ -87,7 +87,7 @@ impl LoraAdapter {
     fn merged(&self, root: &dyn WeightSource) -> Result<Merged> {
         let shift = self.changes.keys().next().map_or(Ok(Shift::None), |module| Shift::find(module, root))?;
         let mut changes = BTreeMap::<String, Vec<Change>>::new();
-        let (mut dtype, mut device) = (None, None);
+        let mut like = None;
         for (module, change) in &self.changes {
             let whole = self.whole.get(&format!("{module}.weight"));
             let place = match (whole, shift.place(module, root)) {
@@ -107,9 +107,9 @@ impl LoraAdapter {
                 third: place.third,
                 low_rank: change.oriented(&name, shape.as_deref(), self.config.fan_in_fan_out)?,
             };
-            if dtype.is_none() && whole.is_none() {
+            if like.is_none() && whole.is_none() {
                 let weight = root.get(&name, &change.stored_dims())?;
-                (dtype, device) = (Some(weight.dtype()), Some(weight.device().clone()));
+                like = Some((weight.dtype(), weight.device().clone()));
             }
             changes.entry(name).or_default().push(change);
         }
@@ -129,13 +129,9 @@ impl LoraAdapter {
             {
                 return Err(wrong_shape(name, tensor.dims(), &shape));
             }
-            let tensor = match dtype {
-                Some(dtype) => tensor.to_dtype(dtype)?,
+            let tensor = match &like {
+                Some((dtype, device)) => tensor.to_dtype(*dtype)?.to_device(device)?,
                 None => tensor.clone(),
-            };
-            let tensor = match &device {
-                Some(device) => tensor.to_device(device)?,
-                None => tensor,
             };
             whole.insert(name, tensor);
         }
@@ -149,7 +145,7 @@ impl LoraAdapter {
             }
         }
         let tracks_gradient = self.changes.values().any(LowRank::tracks_gradient);
-        Ok(Merged { changes, whole, tokens, tracks_gradient, device })
+        Ok(Merged { changes, whole, tokens, tracks_gradient, device: like.map(|(_, device)| device) })
     }
 }
 

@@ -140,13 +140,10 @@ impl Latent {
     }
 
     pub(crate) fn weights(&self) -> Result<LatentWeights> {
-        let q_a = match &self.q_a {
-            Some((linear, norm)) => Some((linear.weights()?, norm.clone())),
-            None => None,
-        };
+        let q_a = self.q_a.as_ref().map(|(linear, norm)| Ok::<_, Error>((linear.weights()?, norm.clone())));
         let kv_a_norm = self.kv_a_norm.clone();
         let kv_b = self.kv_b.as_ref().map(Linear::weights).transpose()?;
-        Ok(LatentWeights::new(q_a, self.q.weights()?, self.kv_a.weights()?, kv_a_norm, kv_b))
+        Ok(LatentWeights::new(q_a.transpose()?, self.q.weights()?, self.kv_a.weights()?, kv_a_norm, kv_b))
     }
 
     /// The weights that latents are made with.

@@ -266,26 +266,7 @@ impl Linear {
     pub fn forward_in_dtype(&self, xs: &Tensor, dtype: DType) -> Result<Tensor> {
         self.projection.forward(xs, dtype)
     }
-}
 
-/// `xs` `(…, in)` → `(…, out)` in the dtype of `xs`.
-impl Module for Linear {
-    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
-        let mut dims = xs.dims().to_vec();
-        let last = dims.last_mut().filter(|last| **last == self.in_features()).map(|last| *last = self.out_features());
-        ensure!(last.is_some(), Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
-        // Views have any size: it is checked before one is copied.
-        let rows = element_count("the input", &dims[..dims.len() - 1]).map_err(Error::from)?;
-        let elements = element_count("the input", xs.dims()).map_err(Error::from)?;
-        if xs.device().is_cpu() && !xs.is_contiguous() {
-            check_allocation::<f64>("a copy of the input", elements).map_err(Error::from)?;
-        }
-        let ys = self.forward_in_dtype(&xs.reshape((1usize, rows, self.in_features()))?, xs.dtype())?;
-        ys.reshape(dims)
-    }
-}
-
-impl Linear {
     /// Whether both have the same weights, bit for bit, held in the same way.
     pub(super) fn has_same_weights(&self, other: &Self) -> Result<bool> {
         let alike = |other: &Self| self.dims == other.dims && self.has_bias() == other.has_bias();
@@ -305,6 +286,23 @@ impl Linear {
             _ => true,
         };
         Ok(same_bias && same_elements(&own.weight, &other.weight)?)
+    }
+}
+
+/// `xs` `(…, in)` → `(…, out)` in the dtype of `xs`.
+impl Module for Linear {
+    fn forward(&self, xs: &Tensor) -> candle_core::Result<Tensor> {
+        let mut dims = xs.dims().to_vec();
+        let last = dims.last_mut().filter(|last| **last == self.in_features()).map(|last| *last = self.out_features());
+        ensure!(last.is_some(), Error::shape("the input", xs.dims(), format!("(…, {})", self.in_features())).into());
+        // Views have any size: it is checked before one is copied.
+        let rows = element_count("the input", &dims[..dims.len() - 1]).map_err(Error::from)?;
+        let elements = element_count("the input", xs.dims()).map_err(Error::from)?;
+        if xs.device().is_cpu() && !xs.is_contiguous() {
+            check_allocation::<f64>("a copy of the input", elements).map_err(Error::from)?;
+        }
+        let ys = self.forward_in_dtype(&xs.reshape((1usize, rows, self.in_features()))?, xs.dtype())?;
+        ys.reshape(dims)
     }
 }
 

@@ -366,9 +366,6 @@ impl Qkv {
 
     /// The weights that the contents of a cache are made with: those of keys and values, or of latents.
     pub(crate) fn cached_weights(&self) -> Result<Vec<Tensor>> {
-        if let Some(ordered) = self.reordered()? {
-            return ordered.cached_weights();
-        }
         if let Some(latent) = self.latent() {
             return latent.latent_weights();
         }

@@ -23,12 +23,7 @@ pub(in crate::checkpoint) struct Reader<'a> {
     pub inputs: [usize; 3],
 }
 
-impl<'a> Reader<'a> {
-    pub fn new(source: &'a dyn WeightSource, layout: &'static Layout, config: &'a AttentionConfig) -> Self {
-        let inputs = [config.resolved_query_size(), config.resolved_key_size(), config.resolved_value_size()];
-        Self { source, layout, config, rows: Rows::from_config(config), inputs }
-    }
-
+impl Reader<'_> {
     /// The numbers of rows of query, key and value.
     pub fn counts(&self) -> [usize; 3] {
         self.rows.map(Rows::count)

@@ -16,7 +16,7 @@ pub(super) const AWQ: Format = Format {
     name: "AWQ",
     tensors: &["qweight", "qzeros", "scales"],
     fits: |module| module.has("qweight"),
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         let [columns, words] = module.matrix("qweight")?;
         let [groups, rows] = module.matrix("scales")?;
         module.check_dtype("qweight", &WORDS)?;
@@ -37,8 +37,8 @@ pub(super) const AWQ: Format = Format {
             return Err(module.wrong_shape("scales", expected));
         }
         Ok(Plan { shape: [rows, columns], bits: 4, block: [1, columns / groups], zero_offset: 0 })
-    },
-    read,
+    }),
+    read: Some(read),
 };
 
 fn read(module: &Module, plan: &Plan) -> Result<Codes> {

@@ -26,22 +26,22 @@ pub(super) const INT8: Format = Format {
     name: "compressed-tensors",
     tensors: &["weight", SCALE, ZERO, ORDER, "input_scale", "input_zero_point", "output_scale", "output_zero_point"],
     fits: |module| module.has(SCALE) && module.dtype("weight") == Some(Dtype::I8),
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         let plan = with_scales(module, settings, module.matrix("weight")?, 8)?;
         if module.has(ZERO) {
             module.check_dtype(ZERO, &[Dtype::I8])?;
             same_shape(module, ZERO, module.shape(SCALE)?)?;
         }
         Ok(plan)
-    },
-    read: |module, plan| {
+    }),
+    read: Some(|module, plan| {
         let bytes: Vec<i8> = module.read("weight")?;
         let mut values = module.zeros(plan.shape)?;
         values.iter_mut().zip(&bytes).for_each(|(value, byte)| *value = f32::from(*byte));
         let zeros = module.has(ZERO).then(|| module.read::<i8>(ZERO)).transpose()?;
         let zeros = zeros.map(|zeros| zeros.into_iter().map(f32::from).collect());
         with_order(module, plan, values, zeros)
-    },
+    }),
 };
 
 /// Also what FBGEMM, ModelOpt and Quark write.
@@ -59,8 +59,8 @@ pub(super) const FLOAT8: Format = Format {
         "v_scale",
     ],
     fits: |module| module.has(SCALE) && module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype)),
-    plan: |module, settings| with_scales(module, settings, module.matrix("weight")?, 8),
-    read: |module, plan| read_float8(module, plan, SCALE),
+    plan: Some(|module, settings| with_scales(module, settings, module.matrix("weight")?, 8)),
+    read: Some(|module, plan| read_float8(module, plan, SCALE)),
 };
 
 pub(super) const PACKED: Format = Format {
@@ -77,7 +77,7 @@ pub(super) const PACKED: Format = Format {
         "output_zero_point",
     ],
     fits: |module| module.has("weight_packed"),
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         module.check_dtype("weight_packed", &WORDS)?;
         let [rows, words] = module.matrix("weight_packed")?;
         let shape = stated_shape(module)?;
@@ -100,8 +100,8 @@ pub(super) const PACKED: Format = Format {
             }
         }
         Ok(plan)
-    },
-    read: |module, plan| {
+    }),
+    read: Some(|module, plan| {
         let ([rows, columns], [_, groups]) = (plan.shape, plan.grid());
         let half = (1 << (plan.bits - 1)) as f32;
         let mut values = module.zeros(plan.shape)?;
@@ -120,7 +120,7 @@ pub(super) const PACKED: Format = Format {
             }
         };
         with_order(module, plan, values, zeros)
-    },
+    }),
 };
 
 /// The plan of a weight with a table `weight_scale`.

@@ -21,7 +21,7 @@ pub(super) const BLOCKS: Format = Format {
         let is_float8 = module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype));
         module.has(SCALES[0]) || module.has(SCALES[1]) && is_float8
     },
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         module.check_dtype("weight", &FLOAT8_DTYPES)?;
         let shape = module.matrix("weight")?;
         let scales = name_of_scales(module);
@@ -34,8 +34,8 @@ pub(super) const BLOCKS: Format = Format {
             _ => block_size(module, settings.value(module.name, "weight_block_size"))?,
         };
         scaled(module, scales, shape, block)
-    },
-    read: |module, plan| read_float8(module, plan, name_of_scales(module)),
+    }),
+    read: Some(|module, plan| read_float8(module, plan, name_of_scales(module))),
 };
 
 /// The names of the table of scales: the usual one, and that of DeepSeek V4's own files.

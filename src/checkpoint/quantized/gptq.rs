@@ -27,7 +27,7 @@ pub(super) const GPTQ: Format = Format {
         let last = |part| module.shape(part).ok()?.last().copied();
         module.has("qweight") && (last("qweight") == last("scales") || module.has("g_idx"))
     },
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         let [words, rows] = module.matrix("qweight")?;
         let [groups, found] = module.matrix("scales")?;
         let [zero_groups, zero_words] = module.matrix("qzeros")?;
@@ -62,8 +62,8 @@ pub(super) const GPTQ: Format = Format {
             }
         };
         Ok(Plan { shape: [rows, columns], bits, block: [1, group.max(1)], zero_offset })
-    },
-    read,
+    }),
+    read: Some(read),
 };
 
 fn read(module: &Module, plan: &Plan) -> Result<Codes> {

@@ -16,7 +16,7 @@ pub(super) const MLX: Format = Format {
     name: "MLX affine",
     tensors: &["weight", "scales", "biases"],
     fits: |module| module.dtype("weight") == Some(Dtype::U32) && module.has("scales"),
-    plan: |module, settings| {
+    plan: Some(|module, settings| {
         let name = module.full_name("weight");
         if let Some(mode) = settings.value(module.name, "mode").filter(|mode| *mode != "affine") {
             return Err(Fault::new(name, format!("is quantized by MLX in mode {mode}"), "mode affine"));
@@ -27,8 +27,8 @@ pub(super) const MLX: Format = Format {
             return Err(Fault::new(name, found, "mode affine"));
         }
         affine_plan(module, settings, "biases", &[2, 3, 4, 5, 6, 8])
-    },
-    read: |module, plan| read_affine(module, plan, "biases"),
+    }),
+    read: Some(|module, plan| read_affine(module, plan, "biases")),
 };
 
 /// The method `metal` of transformers: the same with the biases in `qbiases`.
@@ -36,8 +36,8 @@ pub(super) const METAL: Format = Format {
     name: "metal",
     tensors: &["weight", "scales", "qbiases"],
     fits: |module| module.dtype("weight") == Some(Dtype::U32) && module.has("qbiases"),
-    plan: |module, settings| affine_plan(module, settings, "qbiases", &[2, 4, 8]),
-    read: |module, plan| read_affine(module, plan, "qbiases"),
+    plan: Some(|module, settings| affine_plan(module, settings, "qbiases", &[2, 4, 8])),
+    read: Some(|module, plan| read_affine(module, plan, "qbiases")),
 };
 
 /// The sizes of a module with affine groups whose smallest values are in the tensor `biases`.

@@ -18,7 +18,7 @@ mod mlx;
 mod module;
 mod settings;
 mod unpack;
-mod unsupported;
+mod unread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -36,6 +36,7 @@ use module::{Checked, Fault, Module};
 pub(crate) use settings::Settings;
 pub use settings::remove_quantization_config;
 use unpack::{Codes, Plan};
+use unread::UNREAD;
 
 /// The formats, in the order in which they are tried.
 const FORMATS: &[Format] = &[
@@ -60,10 +61,11 @@ struct Format {
     pub tensors: &'static [&'static str],
     /// Whether the tensors of a module are in this format.
     pub fits: fn(&Module) -> bool,
-    /// The shape of the weight, from the shapes of the stored tensors, which are checked against one another.
-    pub plan: fn(&Module, &Settings) -> Checked<Plan>,
+    /// The shape of the weight, from the shapes of the stored tensors, which are checked against one another. `None`
+    /// for a format that is recognized to say what it is, and not read.
+    pub plan: Option<fn(&Module, &Settings) -> Checked<Plan>>,
     /// Reads the stored tensors.
-    pub read: fn(&Module, &Plan) -> Result<Codes>,
+    pub read: Option<fn(&Module, &Plan) -> Result<Codes>>,
 }
 
 /// The stored tensors of a module, by their names below it; each with the index of its shard.
@@ -74,7 +76,7 @@ pub(crate) type Parts = BTreeMap<&'static str, (usize, Entry)>;
 pub(crate) struct QuantizedWeight {
     module: String,
     parts: Parts,
-    format: Kind,
+    format: &'static Format,
     /// A tensor below the module that is none of its parts.
     unread: Option<String>,
     /// The sizes, and the entry that a plain tensor would have in the header; or why there are none.
@@ -83,26 +85,9 @@ pub(crate) struct QuantizedWeight {
     is_packed_as_it_is: OnceLock<bool>,
 }
 
-/// How a module is stored.
-#[derive(Clone, Copy)]
-enum Kind {
-    Read(&'static Format),
-    Unsupported(&'static unsupported::Unsupported),
-}
-
-impl Kind {
-    fn tensors(self) -> &'static [&'static str] {
-        match self {
-            Self::Read(format) => format.tensors,
-            Self::Unsupported(format) => format.tensors,
-        }
-    }
-
-    fn detect(module: &Module) -> Option<Self> {
-        let read = || FORMATS.iter().find(|format| (format.fits)(module)).map(Self::Read);
-        // First those that are refused: some have the tensors of another format, and one more.
-        unsupported::UNSUPPORTED.iter().find(|format| (format.fits)(module)).map(Self::Unsupported).or_else(read)
-    }
+/// The format of a module. First those that are not read: some have the tensors of another format, and one more.
+fn detect(module: &Module) -> Option<&'static Format> {
+    UNREAD.iter().chain(FORMATS).find(|format| (format.fits)(module))
 }
 
 impl QuantizedWeight {
@@ -110,17 +95,15 @@ impl QuantizedWeight {
     pub fn plan(&mut self, shards: &[Shard], settings: &Settings) {
         let module = Module::new(&self.module, &self.parts, shards);
         self.is_packed_as_it_is = OnceLock::new();
-        self.plan = match self.format {
-            _ if module.has("weight") && !self.format.tensors().contains(&"weight") => {
+        self.plan = match self.format.plan {
+            _ if module.has("weight") && !self.format.tensors.contains(&"weight") => {
                 Err(Fault::new(module.full_name("weight"), format!("stands beside {}", self.describe()), "one of them"))
             }
-            Kind::Unsupported(format) => Err(format.fault(&module)),
-            Kind::Read(format) => {
-                self.check_inputs(settings).and_then(|()| (format.plan)(&module, settings)).map(|plan| {
-                    let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
-                    (plan, entry)
-                })
-            }
+            None => Err(unread::fault(self.format, &module)),
+            Some(plan) => self.check_inputs(settings).and_then(|()| plan(&module, settings)).map(|plan| {
+                let entry = Entry { dtype: Dtype::F32, shape: plan.shape.into(), offsets: [0, 0], gguf: None };
+                (plan, entry)
+            }),
         };
     }
 
@@ -149,20 +132,19 @@ impl QuantizedWeight {
 
     /// The weight `(out, in)` in f32, on the CPU.
     pub fn tensor(&self, shards: &[Shard]) -> Result<Tensor> {
-        let (Kind::Read(format), Ok((plan, entry))) = (self.format, &self.plan) else {
+        let (Some(read), Ok((plan, entry))) = (self.format.read, &self.plan) else {
             return Err(self.entry().err().unwrap_or_else(|| self.not_plain()));
         };
         let module = Module::new(&self.module, &self.parts, shards);
-        let weight = dequantize::weight(&module, plan, (format.read)(&module, plan)?)?;
+        let weight = dequantize::weight(&module, plan, read(&module, plan)?)?;
         Ok(Tensor::from_vec(weight, &*entry.shape, &Device::Cpu)?)
     }
 
     /// The format with its sizes, for people: `GPTQ, 4 bits in groups of 128`.
     pub fn describe(&self) -> String {
-        match (self.format, &self.plan) {
-            (Kind::Read(format), Ok((plan, _))) => format!("{}, {plan}", format.name),
-            (Kind::Read(format), Err(_)) => format.name.to_string(),
-            (Kind::Unsupported(format), _) => format.name.to_string(),
+        match &self.plan {
+            Ok((plan, _)) => format!("{}, {plan}", self.format.name),
+            Err(_) => self.format.name.to_string(),
         }
     }
 
@@ -218,12 +200,8 @@ pub(crate) fn take_modules(
     tensors: &mut BTreeMap<String, (usize, Entry)>,
     shards: &[Shard],
 ) -> BTreeMap<String, QuantizedWeight> {
-    let known: BTreeSet<&'static str> = FORMATS
-        .iter()
-        .flat_map(|format| format.tensors)
-        .chain(unsupported::UNSUPPORTED.iter().flat_map(|format| format.tensors))
-        .copied()
-        .collect();
+    let known: BTreeSet<&'static str> =
+        UNREAD.iter().chain(FORMATS).flat_map(|format| format.tensors).copied().collect();
     // The tensors beside one another in each module that has more than a weight.
     let mut modules: BTreeMap<String, Vec<&'static str>> = BTreeMap::new();
     for name in tensors.keys() {
@@ -238,9 +216,9 @@ pub(crate) fn take_modules(
         names.push("weight");
         let stored = |part: &&'static str| Some((*part, tensors.get(&join(&module, part))?.clone()));
         let mut parts: Parts = names.iter().filter_map(stored).collect();
-        let Some(format) = Kind::detect(&Module::new(&module, &parts, shards)) else { continue };
+        let Some(format) = detect(&Module::new(&module, &parts, shards)) else { continue };
         // The weight of another format would have the same name.
-        parts.retain(|part, _| *part == "weight" || format.tensors().contains(part));
+        parts.retain(|part, _| *part == "weight" || format.tensors.contains(part));
         parts.keys().for_each(|part| _ = tensors.remove(&join(&module, part)));
         layers.extend(module.rsplit_once('.').map(|(layer, _)| layer.to_string()));
         let unread = unread_below(&module, tensors);
