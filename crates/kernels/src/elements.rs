@@ -140,6 +140,9 @@ impl<'a> Elements<'a> {
     /// Converts to f32, which is exact. Both have the same length.
     #[inline(always)]
     pub(crate) fn upcast(self, to: &mut [f32]) {
+        if let Self::F32(values) = self {
+            return to.iter_mut().zip(values).for_each(|(to, x)| *to = *x);
+        }
         with_elements!(Self(self), values => Convert::upcast(values, to), Int8(head) => _ = heads::widen(head, to));
     }
 
