@@ -68,12 +68,12 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 13_000),
-    ("src", &CHECKPOINTS, 23_268),
-    ("src", &[], 39_778),
+    ("src", &CHECKPOINTS, 23_643),
+    ("src", &[], 40_289),
     ("crates/visualize/src", &[], 1_103),
-    ("crates/text/src", &[], 16_574),
+    ("crates/text/src", &[], 16_456),
     ("crates/train/src", &[], 1_065),
-    ("crates/cli/src", &[], 5_469),
+    ("crates/cli/src", &[], 5_470),
 ];
 
 fn root() -> &'static Path {

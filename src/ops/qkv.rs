@@ -44,8 +44,8 @@ enum Weights {
     Separate(Vec<Linear>),
     /// One layer of q, k and v, of which their parts are views.
     Fused { parts: Vec<Linear>, all: Box<Linear> },
-    /// Variables whose rows are in another order: each call brings `stored` in order anew. `parts`, and `all` where they
-    /// are one layer, are those at the time of loading.
+    /// Variables whose rows are in another order: each call brings `stored` in order anew. `parts`, and `all` where
+    /// they are one layer, are those at the time of loading.
     Reordered { parts: Vec<Linear>, all: Option<Box<Linear>>, stored: Box<QkvWeights> },
     /// Outputs of what is packed in one, and nothing beside it.
     Packed(Vec<Linear>),
