@@ -390,6 +390,12 @@ impl AttentionConfig {
         self.mechanisms.iter().map(|part| part.cached_size(self)).sum()
     }
 
+    /// Whether queries, keys or values have any step but the rotation.
+    pub(crate) fn has_steps(&self) -> bool {
+        let Steps { queries, keys, values } = &self.steps;
+        [queries, keys, values].into_iter().flatten().any(|step| !matches!(step, Step::Rotate))
+    }
+
     /// The sizes that a position scheme needs.
     pub(crate) fn sizes(&self) -> LayerSizes {
         LayerSizes {

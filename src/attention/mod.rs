@@ -190,7 +190,8 @@ impl MultiHeadAttention {
     /// `xs` has the wrong shape, dtype or device.
     pub fn forward_t(&self, xs: &Tensor, train: bool) -> Result<Tensor> {
         let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
-        self.attend_with(&inputs, &AttentionOptions::default().with_train(train)).map(|attended| attended.output)
+        self.attend_with(&inputs, &AttentionOptions { train, ..AttentionOptions::default() })
+            .map(|attended| attended.output)
     }
 
     /// Attention of `queries` `(b, s_q, query_size)` to `keys` `(b, s_kv, key_size)` and `values`

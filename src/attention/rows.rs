@@ -14,8 +14,8 @@ use half::bf16;
 
 use crate::attention::{AttentionInputs, AttentionOptions, MultiHeadAttention};
 use crate::error::{Error, Result};
-use crate::mask::{AttentionMask, AttnShape};
-use crate::ragged::{Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
+use crate::mask::{AttentionMask, AttnShape, LoweredMask};
+use crate::ragged::{BatchCache, Buffers, RaggedBatch, check_offsets, groups, lengths, offsets, share_sequences};
 use crate::tensor::{check_allocation, element_count, for_cpu_element, with_f32_slice, with_slice, zeros};
 
 /// Bytes of queries, keys, values and context that one thread computes at a time. They stay in or near the L2 cache,
@@ -63,6 +63,20 @@ impl MultiHeadAttention {
     /// queries, keys, values and gates of each token.
     fn context_in_place(&self, team: Team, context: &mut [f32], projected: &[f32]) -> Result<()> {
         self.mechanisms.iter().try_for_each(|each| each.context_in_place(self, team, context, projected))
+    }
+
+    /// `mask` for the kernel, with the biases of positions.
+    fn lowered(&self, mask: &AttentionMask, shape: AttnShape, cache: &BatchCache) -> Result<LoweredMask> {
+        if self.config.position.is_none() {
+            return mask.lower(shape, &Device::Cpu);
+        }
+        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(cache))?;
+        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
+        let mut mask = mask.lower(shape, &Device::Cpu)?;
+        if let Some(embeddings) = self.distance_embeddings(shape.s_q, shape.s_kv)? {
+            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
+        }
+        Ok(mask)
     }
 
     /// Multiply-adds of [`attend_rows`](Self::attend_rows), for
@@ -205,7 +219,7 @@ impl MultiHeadAttention {
         let batch = RaggedBatch { offsets, cache: &buffers.positions };
         let scheme = config.position.scheme();
         let query_bias = scheme.query_bias(&self.position)?;
-        let has_steps = config.steps.has_more_than_rotation() || query_bias.is_some();
+        let has_steps = config.has_steps() || query_bias.is_some();
         if scheme.traits().rotates || has_steps || self.has_context_stage() {
             let query_bias = query_bias.map(|bias| with_f32_slice(bias, <[f32]>::to_vec)).transpose()?;
             let steps = |qkv: &mut [f32], group: RaggedBatch| {
@@ -251,12 +265,7 @@ impl MultiHeadAttention {
 
         let longest = batch.longest();
         let shape = AttnShape { b: offsets.len().saturating_sub(1), h, s_q: longest, s_kv: longest };
-        let bias = self.position_bias(shape, None, None, &Device::Cpu, Some(batch.cache))?;
-        let mask = bias.into_iter().fold(mask.clone(), AttentionMask::and);
-        let mut mask = mask.lower(shape, &Device::Cpu)?;
-        if let Some(embeddings) = self.distance_embeddings(longest, longest)? {
-            embeddings.lower(self.config.resolved_scale(), &mut mask)?;
-        }
+        let mask = self.lowered(mask, shape, batch.cache)?;
         let mask = mask.memory().lock()?;
 
         let limit = match team.threads() {

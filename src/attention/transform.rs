@@ -47,7 +47,7 @@ impl MultiHeadAttention {
         let config = &self.config;
         let sizes = [config.resolved_head_dim(), config.resolved_head_dim(), config.resolved_value_head_dim()];
         let query_bias = config.position.scheme().query_bias(&self.position)?;
-        let unchanged = !self.wraps_projections() && !config.steps.has_more_than_rotation() && query_bias.is_none();
+        let unchanged = !self.wraps_projections() && !config.has_steps() && query_bias.is_none();
         if unchanged && !config.position.scheme().traits().rotates {
             let [q, k, v] = self.project_at(xs, places, sizes, dtype)?;
             return Ok((q, Stored::KeyValues([k, v])));

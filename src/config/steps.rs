@@ -175,11 +175,6 @@ impl Steps {
         self.values.contains(&Step::Rotate)
     }
 
-    /// Whether a side has any step but the rotation.
-    pub(crate) fn has_more_than_rotation(&self) -> bool {
-        self.sides().into_iter().flatten().any(|step| *step != Step::Rotate)
-    }
-
     /// Checks every step. `rotates`: whether the position scheme of the layer rotates.
     pub(super) fn validate(&self, rotates: bool) -> Result<()> {
         for (side, (steps, name)) in self.sides().into_iter().zip(SIDES).enumerate() {
