@@ -62,8 +62,6 @@ pub(crate) const ENCODERS: &[Family] = &[
         mechanisms: &[Mechanism::SpanConvolution("conv_kernel_size")],
         ..BASE
     },
-    Family { model_types: &["distilbert", "xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
-    Family { model_types: &["albert", "tvp"], layouts: &["albert"], ..BASE },
     Family { model_types: &["squeezebert"], layouts: &["squeezebert"], ..BASE },
     Family {
         model_types: &["modernbert"],
