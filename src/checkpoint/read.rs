@@ -57,12 +57,13 @@ impl AttentionWeights {
             }
             (qkv, _) => (qkv, read_gate(&reader)?),
         };
-        let heads = config.output_groups().map(|groups| Rows { heads: groups.count, dim: groups.rank });
+        // A mechanism may make the input of the output projection.
+        let context = Some(reader.context()).filter(|context| context.count() == config.context_size());
         let o = match &qkv {
             QkvWeights::Split(parts) if layout.o.is_absent() => {
                 reader.identity(config.resolved_output_size(), &parts[1].weight)?
             }
-            _ => reader.output(heads.unwrap_or(reader.context()))?,
+            _ => reader.output(context.unwrap_or(Rows::whole(config.context_size())))?,
         };
         check_rotary(source, config)?;
         if layout.holds_indexer(source) && config.max_keys().is_none() {

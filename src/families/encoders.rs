@@ -57,8 +57,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         model_types: &["convbert"],
         own_keys: &["conv_kernel_size", "head_ratio"],
         heads: &[HeadsKey { divisor: 2, ..HeadsKey::new(&[], "num_attention_heads") }],
-        required_values: &[RequiredValue::new("head_ratio", "2", "another share of heads")],
-        defaults: &[("conv_kernel_size", 9.0)],
+        defaults: &[("conv_kernel_size", 9.0), ("head_ratio", 2.0)],
         mechanisms: &[Mechanism::SpanConvolution("conv_kernel_size")],
         ..BASE
     },

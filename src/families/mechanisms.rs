@@ -54,12 +54,16 @@ impl Mechanism {
                 }
                 config.with_value_convolution(stated)
             }
-            Self::SpanConvolution(key) => match (layer.number(key)?, config.span_convolution()) {
-                (Some(stated), Some(found)) if stated != found => {
+            Self::SpanConvolution(key) => {
+                // The number of heads was divided by 2.
+                let ratio = layer.number("head_ratio")?.unwrap_or(2);
+                ensure!(ratio == 2, Error::config("head_ratio", ratio, "2: half of the heads are those of scores"));
+                let (stated, found) = (layer.number(key)?, config.span_convolution());
+                if let (Some(stated), Some(found)) = (stated, found.filter(|found| Some(*found) != stated)) {
                     return Err(Error::config(key, stated, format!("{found}, as the checkpoint has it")));
                 }
-                (stated, found) => config.with_span_convolution(found.or(stated)),
-            },
+                config.with_span_convolution(found.or(stated))
+            }
             Self::BetweenChannels(component) => config.with_between_channels(layer.is_below(component)),
             Self::PooledQueries => config.with_query_pool(layer.query_pool()?),
             Self::Differential => {

@@ -104,8 +104,8 @@ impl GemmTask<'_> {
         let out = match self.out {
             // Sums become results by nothing but the bias, and all columns are in the output.
             ElementsOut::F32(out) if self.activation == Activation::Identity && column + width <= out_features => out,
-            // SAFETY: the assertion checks the memory, and the caller promises the rest.
             _ => {
+                // SAFETY: the assertion checks the memory, and the caller promises the rest.
                 return unsafe {
                     store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     self.store(s, &mut memory.0[..ROWS * width], panels, row)
