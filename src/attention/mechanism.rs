@@ -30,7 +30,7 @@ pub(super) struct MechanismRow {
     #[cfg_attr(not(feature = "checkpoints"), expect(dead_code, reason = "loaders call it"))]
     pub infer: fn(AttentionConfig, ShapeOf) -> Result<AttentionConfig>,
     /// The mechanism of a layer, if it has it.
-    pub from_layer: fn(LayerParts) -> Result<Option<Arc<dyn Mechanism>>>,
+    pub from_layer: fn(LayerParts) -> Result<Option<SharedMechanism>>,
 }
 
 impl MechanismRow {
@@ -56,12 +56,15 @@ pub(super) struct LayerParts<'a> {
 }
 
 /// A mechanism whose type is forgotten.
-pub(super) fn boxed(mechanism: Option<impl Mechanism + 'static>) -> Option<Arc<dyn Mechanism>> {
-    mechanism.map(|mechanism| Arc::new(mechanism) as Arc<dyn Mechanism>)
+pub(super) fn boxed(mechanism: Option<impl Mechanism + 'static>) -> Option<SharedMechanism> {
+    mechanism.map(|mechanism| Arc::new(mechanism) as SharedMechanism)
 }
 
+/// A mechanism that copies of a layer share.
+pub(super) type SharedMechanism = Arc<dyn Mechanism>;
+
 /// The mechanisms of a layer, in the order in which they act.
-pub(super) type Mechanisms = Vec<Arc<dyn Mechanism>>;
+pub(super) type Mechanisms = Vec<SharedMechanism>;
 
 /// The ways to run a call that a mechanism allows. Padded tensors are always possible.
 #[derive(Debug, Clone, Copy, Default)]

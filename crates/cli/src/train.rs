@@ -124,7 +124,7 @@ impl Train {
 
     /// The folder of the run, beside the output.
     fn run_folder(&self) -> Result<PathBuf> {
-        let name = self.output.file_name().ok_or_else(|| about(&self.output, &"is not the name of a folder"))?;
+        let name = self.output.file_name().ok_or_else(|| about(&self.output, "is not the name of a folder"))?;
         Ok(self.output.with_file_name([name, ".run".as_ref()].join("".as_ref())))
     }
 
