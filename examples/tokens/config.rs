@@ -16,7 +16,7 @@ impl Config {
     pub fn from_folder(folder: &Path) -> Result<Self> {
         if !folder.is_dir() {
             let found = if folder.exists() { "is a file, expected a model folder" } else { "no such folder" };
-            return Err(about(folder, &found).into());
+            return Err(about(folder, found).into());
         }
         let path = folder.join("config.json");
         Ok(Self { json: candle_attention::io::read_json(&path)?, path })
@@ -54,6 +54,6 @@ impl Config {
     /// The error for a key that is missing or has another value.
     pub fn wrong(&self, key: &str, expected: &str) -> Box<dyn std::error::Error> {
         let found = self.json.get(key).map_or("missing".to_string(), Value::to_string);
-        about(&self.path, &format!("`{key}` is {found}, expected {expected}")).into()
+        about(&self.path, format!("`{key}` is {found}, expected {expected}")).into()
     }
 }

@@ -111,12 +111,12 @@ pub fn copies(variables: &VarMap) -> Result<Tensors> {
 pub fn check_output(folder: &Path, config: &Value) -> Result<()> {
     let Ok(metadata) = folder.metadata() else { return check_new_folder(folder) };
     if !metadata.is_dir() {
-        return Err(about(folder, &"is a file, expected a folder").into());
+        return Err(about(folder, "is a file, expected a folder").into());
     }
     let stated = folder.join("config.json");
     let is_empty = std::fs::read_dir(folder).map_err(|error| about(folder, &error))?.next().is_none();
     if !is_empty && (!stated.exists() || candle_attention::io::read_json::<serde_json::Value>(&stated)? != *config) {
-        return Err(about(folder, &"holds other files: remove it, or write to another folder").into());
+        return Err(about(folder, "holds other files: remove it, or write to another folder").into());
     }
     check_folder(folder, folder)
 }
