@@ -212,38 +212,38 @@ impl Kernel for Task<'_> {
         for panel in self.panels.clone() {
             let panel_terms = &self.packed[panel * width * terms..][..width * terms];
             let b = Rhs::new(panel_terms.as_ptr(), width);
+            if a.transposed {
+                for (tile, from) in self.memory.chunks_exact(MR * terms).take(self.rows.div_ceil(MR)).enumerate() {
+                    let rows = tile * MR..self.rows.min((tile + 1) * MR);
+                    // SAFETY: a tile has `terms` times `MR` values, and a panel as many times `width`. Rows of this
+                    // task; the others after the last one are left out.
+                    unsafe {
+                        let a = Lhs::columns(from.as_ptr(), MR);
+                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
+                        store_rows(s, &sums, memory.0.as_mut_ptr(), width);
+                        self.store(s, panel, rows, &memory.0);
+                    }
+                }
+                continue;
+            }
+            let stride = a.dims[1];
             let mut row = 0;
             while row < self.rows {
-                // The last tile of rows may start before `row`, with rows that are computed again.
-                let (first, height) = if a.transposed {
-                    (row, MR)
-                } else if self.rows < MR {
-                    (row, 1)
-                } else {
-                    (row.min(self.rows - MR), MR)
-                };
-                let lhs = if a.transposed {
-                    let tile = &self.memory[first * terms..];
-                    assert!(tile.len() >= MR * terms);
-                    Lhs::columns(tile.as_ptr(), MR)
-                } else {
-                    let stride = a.dims[1];
-                    let rows = &a.data[(self.first_row + first) * stride + first_term..];
-                    assert!(rows.len() >= (height - 1) * stride + terms);
-                    Lhs::rows(rows.as_ptr(), stride)
-                };
-                // SAFETY: the assertions check the rows; a panel has `terms` times `width` values. Rows of this task:
-                // those of a tile after the last one are left out.
+                // The last tile may start before `row`, with rows that are computed again.
+                let (first, height) = if self.rows < MR { (row, 1) } else { (row.min(self.rows - MR), MR) };
+                let from = &a.data[(self.first_row + first) * stride + first_term..];
+                assert!(from.len() >= (height - 1) * stride + terms);
+                let a = Lhs::rows(from.as_ptr(), stride);
+                // SAFETY: the assertion checks the rows; a panel has `terms` times `width` values. Rows of this task.
                 unsafe {
                     if height == MR {
-                        let sums = microkernel::<S, _, MR, NR>(s, terms, lhs, b, Prefetch::NONE);
+                        let sums = microkernel::<S, _, MR, NR>(s, terms, a, b, Prefetch::NONE);
                         store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     } else {
-                        let sums = microkernel::<S, _, 1, NR>(s, terms, lhs, b, Prefetch::NONE);
+                        let sums = microkernel::<S, _, 1, NR>(s, terms, a, b, Prefetch::NONE);
                         store_rows(s, &sums, memory.0.as_mut_ptr(), width);
                     }
-                    let rows = row..self.rows.min(first + height);
-                    self.store(s, panel, rows, &memory.0[(row - first) * width..]);
+                    self.store(s, panel, row..first + height, &memory.0[(row - first) * width..]);
                 }
                 row = first + height;
             }
