@@ -9,10 +9,14 @@ use crate::isa::simd::memory_ops;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortableInt8;
 
+/// Rows of the register tile for blocks of weights. On Arm, where the compiler makes vectors of these loops, there are
+/// registers for one.
+const BLOCK_ROWS: usize = if cfg!(target_arch = "aarch64") { 1 } else { 2 };
+
 /// Register tile: as for f32.
 impl Int8InstructionSet for Portable {
     fn run_int8<K: Int8Kernel>(self, kernel: K) {
-        kernel.run::<_, 4, 2, 2>(PortableInt8);
+        kernel.run::<_, 4, 2, BLOCK_ROWS>(PortableInt8);
     }
 }
 
