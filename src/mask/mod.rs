@@ -34,5 +34,5 @@ pub(crate) use lowered::LoweredMask;
 pub(crate) use merge::MergedMask;
 pub use padded::PaddedIds;
 pub(crate) use shape::{AttnShape, check_integers, comparable};
-#[cfg(all(test, not(feature = "cuda")))]
+#[cfg(test)]
 pub(crate) use term::{MaskCall, MaskTerm};
