@@ -68,8 +68,8 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 13_000),
-    ("src", &CHECKPOINTS, 23_657),
-    ("src", &[], 40_305),
+    ("src", &CHECKPOINTS, 23_656),
+    ("src", &[], 40_306),
     ("crates/visualize/src", &[], 1_103),
     ("crates/text/src", &[], 16_456),
     ("crates/train/src", &[], 1_065),

@@ -55,7 +55,7 @@ pub(super) struct LayerParts<'a> {
     pub like: &'a Tensor,
 }
 
-/// A mechanism whose type is forgotten.
+/// Erases the type of a mechanism.
 pub(super) fn boxed(mechanism: Option<impl Mechanism + 'static>) -> Option<SharedMechanism> {
     mechanism.map(|mechanism| Arc::new(mechanism) as SharedMechanism)
 }

@@ -128,7 +128,6 @@ impl MultiHeadAttention {
     fn projection_sizes(&self, kind: ProjectionKind) -> Result<[usize; 2]> {
         let config = &self.config;
         let (rows, inputs) = qkv_sizes(config);
-        let (h, d_v) = (config.num_attention_heads, config.resolved_value_head_dim());
         let without = |why: &str, expected: &str| Err(Error::value(kind.name(), why, expected));
         let is_qkv = !matches!(kind, ProjectionKind::Gate | ProjectionKind::Output);
         if config.latent.is_some() && is_qkv {
@@ -140,7 +139,7 @@ impl MultiHeadAttention {
                 Some((rows, _)) => Ok([rows, inputs[0]]),
                 None => without("none", "a layer with a gate of the output"),
             },
-            (ProjectionKind::Output, _) => Ok([config.resolved_output_size(), h * d_v]),
+            (ProjectionKind::Output, _) => Ok([config.resolved_output_size(), config.context_size()]),
             (_, KeyValueSource::Shared { .. }) => without("that of another layer", "`Query`, `Gate` or `Output`"),
             (ProjectionKind::Key, _) => Ok([rows[1], inputs[1]]),
             (_, KeyValueSource::KeysAsValues) => without("that of the keys, which are the values, too", "`Key`"),

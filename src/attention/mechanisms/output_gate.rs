@@ -91,7 +91,7 @@ impl AttentionConfig {
 
     /// Checks that there is a gate over elements; `reason`: why there has to be one.
     #[cfg(feature = "checkpoints")]
-    pub(crate) fn check_gates_elements(&self, reason: impl FnOnce() -> String) -> Result<()> {
+    pub(crate) fn require_gate_over_elements(&self, reason: impl FnOnce() -> String) -> Result<()> {
         let gate = self.output_gate();
         let is_over_elements = gate.is_some_and(|gate| gate.over == GateOver::Element);
         crate::ensure!(

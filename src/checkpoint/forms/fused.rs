@@ -23,7 +23,9 @@ pub(super) fn read(
     let counts = reader.counts();
     let mut rows = counts.iter().sum::<usize>();
     if reader.layout.gate == GateNames::BeforeQuery {
-        reader.config.check_gates_elements(|| format!("`{}` holds the gate", reader.source.full_name(names.weight)))?;
+        reader
+            .config
+            .require_gate_over_elements(|| format!("`{}` holds the gate", reader.source.full_name(names.weight)))?;
         rows += reader.context().count();
     }
     let fused = reader.linear(names, Rows::whole(rows), reader.one_input()?)?;

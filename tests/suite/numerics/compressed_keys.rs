@@ -7,7 +7,7 @@ use candle_attention::position::{Rotary, RotaryScaling, RotaryStyle};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, HeadNorm, KeyCompression, KvCache,
     LatentAttention, MultiHeadAttention, NormKind, NormOver, ObserveOptions, OutputGroups, Position, ProjectionBias,
-    Step, Steps,
+    ProjectionKind, Step, Steps,
 };
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -130,6 +130,17 @@ fn what_blocks_do_not_go_with_is_an_error() {
     says(config(None).with_num_key_value_heads(4).validate(), &["num_key_value_heads = 4"]);
     says(config(None).with_output_groups(OutputGroups::new(3, 3)).validate(), &["output_groups", "a divisor of"]);
     says(config(None).with_output_groups(OutputGroups::new(2, 0)).validate(), &["output_groups", "a rank from 1"]);
+}
+
+/// The output projection has the inputs of the groups, also where a caller replaces it.
+#[test]
+fn the_projection_of_groups_can_be_replaced() {
+    let layer = layer(&config(None));
+    let xs = Random::new(41).tensor(&[1, 5, 12], DType::F32);
+    let output = layer.projection(ProjectionKind::Output).unwrap();
+    let replaced = layer.with_projection(ProjectionKind::Output, output).unwrap();
+    let attend = |layer: &MultiHeadAttention| layer.attend(&xs, &xs, &xs, None).unwrap();
+    assert_close("its own projection", &attend(&replaced), &attend(&layer), 0.0);
 }
 
 /// DeepSeek's own `config.json` is flat; transformers writes a set of rotary parameters for each kind of layer.

@@ -1,9 +1,9 @@
 //! A convolution beside the heads: by its formula, on every path, and where it cannot be.
 
 use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
+    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ProjectionKind,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Module, Tensor};
 
 use crate::common::everywhere::Everywhere;
 use crate::common::{Random, assert_close, numbers, random_layer, says};
@@ -72,6 +72,16 @@ fn the_formula_holds_and_padding_changes_nothing() {
     let spoiled = Tensor::full(f32::NAN, (1, 2, 12), &Device::Cpu).unwrap();
     let spoiled = Tensor::cat(&[xs.narrow(1, 0, 4).unwrap(), spoiled], 1).unwrap();
     assert_close("padding that is not finite", &attend(&layer, &spoiled), &want, 1e-5);
+}
+
+/// The output projection has the inputs of both halves, also where a caller replaces it.
+#[test]
+fn the_output_projection_can_be_replaced() {
+    let layer = random_layer(&config(), 0.4, &mut Random::new(10));
+    let xs = Random::new(11).tensor(&[2, 5, 12], DType::F32);
+    let output = layer.projection(ProjectionKind::Output).unwrap();
+    let replaced = layer.with_projection(ProjectionKind::Output, output).unwrap();
+    assert_close("its own projection", &replaced.forward(&xs).unwrap(), &layer.forward(&xs).unwrap(), 0.0);
 }
 
 #[test]
