@@ -53,12 +53,12 @@ pub fn config_from_json<'a>(
     read_config(config.into(), &AnySource::new(source))
 }
 
-fn read_config(ModelConfig { json, like }: ModelConfig, source: &AnySource) -> Result<HfAttentionConfig> {
+fn read_config(config: ModelConfig, source: &AnySource) -> Result<HfAttentionConfig> {
+    let ModelConfig { json, like } = config;
     let prefix = source.full_name("");
     let Section { keys: section, model_type } = section(json, &prefix)?;
     let model_type = like.or(model_type.as_deref());
-    let is_named = like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
-    let has_class = is_named && json.as_object().is_some_and(is_of_class);
+    let has_class = config.has_class(section);
     let keys = if has_class { without_ignored_sizes(section, model_type) } else { Cow::Borrowed(section) };
     let section = &*keys;
     let recorded = RecordedSection::new(section);
@@ -192,7 +192,7 @@ fn configure(
     };
     layer.check_limits(PROJECTION_LIMITS.as_flattened().iter().any(|limit| held(limit)))?;
     let (config, mask) = (layer.configure(config, &contents), layer.mask());
-    // What is wrong with these sizes is an error where they are used.
+    // Wrong sizes are an error where they are used.
     for key in ["head_dim", "num_key_value_heads"] {
         layer.head_size(key).ok();
     }
@@ -258,8 +258,6 @@ impl<'a> ModelConfig<'a> {
     ) -> Result<(AttentionConfig, AttentionMask)> {
         let prefix = source.full_name("");
         let stated = self.json.get("model_type").and_then(Value::as_str);
-        let of_class =
-            self.like.is_none_or(|like| stated == Some(like)) && self.json.as_object().is_some_and(is_of_class);
         let section = RecordedSection::new(self.json);
         let layer = Layer::new(&section, self.like.or(stated), &prefix)?;
         let mut config = sizes;
@@ -270,7 +268,13 @@ impl<'a> ModelConfig<'a> {
             config.num_attention_heads = config.num_attention_heads.saturating_sub(pruned.len());
             config.num_key_value_heads = None;
         }
-        configure(&layer, source, config, pruned, None, of_class)
+        configure(&layer, source, config, pruned, None, self.has_class(self.json))
+    }
+
+    /// Whether transformers' own class runs the file, and the layer is read as the family that its section states.
+    fn has_class(&self, section: &Value) -> bool {
+        let is_named = self.like.is_none_or(|like| section.get("model_type").is_some_and(|stated| stated == like));
+        is_named && self.json.as_object().is_some_and(is_of_class)
     }
 }
 

@@ -216,7 +216,7 @@ pub(crate) fn read_tensor(shard: &Shard, name: &str, entry: &Entry, device: &Dev
         Dtype::I64 => numbers::<i64>(shard, name, entry, device),
         Dtype::U32 => numbers::<u32>(shard, name, entry, device),
         Dtype::U8 | Dtype::BOOL => numbers::<u8>(shard, name, entry, device),
-        // What candle makes of rarer formats is left to it, for the price of a second copy.
+        // Candle converts rarer formats, for the price of a second copy.
         dtype => {
             let bytes = shard.read::<u8>(name, entry)?;
             let failed =

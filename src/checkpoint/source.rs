@@ -176,7 +176,7 @@ impl<'a> AnySource<'a> {
         Self { root: Rc::new(source.root()), prefix: source.full_name(""), is_base: false, read: None }
     }
 
-    /// The same source, which keeps the [names of what is read](Self::read_names) from it, its children and its root: a
+    /// This source, which keeps the [names of what is read](Self::read_names) from it, its children and its root: a
     /// loader of a whole model finds by them what is stored and nothing reads.
     #[must_use]
     pub fn watched(&self) -> Self {
@@ -200,7 +200,7 @@ impl<'a> AnySource<'a> {
         name
     }
 
-    /// The same source without the low-rank changes that are computed beside the weights: for a loader that puts them
+    /// This source without the low-rank changes that are computed beside the weights: for a loader that puts them
     /// there, by `with_changes`. All others read weights with their changes.
     pub(crate) fn base(&self) -> Self {
         Self { is_base: true, ..self.clone() }

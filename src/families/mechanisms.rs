@@ -114,9 +114,9 @@ impl Layer<'_> {
     /// Checks that the family has the mechanisms of which the checkpoint holds tensors.
     fn check_held(&self, config: &AttentionConfig, contents: &LayerContents) -> Result<()> {
         let has = |is_it: fn(&Mechanism) -> bool| self.family.mechanisms.iter().any(is_it);
-        let (of_values, beside_heads) = (config.value_convolution().is_some(), config.span_convolution().is_some());
+        let (in_values, beside_heads) = (config.value_convolution().is_some(), config.span_convolution().is_some());
         let found = [
-            ("a convolution of the values", of_values, has(|m| matches!(m, Mechanism::ValueConvolution(_)))),
+            ("a convolution of the values", in_values, has(|m| matches!(m, Mechanism::ValueConvolution(_)))),
             ("a convolution beside the heads", beside_heads, has(|m| matches!(m, Mechanism::SpanConvolution(_)))),
             ("a gate of the output", contents.gate.is_some(), has(|m| matches!(m, Mechanism::Gate { .. }))),
             ("an indexer", contents.indexer, has(|m| matches!(m, Mechanism::Indexer(_)))),

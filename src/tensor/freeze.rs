@@ -22,8 +22,8 @@ use crate::tensor::cpu_slice::with_slices;
 /// A tree of tensors: the weights of a layer, a layer, a model. [`map_fields!`](crate::map_fields) implements it for a
 /// struct.
 pub trait MapTensors: Sized {
-    /// The same tree with `f` of every tensor, in an order that depends on their number only. `f` keeps the shape. What
-    /// is packed together with others, or in few bits, stays as it is.
+    /// A copy with `f` of every tensor, in an order that depends on their number only. `f` keeps the shape. Tensors
+    /// that are packed together with others, or in few bits, stay as they are.
     ///
     /// # Errors
     /// Those of `f`; tensors that do not fit together any more.

@@ -69,7 +69,7 @@ fn attend_to<T: Element>(isa: Isa, team: Team, problem: Problem, to: Output<T>) 
     unsafe { to.write("the output of attention", size, run) }
 }
 
-/// What the backward pass needs of the softmax of one query: the attention weight of a score is
+/// Numbers of the softmax of one query for the backward pass: the attention weight of a score is
 /// `e^(score - max) · factor`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxRow {
@@ -79,7 +79,7 @@ pub struct SoftmaxRow {
     pub(super) factor: f32,
 }
 
-/// What a forward pass for training does beside inference.
+/// Work of a forward pass for training beside inference.
 #[derive(Clone, Copy)]
 struct Training {
     dropout: Option<Dropout>,

@@ -435,7 +435,7 @@ impl TaskKernel<'_> {
             }
             apply_mask(s, &problem.mask, keys, pos.query + r, None, &mut scores[..count]);
             if has_rules {
-                // What a hidden key gives has no influence, NaN included.
+                // Products of a hidden key have no influence, NaN included.
                 let of_keys = slopes.iter_mut().zip(&scores[..count]);
                 of_keys.filter(|(_, score)| **score == f32::NEG_INFINITY).for_each(|(slope, _)| *slope = 0.0);
             }

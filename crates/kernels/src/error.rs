@@ -1,6 +1,6 @@
 //! Errors: operands that contradict each other, and memory that cannot be allocated.
 
-/// What a kernel refuses to compute, and why.
+/// The reason why a kernel refuses to compute.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// An operand has a size that contradicts the others.

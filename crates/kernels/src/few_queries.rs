@@ -175,7 +175,7 @@ impl<C: ScoreTile> Running<'_, '_, C> {
         (h_kv * (problem.h / problem.h_kv) + task.group.start + row / self.s_q, row % self.s_q)
     }
 
-    /// What rows of a key-value head have accumulated.
+    /// Sums that rows of a key-value head have accumulated.
     #[inline(always)]
     fn state_of(&mut self, h_kv: usize, rows: Range<usize>) -> SoftmaxState<'_> {
         let first = self.index(h_kv) * self.padded_rows;
@@ -255,7 +255,7 @@ impl<C: ScoreTile> Running<'_, '_, C> {
         let (tile, rows, width_v) = (self.tile, self.rows, self.state.width_v);
         let query_width = C::query_width(keys.d);
         let (start, end) = (pos.start, pos.start + pos.count);
-        // What follows a step, as the next one reads it: a part for each head.
+        // The memory after a step, as the next one reads it: a part for each head.
         let ahead = |tokens: Tokens, i: usize| {
             let tokens = Tokens { h: kv_heads.start, ..tokens };
             PrefetchRows::new(tokens, kv_heads.len(), i * C::STEP..(i + 1) * C::STEP)

@@ -39,7 +39,7 @@ pub struct RowGate<'a> {
     pub stride: usize,
     /// Gates per row.
     pub count: usize,
-    /// What makes a gate of a number.
+    /// The function that makes a gate of a number.
     pub function: GateFunction,
 }
 

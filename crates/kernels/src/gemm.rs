@@ -303,7 +303,7 @@ fn multiply_panels<S: Simd, T: Convert, const MR: usize, const NR: usize>(
 /// Panels that a row is multiplied with at the same time.
 const PANELS_OF_ROW: usize = 4;
 
-/// What the tiles of a panel fetch.
+/// Memory that the tiles of a panel fetch.
 #[derive(Clone, Copy)]
 struct PanelFetch<'a> {
     /// The panel in memory, and the one that is read after it.

@@ -94,7 +94,7 @@ impl MaskStructure {
 /// The mask of one attention call. A key is visible if the structure and every tensor allow it.
 #[derive(Debug, Clone, Default)]
 pub struct Mask<'a> {
-    /// What needs no tensor.
+    /// Limits that need no tensor.
     pub structure: MaskStructure,
     /// The segment ids of queries `(b, s_q)` and keys `(b, s_kv)`: a query sees the keys with its own id.
     pub segments: Vec<[Broadcast<'a, i64>; 2]>,
@@ -108,7 +108,7 @@ pub struct Mask<'a> {
     pub embeddings: Option<DistanceEmbeddings<'a>>,
     /// Added to the scores by the row and the column of a key in a grid.
     pub grids: Vec<GridBias<'a>>,
-    /// What hides keys by a function of query and key.
+    /// A function of query and key that hides keys.
     pub rules: Vec<&'a dyn PairRule>,
     /// Functions that the scaled and capped scores go through, before anything is added to them.
     pub score_rules: Vec<&'a dyn ScoreRule>,
@@ -281,7 +281,7 @@ impl Mask<'_> {
                 *score = if bias <= f32::MIN { f32::NEG_INFINITY } else { *score + bias };
             }
         }
-        // What one bias hides stays hidden, whatever a later one has added: -inf + inf would be NaN.
+        // A key that one bias hides stays hidden, whatever a later one has added: -inf + inf would be NaN.
         for bias in self.bias.split_last().map_or(&[][..], |(_, earlier)| earlier) {
             hide(scores, from, |j| bias.get(b, h, i, j) <= f32::MIN);
         }

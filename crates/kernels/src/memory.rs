@@ -210,7 +210,8 @@ pub(crate) const MAX_KEPT_BYTES: usize = 16 << 20;
 
 const MAX_KEPT: usize = MAX_KEPT_BYTES / size_of::<f32>();
 
-/// What a thread keeps. A call takes and gives back in nested order, so the next call finds each buffer where it was.
+/// Buffers that a thread keeps. A call takes and gives back in nested order, so the next call finds each buffer where
+/// it was.
 #[derive(Default)]
 struct Kept {
     buffers: Vec<AlignedVec<f32>>,

@@ -1,6 +1,6 @@
 //! Values that are not finite, under a mask.
 //!
-//! What a hidden key holds has no influence on a query, NaN and infinities included. Scores of hidden keys are
+//! The contents of a hidden key have no influence on a query, NaN and infinities included. Scores of hidden keys are
 //! replaced, whatever they are. But values are multiplied with weights of 0, and 0 · NaN is NaN. So where an output is
 //! not finite, such values are packed again as zeros, and added to the outputs of the queries that see them after the
 //! products. This costs nothing for values that are finite. It is the same for every query that sees such a value,

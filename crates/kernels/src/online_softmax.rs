@@ -33,14 +33,14 @@ impl TilePos {
         row as u64 * (self.s_kv + problem.appended) as u64 + self.start as u64
     }
 
-    /// What each query of the tile sees of its block of keys by a rule over pairs.
+    /// The keys of its block that each query of the tile sees by a rule over pairs.
     fn seen<'a>(&self, rule: &'a dyn PairRule) -> impl Iterator<Item = Seen> + use<'a> {
         let Self { b, h, query, rows, start, .. } = *self;
         (query..query + rows).map(move |i| rule.seen((b, h, i), start / KEY_BLOCK))
     }
 }
 
-/// What rows of queries have accumulated over the key blocks so far.
+/// Sums that rows of queries have accumulated over the key blocks so far.
 pub(super) struct SoftmaxState<'a> {
     /// Largest score per query.
     pub row_max: &'a mut [f32],

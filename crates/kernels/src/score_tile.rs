@@ -284,7 +284,7 @@ pub(super) trait TileKernel {
     fn run<C: ScoreTile>(self, tile: C) -> Result<()>;
 }
 
-/// What tokens are packed as.
+/// The tokens that are packed.
 #[derive(Clone, Copy)]
 pub(super) enum Packing {
     /// [`ScoreTile::pack_keys`].
@@ -338,7 +338,7 @@ pub(super) struct StepMemory<'a> {
     pub packed: &'a mut [f32],
     /// `(ROWS, width_v)`: sums over the steps of a block so far.
     pub sums: &'a mut [f32],
-    /// What the next step reads.
+    /// Memory that the next step reads.
     pub ahead: PrefetchRows,
 }
 

@@ -38,7 +38,7 @@ pub struct Team<'a> {
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn(usize) + Sync));
 
-/// What the members of a team know of each other.
+/// The state that the members of a team share.
 struct Shared {
     members: Vec<Member>,
     /// The job of the items that can be taken now.

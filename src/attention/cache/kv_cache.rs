@@ -502,7 +502,7 @@ impl KvCache {
         self.sequences.clear();
     }
 
-    /// The same tokens in the same memory, to go back to after an error.
+    /// A copy that shares the memory of the tokens, to go back to after an error.
     pub(in crate::attention) fn snapshot(&self) -> Self {
         Self { buffers: self.buffers.clone(), sequences: self.sequences.clone(), ..*self }
     }

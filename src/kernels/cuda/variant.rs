@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use crate::kernels::cuda::Gpu;
 
-/// What a kernel does to scores besides scaling them and limiting keys to a range: the flags of `source/types.cuh`.
+/// Changes of scores besides their scale and a range of keys: the flags of `source/types.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Features(pub u32);
 

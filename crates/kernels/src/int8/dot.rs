@@ -32,7 +32,7 @@ pub(crate) struct InputRows {
     /// Row `r` starts at `values + r · stride`, in bytes.
     pub values: *const i8,
     pub stride: usize,
-    /// What the sum of row `r` starts with is at `starts + r · starts_stride`.
+    /// The start of the sum of row `r` is at `starts + r · starts_stride`.
     pub starts: *const i32,
     pub starts_stride: usize,
 }
@@ -42,12 +42,12 @@ pub(crate) struct InputRows {
 pub(crate) trait Int8Instructions: Copy + Send + Sync {
     /// The vectors of f32 that go with them.
     type S: Simd;
-    /// What holds an input.
+    /// The integer that holds an input.
     type Input: InputInteger;
-    /// What is added to weights of 8 bits in memory: 0, or 128 for instructions that take unsigned weights. Sums then
+    /// Added to weights of 8 bits in memory: 0, or 128 for instructions that take unsigned weights. Sums then
     /// start with as much less.
     const OFFSET: u8 = 0;
-    /// What is added to weights of 4 bits in memory: 0 or 8.
+    /// Added to weights of 4 bits in memory: 0 or 8.
     const NIBBLE_OFFSET: u8 = 0;
 
     fn simd(self) -> Self::S;

@@ -85,7 +85,7 @@ struct RoundInputs<'a> {
     values: &'a mut [i8],
     /// `(rows, groups)`
     scales: &'a mut [f32],
-    /// What sums start with, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
+    /// Starts of sums, `(rows, groups)`: the sum of the inputs times what was added to each weight, negated.
     starts: &'a mut [i32],
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct PanelLayout {
     pub step: usize,
     /// Bytes of an input that was rounded.
     pub input_size: usize,
-    /// What is added to an integer, so that instructions that take unsigned weights can have it.
+    /// The number that is added to an integer, so that instructions that take unsigned weights can have it.
     pub offset: u8,
     /// Scales per output feature.
     pub groups: usize,

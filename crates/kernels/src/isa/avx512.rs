@@ -15,7 +15,7 @@ use crate::unroll::unroll;
 pub(crate) struct Avx512<const BF16: bool = false>(());
 
 impl Avx512 {
-    /// The same instructions and those of AVX512-BW, AVX512-DQ and AVX512-BF16.
+    /// AVX-512 with AVX512-BW, AVX512-DQ and AVX512-BF16.
     ///
     /// # Safety
     /// The processor has all of them.

@@ -70,9 +70,10 @@ impl Prefetch {
     /// Steps between two fetches. The loop over them has no other work than multiply-adds and loads.
     pub const BLOCK: usize = 4;
 
-    /// What tile `index` of the `tiles` of a panel fetches. A step of a tile reads `step` bytes, and all together the
-    /// panel. All tiles share the `next` panel, which is as large. If the panel `is_first`, or if there are few tiles
-    /// and the next panel would not stay in the L2 cache, the first tile fetches what it soon reads itself.
+    /// The memory that tile `index` of the `tiles` of a panel fetches. A step of a tile reads `step` bytes, and all
+    /// together the panel. All tiles share the `next` panel, which is as large. If the panel `is_first`, or if there
+    /// are few tiles and the next panel would not stay in the L2 cache, the first tile fetches what it soon reads
+    /// itself.
     pub fn for_tile(
         panel: &[u8],
         next: *const u8,
@@ -101,8 +102,8 @@ impl Prefetch {
         Self { at: next.wrapping_add(fetched), lines, mask: every - 1, to_l2: tiles < SEVERAL }
     }
 
-    /// What a tile soon reads of its own panel, `step` bytes per step: for the first tile of a panel that nothing has
-    /// fetched before, and for tiles of so few rows that nothing else fits between their loads.
+    /// The part of its own panel that a tile soon reads, `step` bytes per step: for the first tile of a panel that
+    /// nothing has fetched before, and for tiles of so few rows that nothing else fits between their loads.
     pub fn ahead(panel: &[u8], step: usize) -> Self {
         let (at, lines) = (panel.as_ptr().wrapping_add(BYTES_AHEAD), (Self::BLOCK * step).div_ceil(LINE));
         Self { at, lines, mask: 0, to_l2: false }
@@ -196,7 +197,7 @@ impl<T> Rhs<T> {
         Self { at, stride, vectors, panel, copy: None }
     }
 
-    /// The same, where each term is also written in f32 to memory of its own, one after the other.
+    /// The right operand of which each term is also written in f32 to memory of its own, one after the other.
     #[inline(always)]
     pub fn copied_to(self, memory: *mut f32) -> Self {
         Self { copy: Some(memory), ..self }

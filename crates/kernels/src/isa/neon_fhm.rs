@@ -57,7 +57,7 @@ impl NeonFhm {
         self.0.0
     }
 
-    /// What is older.
+    /// The older instructions.
     pub(crate) fn dotprod(self) -> NeonDotprod {
         self.0
     }

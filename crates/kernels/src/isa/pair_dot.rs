@@ -17,7 +17,7 @@ pub(crate) struct PairTile {
     pub c_stride: usize,
     /// Whether the product is added to C. Otherwise it replaces C.
     pub accumulate: bool,
-    /// What is fetched meanwhile, by AVX-512.
+    /// Memory that is fetched meanwhile, by AVX-512.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "has been measured with AVX-512 only"))]
     pub prefetch: Prefetch,
 }

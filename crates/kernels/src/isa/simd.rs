@@ -54,7 +54,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync {
     /// Whether [`fraction`](Self::fraction) is one instruction, and [`ldexp`](Self::ldexp) takes the integer below any
     /// `n`, also -inf.
     const HAS_FRACTION: bool = false;
-    /// What is left of a value above the integer below it; 0 of -inf. Only with [`HAS_FRACTION`](Self::HAS_FRACTION).
+    /// The fraction of a value above the integer below it; 0 of -inf. Only with [`HAS_FRACTION`](Self::HAS_FRACTION).
     #[inline(always)]
     fn fraction(self, _x: Self::V) -> Self::V {
         unreachable!("has no such instruction")

@@ -68,7 +68,7 @@ impl Repository {
                     (new.commit, new.listing) = (commit, Some(files));
                     return Ok(new);
                 }
-                // What the cache holds of the revision may serve instead.
+                // The files of the revision in the cache may serve instead.
                 Err(Fault::Unreachable(reason)) => new.client = Err(reason),
                 Err(fault) => return Err(fault.into_error(id, &new.folder)),
             }

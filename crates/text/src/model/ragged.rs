@@ -167,7 +167,8 @@ impl TextModel {
         let lengths: Vec<usize> = ids.iter().map(|ids| ids.len()).collect();
         let buckets = Bucket::group_like_lengths(&lengths);
         let rotates_for_length = MultiHeadAttention::rotates_for_length;
-        // What no token attends to is part of a convolution nevertheless: the expansion of queries in LFM2.5-ColBERT.
+        // A token that nobody attends to is part of a convolution nevertheless: the expansion of queries in
+        // LFM2.5-ColBERT.
         let zeroed = self.config.key_flag("conv_zero_padding")?.unwrap_or(false);
         let forward = |bucket: &Bucket| {
             let pad = |row: &dyn Fn(usize) -> &'a [u32], with| {

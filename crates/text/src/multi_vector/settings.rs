@@ -209,7 +209,7 @@ impl Settings {
         let expansion = Expansion { strategy: Strategy::Fixed, attend, token: None, length, is_encoded: true };
         let settings = Self::plain(folder, modules, prompts)?;
         let mut layers = settings.layers;
-        // What PyLate does without naming it.
+        // PyLate normalizes without a module that says so.
         layers.push(Layer::Normalize);
         Ok(Self {
             layers,

@@ -246,7 +246,7 @@ pub(crate) fn copy_others(model: &Path, name: &str, transformer: &str, new_card:
     let weights = (name != transformer).then_some(("model.safetensors", MAX_MODULE_BYTES));
     for (file, limit) in small.chain(weights) {
         let path = from.join(file);
-        // What cannot be read, such as a link that leads nowhere, is an error and not left out.
+        // A file that cannot be read, such as a link that leads nowhere, is an error and not left out.
         if is_present(&path)? {
             copy(model, &path, &to.join(file), limit)?;
         }
