@@ -19,7 +19,10 @@ impl MultiHeadAttention {
             CallInput::CosSin => options.cos_sin.is_some(),
             CallInput::ScoreBias { .. } => options.score_bias.is_some() || inputs.mask.adds_to_scores(),
             CallInput::Positions => options.positions.is_some(),
-            CallInput::Mask => !inputs.mask.is_full(),
+            // Under one query, a mask of padding says all.
+            CallInput::Mask if inputs.query.dims().iter().rev().nth(1) == Some(&1) => !inputs.mask.is_full(),
+            CallInput::Mask => inputs.mask.depends_on_query(),
+            CallInput::Grid => options.grid.is_some(),
         };
         match self.config.requires.iter().find(|input| !given(input)) {
             Some(input) => Err(self.missing(*input)),

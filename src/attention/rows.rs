@@ -285,7 +285,7 @@ impl MultiHeadAttention {
             let mut memory = scratch.take(floats::<T>(tokens.len() * h * d_v))?;
             let context = &mut bytemuck::cast_slice_mut(&mut memory)[..tokens.len() * h * d_v];
             let batch = Batch::Part { offsets, first, last };
-            let problem = self.ragged_problem(qkv, width, batch, mask.kernel_mask(), projection.rounds_coarsely());
+            let problem = self.ragged_problem(qkv, width, batch, mask.kernel_mask(), projection.rounds_to_bf16());
             kernels::attend_into(Isa::detect()?, team, &problem, context)?;
             gate(qkv, context)?;
             let output = &mut output[tokens.start * out..tokens.end * out];

@@ -10,6 +10,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use crate::checkpoint::detect::{check_prefix, nothing_below};
 use crate::checkpoint::open::{Checkpoint, Stored};
 use crate::checkpoint::source::{AnySource, WeightSource, join, wrong_shape};
+use crate::checkpoint::trainer_names::unwrapped;
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::ops::{ComputeType, Quantization};
@@ -235,7 +236,10 @@ impl Checkpoint {
             _ if compute_type.keeps_stored() && device.is_cpu() => Quantize::AsStored,
             _ => Quantize::Nothing,
         };
-        let prefix = prefix.trim_end_matches('.').to_string();
+        let prefix = prefix.trim_end_matches('.');
+        let is_stored = self.names().any(|name| name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.')));
+        // As it is in the file, with the wrappers of trainers, whose names are read without them.
+        let prefix = if is_stored { prefix.to_string() } else { unwrapped(prefix) };
         let dtype = compute_type.dtype();
         CheckpointSource {
             checkpoint: self.clone(),

@@ -19,7 +19,7 @@ use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
-use crate::weights::NORM_PARTS;
+use crate::weights::{NORM_PARTS, SINKS};
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -176,7 +176,8 @@ fn configure(
 ) -> Result<(AttentionConfig, AttentionMask)> {
     let layout = detect(source)?;
     let grouped = config.num_attention_heads != config.resolved_num_key_value_heads();
-    layer.family.check_layout(layer.model_type, layout, biases(source, layout), grouped)?;
+    let biases = biases(source, layout);
+    layer.family.check_layout(layer.model_type, layout, biases, grouped)?;
     let held = |parameter: &str| layout.held_name(|name| source.contains(name), parameter).is_some();
     let bias_rows = rows(source, layout.patch_table_in(source))?.or(shared_rows);
     let contents = LayerContents {
@@ -199,6 +200,16 @@ fn configure(
     layer.check_kinds()?;
     let config = config?;
     config.validate()?;
+    if has_class {
+        layer.check_tensors(|letter| match letter {
+            'q' => biases.q,
+            'k' => biases.k,
+            'v' => biases.v,
+            'o' => biases.o,
+            'n' => contents.norms,
+            _ => held(SINKS),
+        })?;
+    }
     layer.check_keys_are_read(has_class)?;
     Ok((config, mask?))
 }

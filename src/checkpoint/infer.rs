@@ -35,18 +35,33 @@ pub fn infer_config(source: &impl WeightSource, num_attention_heads: usize) -> R
     });
     let found = match layout.qkv.is_latent() {
         true => Some("latent attention".to_string()),
+        _ if let Some(models) = sharing_names(source, layout, num_attention_heads)? => {
+            Some(format!("names that {models} share"))
+        }
         _ if layout.name == LAYOUTS[0].name && in_block => Some(format!("a layer after `{PRE_NORM}`, as in Llama")),
         _ => unseen.positions.map(|model_type| format!("layout `{}`, as in {model_type}", layout.name)),
     };
     if let Some(found) = found {
         let expected = "the config.json that says so, by `Checkpoint::attention` or `ModelAttention::load`, or an \
                         `AttentionConfig` with the position scheme and the mask of the model";
-        let what = format!("`{}`, whose positions no weight shows,", source.full_name(""));
+        let what = format!("`{}`, whose family no weight shows,", source.full_name(""));
         return Err(Error::value(what, found, expected));
     }
     let config = infer(source, num_attention_heads)?;
     let is_causal = unseen.is_causal && !layout.qkv.is_cross();
     Ok(if is_causal { config.with_mask(AttentionMask::causal()) } else { config })
+}
+
+/// Models that share the names of a layout, and order the rows differently or have another mask or rotation.
+fn sharing_names(source: &dyn WeightSource, layout: &Layout, heads: usize) -> Result<Option<&'static str>> {
+    Ok(match layout.name {
+        // With fewer key-value heads it is GPT-BigCode.
+        "gpt-bigcode" if infer(source, heads)?.resolved_num_key_value_heads() == heads => {
+            Some("GPT-BigCode, Qwen 1 and nanoGPT")
+        }
+        "molmo-vision" => Some("the vision tower of Molmo 2 and Llama as Meta and Mistral publish it"),
+        _ => None,
+    })
 }
 
 /// The norm before attention in a block of Llama.

@@ -44,6 +44,10 @@ pub struct LayerInfo {
     pub parameters: usize,
     /// Why the layer cannot be loaded as its model runs it.
     pub problem: Option<String>,
+    /// What the layer leaves to its caller
+    /// ([`ModelAttention::note`](crate::checkpoint::ModelAttention::note)); `None` for almost all models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<&'static str>,
 }
 
 /// The most layers times the size of the configuration, which is counted in values and bytes of text: each layer looks
@@ -130,6 +134,7 @@ impl Checkpoint {
                     info.head_dim = Some(config.resolved_head_dim());
                     info.position = Some(config.position.to_string());
                     info.mask = Some(config.mask.to_string());
+                    info.note = asked.note;
                     let shapes = AnySource::new(&source.with_shapes_alone());
                     if let Err(error) = read_with_shared_tables(config, pruned_heads, &shapes) {
                         info.problem = Some(error.to_string());

@@ -12,7 +12,7 @@ const WRAPPERS: [&str; 3] = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_w
 const PARALLEL: &str = "module";
 
 /// The name without the components of wrappers.
-fn unwrapped(name: &str) -> String {
+pub(super) fn unwrapped(name: &str) -> String {
     let mut kept: Vec<&str> = Vec::new();
     let last = name.matches('.').count();
     for (index, component) in name.split('.').enumerate() {

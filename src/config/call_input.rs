@@ -37,8 +37,13 @@ pub enum CallInput {
     Positions,
     /// Which keys each query sees.
     ///
-    /// By the mask of the call, which may not be [full](crate::AttentionMask::full).
+    /// By the mask of the call. One of padding alone, which hides the same keys from all queries, does not say it; where
+    /// all queries see all tokens, [`AttentionMask::prefix_lm`](crate::AttentionMask::prefix_lm) of all of them does.
     Mask,
+    /// Rows and columns of patches, of a model whose images have any shape.
+    ///
+    /// By [`AttentionOptions::with_grid`](crate::AttentionOptions::with_grid).
+    Grid,
 }
 
 impl CallInput {
@@ -54,7 +59,8 @@ impl CallInput {
                 "(b, h, s_q, s_kv), by `AttentionOptions::with_score_bias`, or a mask that adds to the scores"
             }
             Self::Positions => "where the tokens stand, (s) or (b, s), by `AttentionOptions::with_positions`",
-            Self::Mask => "which keys each query sees, by a mask of the call that is not full",
+            Self::Mask => "which keys each query sees, by a mask of the call that is not one of padding alone",
+            Self::Grid => "rows and columns of patches, by `AttentionOptions::with_grid`",
         }
     }
 }
@@ -67,6 +73,7 @@ impl fmt::Display for CallInput {
             Self::ScoreBias { .. } => "a score bias",
             Self::Positions => "positions",
             Self::Mask => "a mask",
+            Self::Grid => "a grid",
         })
     }
 }

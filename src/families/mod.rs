@@ -19,6 +19,7 @@ pub(crate) mod heads;
 pub(crate) mod keys;
 mod latent;
 pub(crate) mod layer;
+mod layer_tensors;
 pub(crate) mod layout;
 pub(crate) mod layouts;
 mod mechanisms;

@@ -36,9 +36,16 @@ const GIVEN: Family = Family {
     ..PLAIN
 };
 
+/// Of models whose images have any shape.
+const GRID: &[Required] = &[Required::new(CallInput::Grid)];
+
 /// Images of any size, whose patches are rotated, and come in blocks that are merged after the last layer.
-const QWEN_VL: Family =
-    Family { layouts: TIMM, positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))), ..PLAIN };
+const QWEN_VL: Family = Family {
+    layouts: TIMM,
+    positions: patch_rotary(GridFrequencies::Same, Some(("spatial_merge_size", 2))),
+    requires: GRID,
+    ..PLAIN
+};
 
 /// Patches that come in windows. Frames of a video are rows of the batch.
 const QWEN2_5_VL: Family = Family {
@@ -134,6 +141,7 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["pixtral"],
         layouts: OWN,
         positions: patch_rotary(GridFrequencies::Alternating, None),
+        requires: GRID,
         ..BASE
     },
     // Frames of a video are rows of the batch.
@@ -155,6 +163,7 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["paddleocr_vl_vision"],
         layouts: BART,
         positions: patch_rotary(GridFrequencies::Same, None),
+        requires: GRID,
         ..PLAIN
     },
     Family {
@@ -198,6 +207,7 @@ pub(crate) const VISION: &[Family] = &[
         scale: Scale::One,
         steps: &[StepRow::ValueNorm],
         positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, halves: true, ..PATCH_ROTARY }),
+        requires: GRID,
         ..PLAIN
     },
     Family {
@@ -400,6 +410,7 @@ pub(crate) const VISION: &[Family] = &[
             first: 1,
             ..PATCH_ROTARY
         }),
+        requires: GRID,
         ..PLAIN
     },
     Family { model_types: &["emu3_vqgan"], layouts: BART, defaults: &[("num_attention_heads", 1.0)], ..PLAIN },

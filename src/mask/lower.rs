@@ -95,6 +95,11 @@ impl AttentionMask {
         dims.reduce(|a, b| std::array::from_fn(|i| a[i].max(b[i]))).unwrap_or([1; 4])
     }
 
+    /// Whether two queries may see different keys, as they do not under a mask of padding alone.
+    pub(crate) fn depends_on_query(&self) -> bool {
+        self.dense_dims(&self.call(AttnShape { b: 1, h: 1, s_q: 2, s_kv: 2 }))[2] > 1
+    }
+
     /// The number of elements of a tensor of [`dense`](Self::dense), at most.
     pub(crate) fn dense_elements(&self, shape: AttnShape, appended: usize) -> usize {
         if self.is_full() {

@@ -73,7 +73,7 @@ impl RelativeBias2d {
         let offsets = (0..rows).flat_map(|row| (0..columns).flat_map(move |column| [place(row, 0), place(column, 1)]));
         let offsets = Tensor::from_vec(offsets.collect::<Vec<f64>>(), (rows * columns, 2), &Device::Cpu)?;
         let offsets = offsets.to_dtype(input.dtype())?.to_device(call.device)?;
-        let hidden = offsets.matmul(&input.t()?)?.broadcast_add(&bias)?.relu()?;
+        let hidden = offsets.matmul(&input.t()?)?.broadcast_add(&bias)?.maximum(0f64)?;
         Ok((candle_nn::ops::sigmoid(&hidden.matmul(&output.t()?)?)? * 16.0)?)
     }
 

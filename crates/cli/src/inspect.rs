@@ -69,6 +69,12 @@ impl Command for Inspect {
             print(&mut out, &layers, json.is_some())?;
         }
         out.flush()?;
+        let mut noted = HashSet::new();
+        for (layer, note) in layers.iter().filter_map(|layer| Some((layer, layer.note?))) {
+            if noted.insert(note) {
+                print::note(format_args!("{}: {note}", layer.prefix.escape_debug()));
+            }
+        }
         let beside = config.as_deref().or(checkpoint.path());
         if let (Some(path), Some(json)) = (beside, &json)
             && let Some(found) = missing_layers(&checkpoint, &layers, json)

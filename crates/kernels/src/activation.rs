@@ -199,8 +199,8 @@ pub(crate) fn softplus<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul_add(s.add(z, z), series, s.max(x, zero))
 }
 
-/// ReLU: `max(x, 0)`. NaN becomes 0, as with `f32::max` (NEON: stays NaN).
+/// ReLU: `max(0, x)`, in this order, which keeps NaN.
 #[inline(always)]
 pub(crate) fn relu<S: Simd>(s: S, x: S::V) -> S::V {
-    s.max(x, s.splat(0.0))
+    s.max(s.splat(0.0), x)
 }

@@ -103,11 +103,6 @@ impl PackedWeights {
         self.numbers == Numbers::Pairs(PairFormat::Bf16)
     }
 
-    /// Whether products round their inputs to bf16 or to integers, so that bf16 between two of them costs little.
-    pub fn rounds_coarsely(&self) -> bool {
-        self.rounds_to_bf16() || matches!(self.numbers, Numbers::Integers(_))
-    }
-
     /// Computes `a Wᵀ + b` and its activation for `a` `(rows, in_features)`. `out` becomes `(rows, out_features)`.
     ///
     /// # Errors

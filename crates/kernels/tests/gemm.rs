@@ -8,6 +8,9 @@ use super::loops::LOOPS;
 use super::{Random, downcast, isas, upcast};
 use crate::convert::PairFormat;
 
+const ACTIVATIONS: [Activation; 5] =
+    [Activation::Identity, Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::Relu];
+
 #[test]
 fn products_of_odd_sizes_match_the_reference() {
     let mut random = Random(5);
@@ -117,6 +120,36 @@ fn f16_is_converted_exactly() {
         let (x, want) = (f16::from_bits(bits), f16::from_bits(bits).to_f32());
         let got = crate::convert::f16_to_f32(x);
         assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{bits:x}: {got}, want {want}");
+    }
+}
+
+/// NaN in the inputs of a row stays NaN in its outputs, also behind activations that are maxima.
+#[test]
+fn activations_keep_nan() {
+    const FORMATS: [WeightFormat; 6] = [
+        WeightFormat::F32,
+        WeightFormat::F16,
+        WeightFormat::Bf16,
+        WeightFormat::Int8,
+        WeightFormat::Q8_0,
+        WeightFormat::Q4_0,
+    ];
+    let (k, n) = (64, 19);
+    let mut random = Random(3);
+    let weight: Vec<f32> = random.values(n * k);
+    for (isa, format) in isas().into_iter().flat_map(|isa| FORMATS.map(|format| (isa, format))) {
+        let mut packer = Packer::new(isa, format, n, k).unwrap();
+        packer.push(n, &weight, None).unwrap();
+        let packed = packer.finish().unwrap();
+        for (rows, activation) in [1, 5].into_iter().flat_map(|rows| ACTIVATIONS.map(|activation| (rows, activation))) {
+            let mut a = random.values(rows * k);
+            a[(rows - 1) * k + 7] = f32::NAN;
+            let mut got = Vec::<f32>::new();
+            packed.multiply(Team::ALONE, &a, rows, activation, &mut got).unwrap();
+            let (finite, nan) = got.split_at((rows - 1) * n);
+            let what = format!("{} {format:?} {rows} {activation:?}", isa.name());
+            assert!(finite.iter().all(|x| x.is_finite()) && nan.iter().all(|x| x.is_nan()), "{what}: {got:?}");
+        }
     }
 }
 

@@ -115,7 +115,8 @@ impl M3Encoder {
     fn embed(&self, tokens: &Tokens, hidden: &Tensor) -> Result<M3Embedding> {
         let dtype = compute_dtype(hidden.dtype());
         let states = hidden.unsqueeze(0)?; // (1, tokens, hidden_size)
-        let weights = self.sparse.forward_in_dtype(&states, dtype)?.relu()?.flatten_all()?.to_dtype(DType::F32)?;
+        let weights =
+            self.sparse.forward_in_dtype(&states, dtype)?.maximum(0f64)?.flatten_all()?.to_dtype(DType::F32)?;
         let mut entries: Vec<(u32, f32)> = tokens.ids.iter().copied().zip(weights.to_vec1::<f32>()?).collect();
         entries.retain(|(id, weight)| *weight != 0.0 && !self.weightless.contains(id));
         // The largest weight of each token comes first.

@@ -2,6 +2,7 @@
 //! A call runs all queries under the layer's window, with the global tokens beside it. Then the queries of global
 //! tokens run again in a layer with the other projections and no window, and take the place of the first.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
@@ -10,7 +11,6 @@ use candle_nn::Init;
 use crate::attention::build::qkv_sizes;
 use crate::attention::call::OpenCall;
 use crate::attention::mechanism::{LayerParts, Mechanism, MechanismRow, Routes, boxed};
-use crate::attention::observe::runs;
 use crate::attention::options::Tokens;
 use crate::attention::{
     AttentionInputs, AttentionOptions, AttentionStats, MultiHeadAttention, ObserveOptions, TopKeys,
@@ -209,24 +209,27 @@ impl GlobalQueries<'_> {
     /// The output of the call with that of these queries. Differentiable.
     fn join_output(&self, call: &OpenCall, own: AttentionOutput) -> Result<AttentionOutput> {
         let is_global = &self.is_global;
-        let marks: Vec<Vec<u8>> = is_global.to_vec2()?;
-        let is_place = |place: &usize| marks.iter().any(|sequence| sequence[*place] != 0);
-        let places: Vec<usize> = (0..is_global.dim(1)?).filter(is_place).collect();
-        let (mut output, mut weights) = (own.output, own.attention_weights);
-        for run in runs(&places, usize::MAX) {
-            let narrow = |xs: &Tensor, dim: usize| xs.narrow(dim, run.start, run.len());
-            let [query, key, value] = &call.xs;
-            let query = narrow(query, 1)?;
-            let mask = call.mask.select_queries(run.clone(), call.sizes.shape)?;
-            let inputs = AttentionInputs::new(&query, key, value, mask);
+        let [query, key, value] = &call.xs;
+        let memory = self.layer.cross_cache(key, value)?;
+        let (mut outputs, mut weights, mut rows) = (Vec::new(), Vec::new(), vec![0; is_global.dim(1)?]);
+        let mut next = 0..;
+        for run in runs(&is_global.to_vec2()?) {
+            rows[run.clone()].iter_mut().zip(&mut next).for_each(|(row, i)| *row = i);
+            let query = query.narrow(1, run.start, run.len())?;
+            let mask = call.mask.select_queries(run, call.sizes.shape)?;
+            let inputs = AttentionInputs::cross_cached(&query, &memory, mask);
             let here = self.layer.open_given(&inputs, &self.options)?.run()?;
-            let is_global = narrow(is_global, 1)?;
-            output = with_rows(&output, &here.output, &is_global, 1, run.start)?;
-            if let (Some(all), Some(here)) = (&weights, here.attention_weights) {
-                weights = Some(with_rows(all, &here, &is_global, 2, run.start)?);
-            }
+            outputs.push(here.output);
+            weights.extend(here.attention_weights);
         }
-        Ok(AttentionOutput { output, attention_weights: weights })
+        if outputs.is_empty() {
+            return Ok(own);
+        }
+        let join = |own: &Tensor, here: &[Tensor], dim: usize| {
+            with_rows(own, &select(&Tensor::cat(here, dim)?, &rows, dim)?, is_global, dim)
+        };
+        let attention_weights = own.attention_weights.map(|own| join(&own, &weights, 2)).transpose()?;
+        Ok(AttentionOutput { output: join(&own.output, &outputs, 1)?, attention_weights })
     }
 
     /// The statistics of the call with those of these queries.
@@ -237,7 +240,7 @@ impl GlobalQueries<'_> {
         let here = self.layer.open_given(&inputs, &self.options)?.observe(what)?;
         let queries = what.queries.as_deref().map(|queries| select(is_global, queries, 1)).transpose()?;
         let queries = queries.as_ref().unwrap_or(is_global);
-        let join = |own: &Tensor, here: &Tensor| with_rows(own, here, queries, 2, 0);
+        let join = |own: &Tensor, here: &Tensor| with_rows(own, here, queries, 2);
         let both =
             |own: Option<Tensor>, here: Option<Tensor>| own.zip(here).map(|(own, here)| join(&own, &here)).transpose();
         let tops = own.top_keys.zip(here.top_keys).map(|(own, here)| {
@@ -245,7 +248,7 @@ impl GlobalQueries<'_> {
             Ok::<_, Error>(TopKeys { keys: join(&own.keys, &here.keys)?, attention_weights })
         });
         Ok(AttentionStats {
-            output: with_rows(&own.output, &here.output, is_global, 1, 0)?,
+            output: with_rows(&own.output, &here.output, is_global, 1)?,
             attention_weights: both(own.attention_weights, here.attention_weights)?,
             entropy: both(own.entropy, here.entropy)?,
             mean_distance: both(own.mean_distance, here.mean_distance)?,
@@ -254,18 +257,29 @@ impl GlobalQueries<'_> {
     }
 }
 
-/// `all` with rows of `here` in place of those from `start` along `dim` on, in each sequence where `is_global`
-/// `(b, rows)` is 1. Differentiable.
-fn with_rows(all: &Tensor, here: &Tensor, is_global: &Tensor, dim: usize, start: usize) -> Result<Tensor> {
+/// Runs of queries that hold all global tokens of all sequences (rows of 0 and 1). Tokens between two of them run with
+/// them where they are few: a run reads all keys, so that a query more costs less than a run more.
+fn runs(is_global: &[Vec<u8>]) -> Vec<Range<usize>> {
+    const FEW: usize = 16;
+    let tokens = is_global.first().map_or(0, Vec::len);
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in (0..tokens).filter(|&i| is_global.iter().any(|sequence| sequence[i] != 0)) {
+        match runs.last_mut() {
+            Some(run) if i <= run.end + FEW => run.end = i + 1,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
+/// `all` with rows of `here` along `dim` in their place in each sequence where `is_global` `(b, rows)` is 1.
+/// Differentiable.
+fn with_rows(all: &Tensor, here: &Tensor, is_global: &Tensor, dim: usize) -> Result<Tensor> {
     if here.elem_count() == 0 {
         return Ok(all.clone());
     }
-    let (rows, end) = (here.dim(dim)?, start + here.dim(dim)?);
     let mut shape = vec![1; here.rank()];
-    (shape[0], shape[dim]) = (here.dim(0)?, rows);
+    (shape[0], shape[dim]) = (here.dim(0)?, here.dim(dim)?);
     let is_global = is_global.to_device(here.device())?.reshape(shape)?.broadcast_as(here.shape())?;
-    let joined = is_global.where_cond(here, &all.narrow(dim, start, rows)?)?;
-    let parts = [all.narrow(dim, 0, start)?, joined, all.narrow(dim, end, all.dim(dim)? - end)?];
-    let parts: Vec<&Tensor> = parts.iter().filter(|part| part.elem_count() > 0).collect();
-    Ok(Tensor::cat(&parts, dim)?)
+    Ok(is_global.where_cond(here, all)?)
 }

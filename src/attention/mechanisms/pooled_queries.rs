@@ -17,6 +17,9 @@ pub(super) const ROW: MechanismRow = MechanismRow {
     ..MechanismRow::NONE
 };
 
+/// The largest side of a block: the number of its patches is a `u32`.
+const MAX_SIDE: usize = u16::MAX as usize;
+
 /// The side of the blocks of patches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PooledQueries(usize);
@@ -39,7 +42,7 @@ impl AttentionConfig {
 
 impl MechanismConfig for PooledQueries {
     fn validate(&self, config: &AttentionConfig) -> Result<()> {
-        ensure!(self.0 >= 2, Error::config("query_pool", self.0, "at least 2"));
+        ensure!((2..=MAX_SIDE).contains(&self.0), Error::config("query_pool", self.0, "from 2 to 65,535"));
         check_reshaped(config)
     }
 
@@ -75,6 +78,8 @@ impl Mechanism for PooledQueries {
         }
         // (b, rows, block, columns, block, h · d) -> (b, rows · columns, h, d)
         let blocks = q.reshape(vec![b, side, block, side, block, h * d])?;
-        Ok([blocks.max(4)?.max(2)?.reshape((b, side * side, h, d))?, k, v])
+        // candle's maximum loses NaN, and a sum does not.
+        let nan = (&blocks - &blocks)?.sum((2, 4))?;
+        Ok([(blocks.max(4)?.max(2)? + nan)?.reshape((b, side * side, h, d))?, k, v])
     }
 }

@@ -19,8 +19,6 @@ use crate::tensor::{check_allocation, element_count, with_slice};
 #[derive(Clone)]
 pub(crate) struct Or {
     masks: [AttentionMask; 2],
-    /// The summary of masks with functions.
-    summary: KeptSummary,
 }
 
 impl Or {
@@ -36,7 +34,7 @@ impl Or {
 
     /// The `or` of masks that only hide keys.
     pub(crate) fn from_hiding(masks: [AttentionMask; 2]) -> Self {
-        Self { masks, summary: KeptSummary::default() }
+        Self { masks }
     }
 }
 
@@ -77,7 +75,8 @@ impl MaskTerm for Or {
             let [sequences, heads, ..] = self.dense_dims(call);
             let starts = vec![0; sequences];
             let call = FunctionCall { sees, shape: call.shape, planes: [sequences, heads], starts };
-            lowered.functions.push(self.summary.rule(call)?);
+            // Not kept: which keys the parts show depends on where the sequences of this call stand.
+            lowered.functions.push(KeptSummary::default().rule(call)?);
             return Ok(());
         }
         // One byte for each element of both masks and of the result.

@@ -185,7 +185,7 @@ fn a_call_without_what_the_layer_requires_is_one_error_that_names_it() {
         (CallInput::PositionVectors, ["position vectors", "(b or 1, s, size)", "with_position_vectors"]),
         (CallInput::CosSin, ["cosines and sines", "(b or 1, s, pairs)", "with_cos_sin"]),
         (CallInput::ScoreBias { scaled: false }, ["a score bias", "(b, h, s_q, s_kv)", "with_score_bias"]),
-        (CallInput::Mask, ["a mask", "which keys each query sees", "not full"]),
+        (CallInput::Mask, ["a mask", "which keys each query sees", "padding alone"]),
     ];
     for (input, parts) in all {
         let mut config = AttentionConfig::new(12, 3).with_requires(&[input]);

@@ -143,6 +143,19 @@ fn a_layer_whose_positions_no_weight_shows_needs_its_configuration() {
         ("dense.bias", &[8]),
     ]);
     needs(infer_config(&neox, 2), "layout `neox`");
+    // nanoGPT has these names, too, with rows in another order; fewer key-value heads are those of GPT-BigCode alone.
+    let c_attn = |rows: usize| {
+        zeros(&[
+            ("c_attn.weight", &[rows, 8]),
+            ("c_attn.bias", &[rows]),
+            ("c_proj.weight", &[8, 8]),
+            ("c_proj.bias", &[8]),
+        ])
+    };
+    needs(infer_config(&c_attn(24), 2), "names that GPT-BigCode, Qwen 1 and nanoGPT share");
+    assert_eq!(infer_config(&c_attn(16), 2).unwrap().resolved_num_key_value_heads(), 1);
+    let meta = zeros(&[("wq.weight", &[8, 8]), ("wk.weight", &[8, 8]), ("wv.weight", &[8, 8]), ("wo.weight", &[8, 8])]);
+    needs(infer_config(&meta, 2), "Llama as Meta and Mistral publish it");
     // All models with GPT-2's layout are causal, and have their positions in front of the first layer.
     let gpt2 = zeros(&[
         ("c_attn.weight", &[8, 24]),

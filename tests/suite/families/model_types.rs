@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, config_from_json};
-use candle_attention::{AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error, KeyValueSource, KeyValues};
+use candle_attention::{
+    AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error, KeyValueSource, KeyValues, ProjectionBias,
+};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -75,6 +77,10 @@ impl Walked {
         let positions = self.get(case, "positions").map(|numbers| numbers.to_dtype(DType::I64).unwrap());
         if let Some(positions) = positions.as_ref().filter(|_| gives(CallInput::Positions)) {
             options = options.with_positions(positions);
+        }
+        if gives(CallInput::Grid) {
+            // All images of the walk are square.
+            options = options.with_grid([xs.dims()[1].isqrt(); 2]);
         }
         let types = self.get(case, "token_types").map(|numbers| numbers.to_dtype(DType::I64).unwrap());
         if let Some(types) = &types {
@@ -256,6 +262,30 @@ fn git_is_right_for_text_and_says_so() {
     assert_eq!(load("git.image_encoder.vision_model.encoder.layers.0.self_attn").note, None);
 }
 
+/// A mask of padding does not say which tokens the text sees, and the number of patches not how many rows there are.
+#[test]
+fn a_mask_of_padding_and_a_number_of_patches_say_too_little() {
+    let missing = |name: &str, mask: fn(usize) -> AttentionMask| {
+        let walked = Walked::new(fixtures().checkpoint(name));
+        let case = walked.cases.iter().find(|case| walked.get(case, "input").is_some_and(|xs| xs.dim(1).unwrap() > 1));
+        let case = case.unwrap();
+        let model = walked.checkpoint.attention_with(&case.prefix, &walked.config, DType::F32, &CPU).unwrap();
+        let xs = walked.get(case, "input").unwrap();
+        let inputs = AttentionInputs::self_attention(&xs, mask(xs.dim(0).unwrap()));
+        let called = model.layer.attend_with(&inputs, &AttentionOptions::default());
+        match called {
+            Ok(_) => None,
+            Err(Error::MissingInput { input, .. }) => Some(input),
+            Err(error) => panic!("{name}: {error}"),
+        }
+    };
+    for name in ["aimv2_text_model", "videoprism_text_model"] {
+        assert_eq!(missing(name, |b| AttentionMask::lengths(&vec![3; b])).as_deref(), Some("a mask"), "{name}");
+        assert_eq!(missing(name, |b| AttentionMask::prefix_lm(&vec![3; b])), None, "{name}");
+    }
+    assert_eq!(missing("paddleocr_vl_vision", |_| AttentionMask::full()).as_deref(), Some("a grid"));
+}
+
 /// A family that is right in one part or with one value of a key is refused in the others.
 #[test]
 fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
@@ -320,6 +350,30 @@ fn walk() {
             _ => json!({}),
         };
         println!("{}", json!({"model_type": name, "family": family}));
+    }
+}
+
+/// Prints which biases, norms and sinks the layers of the fixtures have, and those of each file in the folder
+/// `LAYER_TENSORS`, for the script that writes `src/families/layer_tensors.txt`.
+#[test]
+#[ignore = "a part of tests/golden/layer_tensors.py"]
+fn prints_layer_tensors() {
+    let print = |name: &str, walked: &Walked| {
+        for case in &walked.cases {
+            let model = walked.checkpoint.attention_with(&case.prefix, &walked.config, DType::F32, &CPU);
+            let Ok(model) = model else { continue };
+            let (config, weights) = (model.layer.config(), model.layer.weights().unwrap());
+            let holds = |name: &str| weights.parameters.iter().any(|(held, _)| held == name);
+            let ProjectionBias { q, k, v, o, .. } = config.bias;
+            let has = [(q, 'q'), (k, 'k'), (v, 'v'), (o, 'o'), (holds("q_norm.weight"), 'n'), (holds("sinks"), 's')];
+            let letters: String = has.into_iter().filter(|(has, _)| *has).map(|(_, letter)| letter).collect();
+            println!("layer_tensors {name} {} -{letters}", config.model_type.unwrap_or_default());
+        }
+    };
+    let (model_types, families) = (fixtures(), Files::open("families.safetensors"));
+    model_types.all().chain(families.all()).for_each(|(name, checkpoint)| print(name, &Walked::new(checkpoint)));
+    for path in safetensors(Path::new(&std::env::var("LAYER_TENSORS").unwrap())) {
+        print(&stem(&path), &Walked::open(&path));
     }
 }
 

@@ -333,3 +333,26 @@ fn the_prompt_of_paligemma_equals_transformers() {
     println!("paligemma: output differs by at most {:e}", max_diff(&got, &want));
     assert_close("paligemma", &got, &want, LAYER);
 }
+
+/// What an `or` shows depends on where the sequences of a call stand, also in two calls of one shape.
+#[test]
+fn a_mask_that_is_used_again_gives_the_bits_of_a_new_one() {
+    let mask = || {
+        let rows = AttentionMask::from_pattern_fn(|q, _| q % 3 != 0);
+        AttentionMask::causal().and(AttentionMask::window(Some(0), None).or(rows).unwrap())
+    };
+    let mut random = Random::new(51);
+    let layer = random_layer(&AttentionConfig::new(16, 2), 0.5, &mut random);
+    let [mut cache, mut fresh] = [KvCache::growing(), KvCache::growing()];
+    let kept = mask();
+    for (lengths, cut) in [([159, 119], None), ([1, 1], Some([159, 117])), ([1, 1], None)] {
+        let xs = random.tensor(&[2, lengths[0], 16], DType::F32);
+        let run = |mask: &AttentionMask, cache: &mut KvCache| {
+            let inputs = AttentionInputs::self_attention(&xs, mask).with_cache_lengths(cache, &lengths);
+            let output = layer.attend_with(&inputs, &AttentionOptions::default()).unwrap().output;
+            cut.iter().for_each(|lengths| cache.truncate_sequences(lengths).unwrap());
+            numbers(&output)
+        };
+        assert_eq!(run(&kept, &mut cache), run(&mask(), &mut fresh));
+    }
+}

@@ -120,6 +120,34 @@ fn global_tokens_are_integers_of_one_or_all_sequences_and_any_dtype_of_weights()
     }
 }
 
+/// Global tokens run in one call where they are near, and in several where they are far from each other.
+#[test]
+fn each_global_token_is_as_it_is_alone() {
+    let mut random = Random::new(7);
+    let layer = random_layer(&config(), 0.5, &mut random);
+    let xs = random.tensor(&[2, 90, 12], DType::F32);
+    let mask = AttentionMask::lengths(&[90, 71]);
+    let inputs = AttentionInputs::self_attention(&xs, &mask);
+    let mut is_global = [[0u8; 90]; 2];
+    for (sequence, token) in [(0, 0), (0, 1), (1, 5), (0, 40), (1, 64), (1, 70)] {
+        is_global[sequence][token] = 1;
+    }
+    let run = |is_global: &[[u8; 90]; 2], backend: Option<Backend>| {
+        let tokens = Tensor::new(is_global, &CPU).unwrap();
+        let options = AttentionOptions::default().with_global_tokens(&tokens).with_return_attention_weights(true);
+        let options = backend.map_or(options, |backend| options.with_backend(backend));
+        layer.attend_with(&inputs, &options).unwrap()
+    };
+    let all = run(&is_global, None);
+    let eager = run(&is_global, Some(Backend::Eager));
+    assert_close("eager", &all.output, &eager.output, LAYER);
+    let what = ObserveOptions::default().with_attention_weights(true);
+    let tokens = Tensor::new(&is_global, &CPU).unwrap();
+    let observed = layer.observe(&inputs, &AttentionOptions::default().with_global_tokens(&tokens), &what).unwrap();
+    assert_close("observed", &all.output, &observed.output, LAYER);
+    assert_close("weights", &all.attention_weights.unwrap(), &observed.attention_weights.unwrap(), 1e-6);
+}
+
 /// Analytic gradients of every parameter and of the input are finite differences.
 #[test]
 fn gradients_reach_all_projections() {
@@ -243,6 +271,7 @@ fn calls_that_cannot_have_global_tokens_say_so() {
     says(layer.attend_with(&inputs, &options.with_score_bias(&bias)), &["global_tokens", "score bias"]);
     let plain = random_layer(&AttentionConfig::new(12, 3), 0.5, &mut Random::new(9));
     says(plain.attend_with(&inputs, &options), &["global_tokens", "AttentionConfig::global_tokens"]);
+    says(AttentionConfig::new(12, 3).with_query_pool(1 << 32).validate(), &["query_pool = 4294967296", "65,535"]);
     for impossible in
         [config().with_position(candle_attention::position::Rotary::default()), config().with_query_pool(2)]
     {

@@ -9,8 +9,8 @@ use candle_core::{DType, Device, Tensor};
 
 use super::super::shared::{Result, about, fail};
 
-const NAMES: [&str; 8] =
-    ["query", "key", "value", "attention_mask", "attn_mask", "key_padding_mask", "lengths", "additive"];
+const NAMES: [&str; 9] =
+    ["query", "key", "value", "attention_mask", "attn_mask", "key_padding_mask", "lengths", "additive", "grid"];
 
 /// The tensors of a call, in its dtype and on its device.
 pub struct Inputs {
@@ -18,6 +18,7 @@ pub struct Inputs {
     pub key: Tensor,
     pub value: Tensor,
     pub mask: AttentionMask,
+    pub grid: Option<[usize; 2]>,
 }
 
 impl Inputs {
@@ -48,7 +49,7 @@ impl Inputs {
             (None, None) => (query.clone(), query.clone()),
             (None, Some(_)) => return Err(missing("key").into()),
         };
-        Ok(Self { query, key, value, mask: tensors.mask()? })
+        Ok(Self { query, key, value, mask: tensors.mask()?, grid: tensors.grid()? })
     }
 }
 
@@ -91,6 +92,18 @@ impl Tensors<'_> {
             mask = mask.and(one.map_err(|error| about(self.path, format!("`{name}`: {error}")))?);
         }
         Ok(mask)
+    }
+
+    /// Rows and columns of patches.
+    fn grid(&self) -> Result<Option<[usize; 2]>> {
+        let Some(grid) = self.tensors.get("grid") else { return Ok(None) };
+        let sides = grid.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        match *sides {
+            [rows, columns] if sides.iter().all(|side| *side >= 1.0 && side.fract() == 0.0) => {
+                Ok(Some([rows as usize, columns as usize]))
+            }
+            _ => Err(self.wrong("grid", &format!("is {sides:?}, expected two whole numbers, rows and columns"))),
+        }
     }
 
     /// A mask of 0 and 1, in any dtype, as u8.

@@ -34,6 +34,7 @@ use super::shared::{Result, about, fail, print};
 ///   key_padding_mask   (b, s_kv), as in nn.MultiheadAttention: booleans, True = hidden, or floats, added to the scores
 ///   lengths            (b) or (b, s_q): only the first keys are visible
 ///   additive           (b, h, s_q, s_kv), added to the scores
+///   grid               (2): rows and columns of patches, for models whose images have any shape
 ///
 /// A dimension b, h, s_q or s_kv of attn_mask and additive may be 1. All masks apply together. In floats, -inf and the
 /// lowest number of the mask's own dtype hide the key; any other number is added, in an f64 mask also f32's lowest. A
@@ -110,6 +111,7 @@ impl Command for Attend {
 
         let call = AttentionInputs::new(&inputs.query, &inputs.key, &inputs.value, &mask);
         let options = AttentionOptions::default().with_return_attention_weights(self.weights);
+        let options = inputs.grid.map_or(options, |grid| options.with_grid(grid));
         // Lines would damage tensors on standard output.
         let mut out = print::unless_taken(output.is_stdout());
         if self.plan {
@@ -187,5 +189,6 @@ fn load(
         }
         e => about(&path, &e),
     })?;
+    read.note.iter().for_each(|note| print::note(format_args!("{}: {note}", arguments.prefix.escape_debug())));
     Ok((read.layer, read.layout.name()))
 }

@@ -111,7 +111,9 @@ impl PoolingMode {
             }
             Self::Max => {
                 let hidden = mask.eq(0f64)?.unsqueeze(2)?.broadcast_as(tokens.shape())?;
-                hidden.where_cond(&(tokens.zeros_like()? - 1e9)?, tokens)?.max(1)?
+                let largest = hidden.where_cond(&(tokens.zeros_like()? - 1e9)?, tokens)?.max(1)?;
+                // candle's maximum loses NaN, and a sum does not.
+                (largest + (weighted_sum(tokens, mask)? * 0.0)?)?
             }
             Self::Mean => weighted_sum(tokens, mask)?.broadcast_div(&mask.sum_keepdim(1)?.maximum(SMALLEST)?)?,
             Self::MeanSqrtLen => {
@@ -149,7 +151,7 @@ impl PoolingMode {
                 let mut largest = vec![-1e9; output.len()];
                 for j in counted.clone() {
                     largest.iter_mut().zip(row(j)).for_each(|(largest, x)| {
-                        *largest = if *largest >= *x { *largest } else { *x };
+                        *largest = if *x > *largest || x.is_nan() { *x } else { *largest };
                     });
                 }
                 largest

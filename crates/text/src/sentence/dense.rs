@@ -131,7 +131,8 @@ fn activation(class: &str) -> Option<Activation> {
     Some(match name {
         "Identity" => |xs| Ok(xs.clone()),
         "Tanh" => Tensor::tanh,
-        "ReLU" => Tensor::relu,
+        // Unlike `Tensor::relu`, it keeps NaN.
+        "ReLU" => |xs| xs.maximum(0f64),
         "GELU" => Tensor::gelu_erf,
         "SiLU" => Tensor::silu,
         "Sigmoid" => sigmoid,

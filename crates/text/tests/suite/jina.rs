@@ -22,7 +22,7 @@ fn config() -> Value {
         "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "vocab_size": vocab,
         "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
         "hidden_act": "gelu", "max_position_embeddings": 16, "type_vocab_size": 2, "initializer_range": 0.02,
-        "layer_norm_eps": 1e-3, "pad_token_id": 0,
+        "layer_norm_eps": 1e-3, "pad_token_id": 0, "auto_map": {"AutoModel": "modeling_bert.JinaBertModel"},
     })
 }
 

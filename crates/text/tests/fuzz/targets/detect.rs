@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use arbitrary::{Result, Unstructured};
 use candle_attention::checkpoint::{Checkpoint, LayerInfo, ModelAttention, ModelConfig, detect, write_layers};
 use candle_attention::weights::AttentionWeights;
-use candle_attention::{AttentionInputs, AttentionOptions, Error, KvCache, MultiHeadAttention, Position};
+use candle_attention::{AttentionInputs, AttentionOptions, CallInput, Error, KvCache, MultiHeadAttention, Position};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -74,6 +74,9 @@ fn forward(model: &ModelAttention, dtype: DType, plain: bool) {
     let value = numbers(config.resolved_value_size(), tokens);
     let inputs = AttentionInputs::new(&query, &key, &value, model.mask());
     let options = AttentionOptions::default();
+    // All images are square.
+    let is_image = config.requires.contains(&CallInput::Grid);
+    let options = if is_image { options.with_grid([tokens.isqrt(); 2]) } else { options };
     let output = model.layer.attend_with(&inputs, &options).expect("a layer that was loaded runs").output;
     assert_eq!(output.dims(), [1, tokens, config.resolved_output_size()]);
     if plain && config.resolved_scale().abs() < 1e20 {
