@@ -37,8 +37,8 @@ pub enum CallInput {
     Positions,
     /// Which keys each query sees.
     ///
-    /// By the mask of the call. One of padding alone, which hides the same keys from all queries, does not say it; where
-    /// all queries see all tokens, [`AttentionMask::prefix_lm`](crate::AttentionMask::prefix_lm) of all of them does.
+    /// By the mask of the call. One of padding alone, which hides the same keys from all queries, does not say it.
+    /// Where all see all tokens, [`AttentionMask::prefix_lm`](crate::AttentionMask::prefix_lm) of all tokens does.
     Mask,
     /// Rows and columns of patches, of a model whose images have any shape.
     ///

@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
 use crate::common::{family, says};
-use crate::families::right_or_refused::load;
+use crate::families::right_or_refused::{LATER, load};
 
 /// A configuration of 2 heads with these keys.
 fn config(model_type: &str, keys: Value) -> Value {
@@ -49,7 +49,7 @@ fn window_has_the_width_that_the_model_has() {
     assert_eq!(mask("mistral", json!({"sliding_window": null})).unwrap(), "causal");
     assert_eq!(mask("mistral", json!({})).unwrap(), window(4095, 0));
     // Half of the key, which states both sides together.
-    let local = json!({"local_attention": 8, "layer_types": ["sliding_attention"]});
+    let local = json!({"local_attention": 8, "layer_types": ["sliding_attention"], "transformers_version": LATER});
     assert_eq!(mask("modernbert-decoder", local).unwrap(), window(3, 0));
     let upper = |index: usize| json!({"use_sliding_window": true, "sliding_window": 4, "max_window_layers": index});
     assert_eq!(mask("qwen2", upper(0)).unwrap(), window(3, 0));
@@ -64,7 +64,7 @@ fn window_has_the_width_that_the_model_has() {
 fn both_ways_as_the_configuration_states() {
     assert_eq!(mask("llama", json!({"is_causal": false})).unwrap(), "none");
     assert_eq!(mask("mistral", json!({"is_causal": false, "sliding_window": 4})).unwrap(), window(4, 4));
-    let own = json!({"is_causal": false, "attention_layers": ["global"]});
+    let own = json!({"is_causal": false, "attention_layers": ["global"], "transformers_version": LATER});
     assert_eq!(mask("gpt_neo", own).unwrap(), "causal");
     let both = |value: Value| json!({"use_bidirectional_attention": value, "sliding_window": 4});
     assert_eq!(mask("gemma3_text", both(json!(true))).unwrap(), window(2, 2));

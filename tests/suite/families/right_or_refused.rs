@@ -7,9 +7,12 @@ use candle_attention::{AttentionMask, CallInput, Error};
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use crate::common::{assert_close, family, says};
+use crate::common::{assert_close, family, family_config, says};
 
 const CPU: Device = Device::Cpu;
+
+/// A version of transformers whose classes are not known: what layers have beside their weights is not asked then.
+pub(crate) const LATER: &str = "6.0.0";
 
 /// A checkpoint with a layer of 2 heads in this crate's own layout under a prefix, with these parameters beside its
 /// weights: every family's layers can be written so.
@@ -68,7 +71,10 @@ fn unknown_family_is_an_error_that_can_be_matched() {
     }
     says(load(&unknown, None), &["model_type `lamma`", "ModelConfig::with_like", "--like", "llama"]);
     // The same keys under a name that is known are not refused.
-    let known = load(&json!({"model_type": "llama", "num_attention_heads": 2, "rope_theta": 1e4}), None).unwrap();
+    let known = json!({
+        "model_type": "llama", "num_attention_heads": 2, "rope_theta": 1e4, "transformers_version": LATER,
+    });
+    let known = load(&known, None).unwrap();
     let like = load(&unknown, Some("llama")).unwrap();
     assert_eq!(like.layer.config(), known.layer.config());
     assert_eq!(like.mask().to_string(), "causal");
@@ -197,7 +203,7 @@ fn key_that_the_family_does_not_read_is_an_error() {
 /// neither is guessed.
 #[test]
 fn keys_that_the_owner_does_not_read_are_errors() {
-    let mpt = |key: &str, value: Value| json!({"model_type": "mpt", "n_heads": 2, "attn_config": {key: value}});
+    let mpt = |key: &str, value: Value| json!({"model_type": "mpt", "n_heads": 2, "attn_config": {key: value}, "transformers_version": LATER});
     assert!(load(&mpt("alibi", json!(true)), None).is_ok());
     assert!(load(&mpt("alibi_bias_max", json!(8)), None).is_ok());
     says(load(&mpt("alibi", json!(false)), None), &["`attn_config.alibi` is false", "true"]);
@@ -353,4 +359,46 @@ fn an_interval_of_layers_has_its_default() {
     let positions = prefixes.map(|prefix| load_at(&prefix, &json).unwrap().config().position.to_string());
     assert!(positions[0].contains("rotary"), "{positions:?}");
     assert_eq!(positions[1..], ["none", "none"]);
+}
+
+/// transformers draws at random what a file lacks, and ignores what it has beyond its configuration. Neither is the model
+/// that was trained.
+#[test]
+fn file_that_contradicts_its_configuration_is_refused() {
+    /// A model of the fixtures without the tensors of these endings, with a key.
+    fn changed(name: &str, endings: &[&str], key: Option<(&str, bool)>) -> candle_attention::Result<ModelAttention> {
+        let checkpoint = family(name);
+        let mut json = family_config(&checkpoint);
+        key.iter().for_each(|(key, value)| json[*key] = json!(value));
+        let cases: Vec<Value> = serde_json::from_str(&checkpoint.metadata()["cases"]).unwrap();
+        let kept = checkpoint.names().filter(|name| !endings.iter().any(|ending| name.ends_with(ending)));
+        let tensors: HashMap<&str, Tensor> = kept.map(|name| (name, checkpoint.tensor(name, &CPU).unwrap())).collect();
+        let file = Checkpoint::from_bytes(safetensors::serialize(&tensors, None).unwrap()).unwrap();
+        file.attention_with(cases[0]["prefix"].as_str().unwrap(), &json, DType::F32, &CPU)
+    }
+    let norms = ["q_norm.weight", "k_norm.weight"];
+    let biases = ["q_proj.bias", "k_proj.bias", "v_proj.bias"];
+    for (name, endings, lacks) in [
+        ("qwen3", &norms[..], "q_norm.weight"),
+        ("gemma3", &norms, "q_norm.weight"),
+        ("olmo2", &norms, "q_norm.weight"),
+        ("qwen2", &biases, "q_proj.bias"),
+        ("qwen2", &biases[..1], "q_proj.bias"),
+        ("gpt_oss", &["sinks"], "sinks"),
+    ] {
+        changed(name, &[], None).unwrap();
+        says(changed(name, endings, None), &[lacks, "absent", "present: layers of", "have it"]);
+    }
+    says(changed("llama", &[], Some(("attention_bias", true))), &["q_proj.bias", "present: `attention_bias` is true"]);
+    for (name, key, has) in [
+        ("gpt_neox", "attention_bias", "q_proj.bias"),
+        ("vit", "qkv_bias", "q_proj.bias"),
+        ("opt", "enable_bias", "q_proj.bias"),
+        ("starcoder2", "use_bias", "q_proj.bias"),
+        ("stablelm_qknorm", "qk_layernorm", "q_norm.weight"),
+        ("cohere_qknorm", "use_qk_norm", "q_norm.weight"),
+    ] {
+        changed(name, &[], None).unwrap();
+        says(changed(name, &[], Some((key, false))), &[has, "present", &format!("absent: `{key}` is false")]);
+    }
 }

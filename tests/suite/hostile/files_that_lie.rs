@@ -255,7 +255,7 @@ fn inspect_reports_the_error_that_loading_gives() {
     }
     let (_folder, checkpoint) = saved(&projections(0.1), "layer");
     assert_eq!(checkpoint.attention_layers(Some(ModelConfig::new(&json)))[0].problem, None);
-    let mpnet = json!({"model_type": "mpnet", "num_attention_heads": 2});
+    let mpnet = json!({"model_type": "mpnet", "num_attention_heads": 2, "transformers_version": "6.0.0"});
     let problem = checkpoint.attention_layers(Some(ModelConfig::new(&mpnet)))[0].problem.clone().unwrap();
     assert!(problem.contains("relative_attention_bias.weight` is missing"), "{problem}");
 }
