@@ -81,6 +81,22 @@ fn every_model_type_of_a_row_is_in_the_table() {
     }
 }
 
+/// Prints which settings each row refuses, for the script that writes the table.
+#[test]
+#[ignore = "a part of tests/golden/model_types.py"]
+fn refused_settings() {
+    for family in families() {
+        let values: Vec<_> = family.required_values.iter().map(|one| (one.key, one.value, one.below)).collect();
+        for model_type in family.model_types {
+            let (keys, parts) = (family.forbidden_keys, family.unsupported_parts);
+            println!(
+                "{}",
+                serde_json::json!({"model_type": model_type, "keys": keys, "values": values, "parts": parts})
+            );
+        }
+    }
+}
+
 #[test]
 fn every_layout_has_a_fixture() {
     let mut tested = BTreeSet::new();

@@ -127,15 +127,18 @@ class TooLarge(Exception):
     pass
 
 
-def build(cls, config):
-    with torch.device("meta"):
-        try:
-            meta = cls(config)
-        except Exception as e:
-            meta, failed = None, e
+def build(cls, config, most=60e6):
+    """The model, unless it has more than this many numbers, which are counted if there is a limit."""
+    meta = None
+    if most:
+        with torch.device("meta"):
+            try:
+                meta = cls(config)
+            except Exception:
+                pass
     if meta is not None:
         sizes = sorted(((p.numel(), n) for n, p in meta.named_parameters()), reverse=True)
-        if sum(s for s, _ in sizes) > 60e6:
+        if sum(s for s, _ in sizes) > most:
             raise TooLarge(", ".join(f"{n} {s}" for s, n in sizes[:4]))
     return cls(config).eval()
 
@@ -308,23 +311,38 @@ def section_types(config):
     return {k: v.get("model_type") for k, v in d.items() if isinstance(v, dict) and v.get("model_type")}
 
 
-def make(model_type):
-    """Writes OUT/<model_type>.safetensors; returns what there is to say."""
-    problems, name = [], model_type
+def make(name):
+    """Writes OUT/<name>.safetensors; returns what there is to say."""
+    best, code, problems = best_of(name)
+    if best is None:
+        return dict(status="not built", code=code, problems=problems[:6])
+    tensors, text, cases = best.pop("file")
+    if cases:
+        write(OUT / f"{name}.safetensors", tensors, text, cases)
+    return dict(status="built", **best | {"cls": best["cls"].__name__}, code=code, problems=problems[:8])
+
+
+def write(path, tensors, text, cases):
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path, metadata={"config": text, "cases": json.dumps(cases)})
+
+
+def best_of(name):
+    """The tiny model of a type with the most layers that were run, the classes of attention in its code, and problems."""
+    problems = []
     tiny.NAME = name
     model_type = name.partition("+")[0]
     if model_type in ("layoutlmv2", "layoutxlm"):
         without_detectron2()
     if model_type in tiny.NOT_ALONE:
-        return dict(status="not built", problems=["a part of a model that masks it"], layers=[])
+        return None, {}, ["a part of a model that masks it"]
     try:
         config_class = CONFIG_MAPPING[model_type]
     except Exception as e:
-        return dict(status="not built", problems=[f"{type(e).__name__}: {e}"])
+        return None, {}, [f"{type(e).__name__}: {e}"]
     try:
         candidates = classes(model_type, config_class)
     except Exception as e:
-        return dict(status="not built", problems=[f"classes: {type(e).__name__}: {e}"])
+        return None, {}, [f"classes: {type(e).__name__}: {e}"]
     best, code = None, {config_class.__module__.split(".")[2]: attention_in_code(config_class)}
     for cls in candidates[:4]:
         for variant in tiny.VARIANTS:
@@ -343,13 +361,7 @@ def make(model_type):
             problems += got.pop("problems")
             if best is None or got["missing"] < best["missing"] or (got["cases"] and not best["cases"]):
                 best = got
-    if best is None:
-        return dict(status="not built", code=code, problems=problems[:6])
-    tensors, text, cases = best.pop("file")
-    if cases:
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, OUT / f"{name}.safetensors",
-                  metadata={"config": text, "cases": json.dumps(cases)})
-    return dict(status="built", **best, code=code, problems=problems[:8])
+    return best, code, problems
 
 
 def one(name, cls, variant, model):
@@ -400,7 +412,7 @@ def one(name, cls, variant, model):
     for key, t in saved.items():
         if (inside and key.startswith(inside)) or any(table in key for table in TABLES):
             tensors[key] = t
-    return dict(cls=cls.__name__, variant=variant, layers=list(layers), missing=len(missing), not_run=missing,
+    return dict(cls=cls, variant=variant, layers=list(layers), missing=len(missing), not_run=missing,
                 cases=[c["prefix"] for c in cases], problems=problems, sections=section_types(model.config),
                 unmet=others, met={prefix: attention_around(model, path) for prefix, path in met.items()},
                 classes=attention_classes(model), file=(tensors, text, cases))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 from common import FIXTURES, encode, metadata, save
 from model_types_hooks import beginnings
@@ -31,9 +31,7 @@ NOT_READ = {"id2label", "label2id", "transformers_version", "architectures", "dt
             "initializer_range", "use_cache", "tie_word_embeddings", "is_encoder_decoder_", "bos_token_id",
             "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "vocab_size"}
 IMAGES = "for text alone: tokens of an image see one another"
-FULL = "with `attention_type` = `original_full` only"
-NOTES = {"big_bird": FULL, "bigbird_pegasus": FULL, "ibert": "in floats: with `quant_mode` = `false`", "gemma3": IMAGES, "git": IMAGES,
-         "longt5": "with `encoder_attention_type` = `local` only", "shieldgemma2": IMAGES}
+NOTES = dict.fromkeys(["gemma3", "git", "shieldgemma2"], IMAGES)
 # Ranges of first letters, each with a file of fixtures: none is larger than 4 MiB.
 RANGES = ["a-c", "d-e", "f-h", "i-l", "m-n", "o-p", "q-r", "s-u", "v-z"]
 # Parts of models without attention, and models of parts, that no class of transformers runs alone.
@@ -55,23 +53,49 @@ NOT_BUILT = re.compile("Flash|Sdpa|Loss$|MHAttentionMap$")
 TABLES = ("relative_attention_bias", "relative_position_bias", "rel_embeddings", "encoder.LayerNorm", "embed_positions.pe_k")
 
 
-def verdicts(walked):
-    """What the crate makes of each layer of each file: {model_type: [{prefix, verdict}]}, and of each model type."""
-    command = ["cargo", "test", "--offline", "-p", "candle-attention", "--test", "suite", "model_types::walk", "--",
-               "--ignored", "--nocapture"]
-    if suite := os.environ.get("SUITE"):  # the built tests, where cargo is not to be asked
-        command = [suite, "model_types::walk", "--ignored", "--nocapture"]
-    environment = {**os.environ, "MODEL_TYPES": str(walked), "NAMES": ",".join(CONFIG_MAPPING_NAMES)}
-    out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+def verdicts(walked, names=()):
+    """What the crate makes of each layer of each file: {its name: [{prefix, verdict}]}, and of each of these model types."""
     found, families = defaultdict(list), {}
-    for line in out.splitlines():
-        if '"model_type"' in line:
-            one = json.loads(line[line.index("{") :])
-            if "family" in one:
-                families[one["model_type"]] = one["family"]
-            else:
-                found[one["model_type"]].append(one)
+    for one in told("SUITE", ["--test", "suite"], "model_types::walk", MODEL_TYPES=str(walked), NAMES=",".join(names)):
+        if "family" in one:
+            families[one["model_type"]] = one["family"]
+        else:
+            found[one["model_type"]].append(one)
     return found, families
+
+
+def told(built, target, test, **variables):
+    """What an ignored test prints of model types. `built`: a variable that names the built tests, where cargo is not asked."""
+    cargo = ["cargo", "test", "--offline", "-p", "candle-attention", *target, test, "--"]
+    command = [os.environ[built], test] if built in os.environ else cargo
+    out = subprocess.run([*command, "--ignored", "--nocapture"], cwd=ROOT, env=os.environ | variables, capture_output=True,
+                         text=True, check=True).stdout
+    return [json.loads(line[line.index("{") :]) for line in out.splitlines() if '"model_type"' in line]
+
+
+def settings_of_rows():
+    """The settings that the rows of the crate refuse: {model_type: [text]}, and the types of which they are the default."""
+    settings, defaults = defaultdict(list), set()
+    for row in told("UNITS", ["--lib"], "families::tests::refused_settings"):
+        name = row["model_type"]
+        config = CONFIG_MAPPING[name]() if row["values"] and name in CONFIG_MAPPING else None
+        for key, value, below in row["values"]:
+            settings[name].append(f"`{key}` other than `{value}`{f' in layers below `{below}`' if below else ''}")
+            if key != "model_type" and getattr(config, key, value) != value:
+                defaults.add(name)
+        settings[name] += [f"`{key}`" for key, _ in row["keys"]] + [f"layers below `{part}`" for part, _ in row["parts"]]
+    return settings, defaults
+
+
+def setting(name):
+    """The keys of a further model of a type, and their values."""
+    return " and ".join(f"`{key}` = `{value if isinstance(value, str) else json.dumps(value)}`" for key, value in FURTHER[name].items())
+
+
+def is_default(name):
+    """Whether a configuration without arguments has the keys of this further model."""
+    config = CONFIG_MAPPING[name.partition("+")[0]]()
+    return all(getattr(config, key, None) == value for key, value in FURTHER[name].items())
 
 
 def read(config):
@@ -210,14 +234,19 @@ def refused_sections(name, walked, rows):
 
 
 def write(walked_folder):
-    (found, families), known = verdicts(walked_folder), in_families()
+    (found, families), known = verdicts(walked_folder, CONFIG_MAPPING_NAMES), in_families()
     walks = {name: json.loads(path.read_text()) for name in [*CONFIG_MAPPING_NAMES, *FURTHER]
              if (path := walked_folder / f"{name}.json").exists()}
+    # Further models with a setting that is refused.
+    refusing = {n: [layer for layer in found[n] if "refused" in layer["verdict"]] for n in FURTHER if n in found}
+    refusing = {n: layers for n, layers in refusing.items() if layers}
+    found = {n: refusing.get(n, layers) for n, layers in found.items()}
+    compared = {name: walked for name, walked in walks.items() if name not in refusing}
     # Sections that no class of transformers runs alone.
     parts = {section: name for name, walked in walks.items() for section in (walked.get("sections") or {}).values()
              if any("right" in layer["verdict"] for layer in found.get(name, []))}
-    left = left_out({name: walked for name, walked in walks.items() if "unsupported" not in families.get(name, {})})
-    met = {(attention, part(prefix)) for walked in walks.values() for prefix, attention in walked.get("met", {}).items()}
+    left = left_out({name: walked for name, walked in compared.items() if "unsupported" not in families.get(name, {})})
+    met = {(attention, part(prefix)) for walked in compared.values() for prefix, attention in walked.get("met", {}).items()}
     for name, layers in found.items():
         unmet = walks[name].get("unmet", {})
         here = {place(layer) for layer in layers if "not compared" not in layer["verdict"]}
@@ -227,7 +256,7 @@ def write(walked_folder):
         if loose := {place(layer) for layer in found[name] if "not compared" in layer["verdict"]}:
             print(f"{name}: not compared: {', '.join(sorted(loose))}")
     not_walked = {"status": "not built", "layers": []}
-    all_of = {name: [layer for n in [name, *FURTHER] if n.partition("+")[0] == name for layer in found.get(n, [])]
+    all_of = {name: [layer for n in [name, *FURTHER] if n.partition("+")[0] == name and n not in refusing for layer in found.get(n, [])]
               for name in CONFIG_MAPPING_NAMES}
     rows = {name: row(name, walks.get(name, not_walked), all_of[name], known, families[name], parts)
             for name in sorted(CONFIG_MAPPING_NAMES)}
@@ -235,9 +264,14 @@ def write(walked_folder):
         if verdict == "right" and (refused := refused_sections(name, walks.get(name, not_walked), rows)):
             rows[name] = ("in part", f"{what}; refused sections: {', '.join(refused)}")
     lines, counts, files = [], Counter(), defaultdict(dict)
+    settings, defaults = settings_of_rows()
     for name, (verdict, what) in rows.items():
+        of_type = [n for n in refusing if n.partition("+")[0] == name]
+        not_with = [*map(setting, of_type), *(settings[name] if verdict in ("right", "in part") else [])]
+        if verdict == "right" and (name in defaults or any(map(is_default, of_type))):
+            verdict, what = "in part", f"{what}; its default is refused"
         counts[verdict] += 1
-        lines.append(f"| `{name}` | {verdict} | {what} |")
+        lines.append(f"| `{name}` | {verdict} | {what} | {'; '.join(not_with)} |")
         whole = verdict == "right" and (name not in known or name in DIFFER)
         for n in [name] * (whole or verdict == "in part") + [n for n in FURTHER if n.partition("+")[0] == name]:
             if found.get(n):

@@ -553,6 +553,13 @@ FURTHER = {"roformer+values": {"rotary_value": True}, "deepseek_v4+published": {
            "gemma4_vision+limits": {"use_clipped_linears": True}} | {f"{name}+cross": {"is_decoder": True, "add_cross_attention": True} for name in (
     "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "roberta-prelayernorm", "roc_bert",
     "xlm-roberta", "xlm-roberta-xl", "xmod")}
+# With published settings that are refused: they are the column *not with* of the table.
+ROTARY = {"position_embeddings_type": "rotary"}
+FURTHER |= {"luke+aware": {"use_entity_aware_attention": True}, "idefics+norms": {"qk_layer_norms": True},
+            "wav2vec2-conformer+rotary": ROTARY, "wav2vec2-bert+rotary": ROTARY, "seamless_m4t+rotary": ROTARY,
+            "xlnet+uni": {"attn_type": "uni"}, "xlnet+clamped": {"clamp_len": 3}, "xlnet+data": {"bi_data": True},
+            "deberta+talking": {"talking_head": True}, "molmo2_text+olmo": {"qk_norm_type": "olmo"},
+            "ibert+integers": {"quant_mode": True}, "longt5+averages": {"encoder_attention_type": "transient-global"}}
 # Names of tensors that a file has instead of those that transformers writes, by regular expressions.
 RENAMED = {
     "deepseek_v4+published": {r"attn\.norm\.": "attn.kv_norm."},
@@ -640,8 +647,8 @@ CALLS = {"xlnet": ["input_ids", "token_type_ids"], "xlnet+untyped": ["input_ids"
 NAME = None
 
 
-def ids(n=LENGTH):
-    return torch.randint(100, VOCAB - 1, (1, n))
+def ids(n=None):
+    return torch.randint(100, VOCAB - 1, (1, n or LENGTH))
 
 
 def first(cfg, *names, default=None):
