@@ -12,13 +12,13 @@ pub enum Backend {
     Eager,
     /// The crate's fused CPU kernel, with dropout and gradients of queries, keys and values.
     Cpu,
-    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows. Calls
-    /// with too few queries to occupy the GPU, such as a decoding step, run on [`Cuda`](Self::Cuda) unless this backend
-    /// is forced. Under a mask it gets values without NaN and infinities, and the queries that see one get NaN
+    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows.
+    /// Under a mask it gets values without NaN and infinities, and the queries that see one get NaN
     /// afterwards, because it multiplies hidden values by 0: a pass over the values and the output.
     FlashAttn,
     /// The crate's own fused kernels on NVIDIA GPUs: f16, bf16 and f32, any mask, head dimensions up to 256. They are
-    /// compiled when a problem shape first occurs, which takes about a second.
+    /// compiled when a problem shape first occurs, which takes about a second. No GPU has run them yet, so they run
+    /// where a call asks for them.
     Cuda,
     /// Candle's fused attention on Apple GPUs, for two or more queries in f32, f16 or bf16, head dimensions 32, 64, 72,
     /// 80, 96 and 128 (with f16 and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to

@@ -15,13 +15,23 @@ use crate::kernels::cuda::{Features, ProblemShape, Variant};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
-/// Why the kernels cannot run a call; `None` if they can.
+/// Whether a GPU has run the kernels: a run of `benches/gpu/run.py` is recorded in `docs/devices.md`. Until then they run
+/// where a call asks for them.
+pub(super) const HAVE_RUN: bool = false;
+
+/// Why the kernels do not run a call; `None` if they can.
 pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
     let elsewhere = (!matches!(call.device, DeviceKind::Cuda(_)), "the tensors are not on an NVIDIA GPU");
     let built = (cfg!(not(any(test, feature = "cuda"))), "the crate was built without its feature `cuda`");
     // Outputs of larger heads do not fit in registers.
     let large = (call.d.max(call.d_v) > 256, "the head dimension is larger than 256");
-    first_reason([elsewhere, built]).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason([large]))
+    let unasked = (
+        !HAVE_RUN && options.backend.is_none(),
+        "no GPU has run these kernels yet: a call has to ask for them, by `Backend::Cuda`",
+    );
+    first_reason([elsewhere, built, unasked])
+        .or_else(|| no_fused_kernel(call, options))
+        .or_else(|| first_reason([large]))
 }
 
 /// Bytes of temporary memory: uploaded mask arrays, and partial results if keys are split.
