@@ -29,8 +29,16 @@ fn checkpoint(folder: &tempfile::TempDir, prefixes: &[&str]) -> Checkpoint {
 
 /// Layer 0 of 2 heads of 4 numbers, as this configuration has it.
 pub(crate) fn load(json: &Value, like: Option<&str>) -> candle_attention::Result<ModelAttention> {
+    load_like("model.layers.0.self_attn", json, like)
+}
+
+/// The same of the layer at `prefix`.
+pub(crate) fn load_at(prefix: &str, json: &Value) -> candle_attention::Result<ModelAttention> {
+    load_like(prefix, json, None)
+}
+
+fn load_like(prefix: &str, json: &Value, like: Option<&str>) -> candle_attention::Result<ModelAttention> {
     let folder = tempfile::tempdir().unwrap();
-    let prefix = "model.layers.0.self_attn";
     let config = ModelConfig::new(json).with_like(like);
     checkpoint(&folder, &[prefix]).attention_with(prefix, config, DType::F32, &CPU)
 }
