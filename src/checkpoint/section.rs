@@ -65,6 +65,22 @@ const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("xclip", "prompts_generator", "", None),
 ];
 
+/// Keys of sections that the class of the whole model fills in or replaces, by values that are not those of the section's
+/// own class: the whole, the section, the key, and the key of the whole that counts in its place, or nothing.
+#[rustfmt::skip]
+const FILLED: &[(&str, &str, &str, &str)] = &[
+    ("blt", "encoder_config", "sliding_window", "local_attention_window_len"),
+    ("cohere_asr", "encoder_config", "num_attention_heads", ""),
+    ("glmasr", "text_config", "num_attention_heads", ""),
+    ("glmasr", "text_config", "rope_parameters", ""),
+    ("pe_audio", "text_config", "num_attention_heads", ""),
+    ("pe_audio_video", "text_config", "num_attention_heads", ""),
+    ("pe_video", "text_config", "num_attention_heads", ""),
+    ("voxtral", "text_config", "rope_theta", ""),
+    ("voxtral_realtime", "text_config", "rope_theta", ""),
+    ("voxtral_realtime", "text_config", "sliding_window", ""),
+];
+
 /// Groups of keys, which describe no model.
 const GROUPS: [&str; 3] = ["attn_config", "ffn_config", "quantization_config"];
 
@@ -90,6 +106,7 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
             if key.is_empty() {
                 return Ok(Section { model_type: family.map(str::to_string).or(section.model_type), ..section });
             }
+            check_whole(&section, key)?;
             let model_type = family.map_or_else(|| type_of_child(&section, key), |family| Some(family.to_string()));
             section = Section { keys: &section.keys[key], model_type };
             path = format!("{path}{key}.");
@@ -114,9 +131,32 @@ pub(crate) fn section<'a>(json: &'a Value, prefix: &str) -> Result<Section<'a>> 
             None if states_heads(section.keys) => return Ok(text_of_whole(section)),
             None => only_child(&children, &rest).ok_or_else(|| ambiguous(&children, &path, prefix))?,
         };
+        check_whole(&section, key)?;
         section = Section { keys: &section.keys[key], model_type: type_of_child(&section, key) };
         path = format!("{path}{key}.");
     }
+}
+
+/// Checks that a section states what the whole model would fill in or replace in it. Some models hand their `is_causal`
+/// on to the section of their text, others do not.
+fn check_whole(whole: &Section, section: &str) -> Result<()> {
+    let (outer, inner) = (whole.keys, &whole.keys[section]);
+    let is_causal = |keys: &Value| keys.get("is_causal").filter(|value| !value.is_null()).cloned();
+    let causal = is_causal(inner).unwrap_or(Value::Bool(true));
+    if let Some(other) = is_causal(outer).filter(|other| *other != causal) {
+        return Err(Error::config("is_causal", other, format!("absent, or {causal} as in `{section}`")));
+    }
+    for (name, place, key, beside) in FILLED {
+        let stated = inner.get(key).or(inner.get("rope_parameters").and_then(|set| set.get(key)));
+        let counts = if beside.is_empty() { stated } else { outer.get(beside) };
+        if whole.model_type.as_deref() == Some(*name) && *place == section && (stated.is_none() || counts != stated) {
+            let found = stated.map_or("absent".to_string(), Value::to_string);
+            let expected = counts.map_or("stated".to_string(), Value::to_string);
+            let why = format!("{expected}: `{name}` fills in what `{section}` leaves out, or replaces it");
+            return Err(Error::config(key, found, why));
+        }
+    }
+    Ok(())
 }
 
 /// The section of the part that the layer at `prefix` is in, and its family, where its name does not tell it.

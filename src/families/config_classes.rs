@@ -82,6 +82,11 @@ pub(super) fn default_heads(model_type: &str) -> Option<usize> {
     CLASSES.get(model_type)?.heads
 }
 
+/// The number of heads of the decoder of this `model_type` if its configuration states none: a word of its line.
+pub(super) fn default_decoder_heads(model_type: &str) -> Option<usize> {
+    CLASSES.get(model_type)?.keys.iter().find_map(|word| word.strip_prefix("decoder=")?.parse().ok())
+}
+
 /// Whether transformers' own class runs a file: it names no code of its own (`auto_map`), and is not of a later
 /// version.
 pub(crate) fn is_of_class(json: &Map<String, Value>) -> bool {

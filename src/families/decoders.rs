@@ -3,10 +3,11 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::encoders::MODERNBERT_WINDOW;
 use crate::families::family::{
-    BART, BASE, Causal, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mechanism, Mrope, OWN, ROTARY,
-    ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers,
-    mrope, share, theta,
+    BART, BASE, Causal, FIXED_ROTATION, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mechanism,
+    Mrope, OWN, ROTARY, ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow,
+    Window, WindowLayers, mrope, share, theta,
 };
+use crate::families::visibility::FIRST_DENSE;
 use crate::position::RotaryStyle;
 
 /// Layers of another kind between those of attention, by the last component of their prefix.
@@ -82,6 +83,7 @@ const PHI: Family =
 /// GPT-J's pairs of neighbors.
 const GPTJ: Family = Family {
     layouts: BART,
+    forbidden_keys: FIXED_ROTATION,
     defaults: &[("rotary_dim", 64.0)],
     ..rotary(RotaryRow { interleaved: true, rotary_dim: true, ..ROTARY })
 };
@@ -103,6 +105,13 @@ const GEMMA2: Family = Family {
     mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
     defaults: GEMMA2_DEFAULTS,
     ..LLAMA
+};
+
+const COHERE2: Family = Family {
+    model_types: &["cohere2"],
+    window: PATTERN,
+    defaults: &[("sliding_window", 4096.0)],
+    ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
 };
 
 #[rustfmt::skip]
@@ -219,6 +228,7 @@ pub(crate) const DECODERS: &[Family] = &[
         model_types: &["ministral"],
         window: windows(WindowLayers::FromLayerNumber { switch: false }),
         defaults: &[("sliding_window", 4096.0), ("max_window_layers", 0.0)],
+        forbidden_keys: &[("max_window_layers", "windows of some layers, which `layer_types` states")],
         ..LLAMA
     },
     Family {
@@ -267,7 +277,11 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("sliding_window", 4096.0)],
         ..QWEN3
     },
-    Family { model_types: &["qwen3_omni_moe_talker_code_predictor"], ..QWEN3 },
+    Family {
+        model_types: &["qwen3_omni_moe_talker_code_predictor"],
+        forbidden_keys: &[("sliding_window", "windows, with which the model of transformers fails")],
+        ..QWEN3
+    },
     Family { model_types: &["qwen3_omni_moe_talker_text"], positions: mrope(10_000.0, Mrope::Alternating), ..QWEN3 },
     Family { model_types: &["qwen3_omni_moe_text"], positions: mrope(1_000_000.0, Mrope::Alternating), ..QWEN3 },
     Family {
@@ -350,8 +364,8 @@ pub(crate) const DECODERS: &[Family] = &[
         ..QWEN3
     },
     GEMMA2,
-    // The part of T5Gemma that states `is_decoder` is its decoder.
-    Family { model_types: &["t5_gemma_module"], causal: Causal::IfDecoder, ..GEMMA2 },
+    // T5Gemma's.
+    Family { model_types: &["t5_gemma_module"], causal: Causal::Decoder, ..GEMMA2 },
     // `clip_qkv` of OLMoE, which limits queries and keys after their norms, is refused.
     Family { model_types: &["olmo2", "olmoe"], ..OLMO2 },
     Family { model_types: &["flex_olmo"], positions: theta(500_000.0), defaults: &[], ..OLMO2 },
@@ -396,7 +410,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["stablelm"], own_keys: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
     Family { model_types: &["gpt_neox"], layouts: NEOX, own_keys: GPT_NEOX_KEYS, positions: share(0.25), ..PHI },
-    Family { model_types: &["glm_image_text"], own_keys: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
+    Family { model_types: &["glm_image_text"], positions: share(1.0), ..LLAMA },
     Family { model_types: &["gpt_neox_japanese"], layouts: &["neox", "neox-japanese"], own_keys: GPT_NEOX_KEYS, positions: share(1.0), ..LLAMA },
     Family {
         model_types: &["solar_open"],
@@ -409,11 +423,14 @@ pub(crate) const DECODERS: &[Family] = &[
         defaults: &[("layer_norm_eps", 1e-5)],
         ..rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY })
     },
+    COHERE2,
+    // Its first layers are dense. They have a pattern of windows of their own, and are rotated if none has a window.
     Family {
-        model_types: &["cohere2", "cohere2_moe"],
-        window: PATTERN,
-        defaults: &[("sliding_window", 4096.0)],
-        ..rotary(RotaryRow { layers: RotaryLayers::Windowed, interleaved: true, ..ROTARY })
+        model_types: &["cohere2_moe"],
+        own_keys: &[FIRST_DENSE],
+        forbidden_keys: &[("rope_scaling", "a scaled rotation, which the config class of transformers does not read")],
+        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::WindowedOrDense, interleaved: true, ..ROTARY }),
+        ..COHERE2
     },
     Family {
         model_types: &["glm4v_moe_text"],
@@ -426,6 +443,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["glm", "glm4"], ..rotary(RotaryRow { interleaved: true, share: Some(0.5), ..ROTARY }) },
     Family {
         model_types: &["cohere_compass_text"],
+        required_keys: &["layer_types"],
         window: windows(WindowLayers::Listed),
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfKindStated, mrope: Some(Mrope::Alternating), ..ROTARY_PER_KIND }),
         defaults: &[("sliding_window", 4096.0)],
@@ -440,7 +458,12 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family { model_types: &["chameleon"], qk_norm: BASE.qk_norm, steps: &[StepRow::NormEps(1e-5)], ..LLAMA },
     Family { model_types: &["dbrx"], layouts: &["mpt"], mechanisms: &[Mechanism::ClipQkv], ..LLAMA },
-    Family { model_types: &["molmo2_text"], layouts: &["molmo"], ..QWEN3 },
+    Family {
+        model_types: &["molmo2_text"],
+        layouts: &["molmo"],
+        own_keys: &["rope_scaling_layers"],
+        ..QWEN3
+    },
     Family { model_types: &["helium"], ..rotary(RotaryRow { interleaved: true, theta: 100_000.0, ..ROTARY }) },
     Family {
         model_types: &["ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"],
@@ -462,8 +485,8 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["modernbert-decoder"],
         layouts: &["modernbert-decoder"],
-        // Which its config class makes of `local_attention`.
-        ignored_keys: &["sliding_window"],
+        // Half of `local_attention`, if a file leaves it out.
+        own_keys: &["sliding_window"],
         window: MODERNBERT_WINDOW,
         defaults: &[("local_attention", 128.0)],
         ..rotary(RotaryRow { theta: 160_000.0, window_theta: Some(10_000.0), ..ROTARY })
@@ -476,7 +499,13 @@ pub(crate) const DECODERS: &[Family] = &[
         ..rotary(RotaryRow { layers: RotaryLayers::UnlessAlibi, ..ROTARY })
     },
     Family { model_types: &["gpt2", "decision_transformer"], layouts: GPT2, scale: Scale::Gpt2, ..DECODER },
-    Family { model_types: &["gpt_bigcode"], layouts: &["gpt-bigcode"], scale: Scale::Gpt2, ..DECODER },
+    Family {
+        model_types: &["gpt_bigcode"],
+        layouts: &["gpt-bigcode"],
+        scale: Scale::Gpt2,
+        forbidden_keys: &[("scale_attn_by_inverse_layer_idx", "a factor on the scores that this model does not have")],
+        ..DECODER
+    },
     Family { model_types: &["imagegpt"], layouts: GPT2, causal: Causal::Fixed, scale: Scale::Gpt2, ..DECODER },
     Family {
         model_types: &["gpt_neo"],

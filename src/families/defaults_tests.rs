@@ -27,7 +27,7 @@ fn held() -> BTreeMap<String, Value> {
 const HEADS: &str = "num_attention_heads";
 
 /// Weights of a layer in the usual layout of a family.
-fn contents(family: &Family) -> LayerContents<'_> {
+pub(super) fn contents(family: &Family) -> LayerContents<'_> {
     let has = |is_it: fn(&Mechanism) -> bool| family.mechanisms.iter().any(is_it);
     LayerContents {
         norms: family.qk_norm.is_some(),

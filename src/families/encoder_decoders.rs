@@ -57,8 +57,13 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         ..T5
     },
     Family {
-        model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100", "mvp",
+        model_types: &["bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100",
             "nllb-moe", "plbart", "trocr", "whisper", "florence2_language", "speech_to_text", "time_series_transformer"],
+        ..DECODER
+    },
+    Family {
+        model_types: &["mvp"],
+        forbidden_keys: &[("use_prompt", "keys and values of prompts before those of the text")],
         ..DECODER
     },
     Family { model_types: &["fsmt"], causal: Causal::FixedDecoder, ..DECODER },
@@ -94,9 +99,8 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
         model_types: &["seamless_m4t_v2"],
         positions: LayerPositions::Conformer("relative_key"),
         unsupported_parts: &[("t2u_model", "no check against transformers")],
-        note: Some(
-            "in the speech encoder, a token sees its chunk of `speech_encoder_chunk_size` tokens and those before",
-        ),
+        // A token sees its chunk of `speech_encoder_chunk_size` tokens and those before.
+        requires: &[Required::below("encoder", CallInput::Mask)],
         ..SEAMLESS
     },
     // Decoders of bytes and of patches of bytes.

@@ -2,7 +2,7 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BASE, Causal, Family, HeadsKey, IMAGES, LayerPositions, Mechanism, OWN, ROTARY, ROTARY_PER_KIND, Required,
+    BASE, Causal, FIXED_ROTATION, Family, HeadsKey, IMAGES, LayerPositions, Mechanism, OWN, ROTARY, Required,
     RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, theta,
 };
 
@@ -16,6 +16,11 @@ const BERT: Family = Family {
 };
 
 const GTE: Family = Family { model_types: &["gte"], layouts: &["phi3"], positions: theta(160_000.0), ..BASE };
+
+const ESM: Family = Family {
+    positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rotary"), ..ROTARY }),
+    ..BASE
+};
 
 const DEBERTA: Family = Family { model_types: &["deberta"], layouts: &["deberta"], scale: Scale::Disentangled, ..BASE };
 
@@ -51,7 +56,8 @@ pub(crate) const ENCODERS: &[Family] = &[
     BERT,
     // The second is that of the module one further down.
     Family { model_types: &["mpnet"], layouts: &["mpnet", "t5"], positions: LayerPositions::MpnetBias, ..BASE },
-    Family { model_types: &["distilbert", "xlm", "flaubert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["distilbert"], layouts: &["distilbert"], ..BASE },
+    Family { model_types: &["xlm", "flaubert"], layouts: &["distilbert"], causal: Causal::IfSet("causal"), ..BASE },
     Family { model_types: &["albert", "tvp"], layouts: &["albert"], ..BASE },
     Family {
         model_types: &["convbert"],
@@ -74,6 +80,7 @@ pub(crate) const ENCODERS: &[Family] = &[
         model_types: &["nomic_bert"],
         layouts: &["mpt"],
         own_keys: &["rotary_scaling_factor", "rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved"],
+        forbidden_keys: &[("partial_rotary_factor", "a share of each head, which its model does not read")],
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), theta: 1_000.0, ..ROTARY }),
         ..BASE
     },
@@ -97,18 +104,20 @@ pub(crate) const ENCODERS: &[Family] = &[
         ..GTE
     },
     Family {
-        // The second is the name for the encoder of proteins in Evolla, whose section states none.
-        model_types: &["esm", "evolla_protein_encoder"],
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::IfStated("rotary"), ..ROTARY }),
+        model_types: &["esm"],
         causal: Causal::IfDecoder,
-        ..BASE
+        ..ESM
     },
+    // The name for the encoder of proteins in Evolla, whose section states none.
+    Family { model_types: &["evolla_protein_encoder"], required_keys: &["position_embedding_type"], ..ESM },
     // EuroBERT with windows, whose key states one side of them.
     Family {
         model_types: &["ultrabert"],
         layouts: OWN,
-        window: Window { layers: WindowLayers::Listed, ..BASE.window },
-        positions: LayerPositions::Rotary(RotaryRow { theta: 2_560_000.0, ..ROTARY_PER_KIND }),
+        window: Window { layers: WindowLayers::AllButLastOf { key: None, default: 3 }, ..BASE.window },
+        own_keys: &["attention_windows"],
+        defaults: &[("sliding_window", 128.0)],
+        positions: LayerPositions::Rotary(RotaryRow { theta: 2_560_000.0, window_theta: Some(10_000.0), ..ROTARY }),
         qk_norm: None,
         ..BASE
     },
@@ -158,8 +167,17 @@ pub(crate) const ENCODERS: &[Family] = &[
     },
     // These see both ways whatever `is_decoder` states.
     Family {
-        model_types: &["canine", "dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
+        model_types: &["dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert", "mobilebert",
             "superglue", "luke", "ibert"],
+        ..BASE
+    },
+    // Characters see those of their own chunk, by a mask of the call.
+    Family {
+        model_types: &["canine"],
+        requires: &[
+            Required::below("initial_char_encoder", CallInput::Mask),
+            Required::below("final_char_encoder", CallInput::Mask),
+        ],
         ..BASE
     },
     Family { model_types: &["lxmert"], layouts: &["bert", "lxmert"], ..BASE },
@@ -187,6 +205,7 @@ pub(crate) const ENCODERS: &[Family] = &[
     // CLVP's, of texts and of speech. Values are rotated, too.
     Family {
         model_types: &["clvp_encoder"],
+        forbidden_keys: FIXED_ROTATION,
         layouts: &["bart"],
         positions: LayerPositions::Rotary(RotaryRow {
             layers: RotaryLayers::IfSet("use_rotary_embedding"),
@@ -201,6 +220,7 @@ pub(crate) const ENCODERS: &[Family] = &[
     Family { model_types: &["big_bird"], required_values: &[FULL_ATTENTION], ..BERT_LAYER },
     Family {
         model_types: &["roformer"],
+        forbidden_keys: FIXED_ROTATION,
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
         steps: &[StepRow::ValueRotation(Some("rotary_value"))],
         ..BERT_LAYER

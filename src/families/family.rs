@@ -22,7 +22,7 @@ pub(crate) struct Family {
     pub ignored_keys: &'static [&'static str],
     /// Required keys: transformers computes their defaults, we do not.
     pub required_keys: &'static [&'static str],
-    /// Keys that must be absent, each with what it sets.
+    /// Keys that must be absent, null or false, each with what it sets.
     pub forbidden_keys: &'static [(&'static str, &'static str)],
     /// Keys that must have one value.
     pub required_values: &'static [RequiredValue],
@@ -122,6 +122,13 @@ impl Required {
     }
 }
 
+/// The keys of rotations, in families whose model rotates in one way whatever they state.
+pub(crate) const FIXED_ROTATION: &[(&str, &str)] = &[
+    ("rope_theta", "a base that its model does not read"),
+    ("rope_parameters", "a rotation that its model does not read"),
+    ("rope_scaling", "a rotation that its model does not read"),
+];
+
 /// The layouts of BERT and of the encoders made from it.
 pub(crate) const BERT: &[&str] = &["bert", "flax-bert"];
 /// The layout of BART, and of towers and speech encoders made from its code.
@@ -184,11 +191,14 @@ pub(crate) enum Causal {
     UnlessAllBidirectional,
     /// All, if `is_decoder` is set (BERT as a decoder).
     IfDecoder,
-    /// Those whose prefix contains `decoder`, in models of an encoder and a decoder.
+    /// All, if this key is true, whatever `is_causal` states (XLM).
+    IfSet(&'static str),
+    /// Those whose prefix contains `decoder`, in models of an encoder and a decoder; of one saved alone, if `is_decoder`
+    /// is set.
     Decoder,
     /// Those below this component of the prefix (the language model of BLIP).
     Below(&'static str),
-    /// Those of the text tower, in models of a text and a vision tower whose configuration states `eos_token_id`.
+    /// Those of the text tower, in models of a text and a vision tower.
     TextTower,
 }
 

@@ -93,6 +93,10 @@ pub(crate) const GATED: &[Family] = &[
     // A gate per head alone: the model of a configuration with one per element fails.
     Family {
         model_types: &["step3p5"],
+        forbidden_keys: &[
+            ("attention_other_setting", "heads of some layers in the spelling of its own code"),
+            ("partial_rotary_factors", "a rotated share of each layer in the spelling of its own code"),
+        ],
         layouts: &["g-proj"],
         ignored_keys: &["gating"],
         head_sizes: HeadSizes::PerLayer,
@@ -118,6 +122,10 @@ pub(crate) const GATED: &[Family] = &[
     Family { model_types: &["muse_glimmer_text"], ..MUSE },
     Family {
         model_types: &["muse_spark_text"],
+        forbidden_keys: &[
+            ("rope_theta", "a base that counts in `rope_parameters` alone"),
+            ("rope_scaling", "a rotation that counts as `rope_parameters` alone"),
+        ],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
         mechanisms: &[
             Mechanism::ContextNorm { kind: NormKind::Rms, over: NormOver::Head, weighted: false },
@@ -137,7 +145,7 @@ pub(crate) const GATED: &[Family] = &[
     Family {
         model_types: &["kosmos_2_text_model"],
         layouts: BART,
-        causal: Causal::Always,
+        causal: Causal::Fixed,
         mechanisms: &[Mechanism::ContextNorm { kind: NormKind::Layer, over: NormOver::AllHeads, weighted: true }],
         defaults: &[("layer_norm_eps", 1e-5)],
         qk_norm: None,

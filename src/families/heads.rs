@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::ensure;
 use crate::error::{Error, Result};
-use crate::families::config_classes::default_heads;
+use crate::families::config_classes::{default_decoder_heads, default_heads};
 use crate::families::family::{Causal, HeadSizes, HeadsKey};
 use crate::families::layer::Layer;
 use crate::io::number;
@@ -76,6 +76,14 @@ impl Layer<'_> {
             Causal::Always => &DECODER_HEADS,
             _ => &[],
         };
+        let decodes = self.prefix.contains("decoder") || self.family.causal == Causal::Always;
+        if decodes
+            && self.heads_keys().next().is_none()
+            && !states(&DECODER_HEADS)
+            && let Some(heads) = default_decoder_heads(self.model_type)
+        {
+            return Ok(heads);
+        }
         let by_part = self.heads_keys().map(|part| part.key);
         for key in by_part.chain([by_prefix, &HEADS, alone].into_iter().flatten().copied()) {
             let per_stage = self.section.get(key).and_then(|heads| heads.get(self.index)).and_then(Value::as_u64);
@@ -83,6 +91,11 @@ impl Layer<'_> {
                 return Ok(heads);
             }
             if let Some(heads) = self.number(key)? {
+                // One of the two is an alias of the other, which counts.
+                let alias = if key == ENCODER_HEADS[0] { self.number("num_attention_heads")? } else { None };
+                if let Some(other) = alias.filter(|other| *other != heads) {
+                    return Err(Error::config("num_attention_heads", other, format!("{heads}, as `{key}` states")));
+                }
                 return Ok(heads);
             }
         }

@@ -161,7 +161,9 @@ impl Layer<'_> {
 
     /// Checks the kinds of the keys that the layer has read, so that none passes for absent.
     pub(crate) fn check_kinds(&self) -> Result<()> {
-        check_kinds(self.section.json, &|key| self.has_read(key))
+        // Ultrabert's files have a list there, whose kind is checked where it is read.
+        let is_list = |key: &str| key == "rope_theta" && self.reads("attention_windows");
+        check_kinds(self.section.json, &|key| self.has_read(key) && !is_list(key))
     }
 
     /// Checks the keys that the family's row requires and forbids.
@@ -169,12 +171,12 @@ impl Layer<'_> {
         let (section, family) = (self.section.json, self.family);
         for key in family.required_keys {
             if section.get(key).is_none_or(Value::is_null) {
-                let expected = format!("stated: `{}` has no default that is a number", self.model_type);
+                let expected = format!("stated: no default of `{}` is known", self.model_type);
                 return Err(Error::config(key, "absent", expected));
             }
         }
         for (key, what) in family.forbidden_keys {
-            if let Some(value) = section.get(key).filter(|value| !value.is_null()) {
+            if let Some(value) = section.get(key).filter(|value| !matches!(value, Value::Null | Value::Bool(false))) {
                 return Err(self.unsupported(key, value, what));
             }
         }
@@ -203,8 +205,10 @@ impl Layer<'_> {
             "" | "absolute" => true,
             "rotary" | "rope" => rotary.is_some(),
             "rope_gptj" => rotary.is_some_and(|row| row.interleaved),
-            // The row decides what the value means, as `nope` in Granite's hybrids.
-            _ if rotary.is_some_and(|row| matches!(row.layers, RotaryLayers::IfStated(_))) => true,
+            // The row decides what the value means, as `nope` in Granite's hybrids. ALiBi is Jina-BERT's alone.
+            other if other != "alibi" && rotary.is_some_and(|row| matches!(row.layers, RotaryLayers::IfStated(_))) => {
+                true
+            }
             other => self.reads_value("position_embedding_type", other),
         }
     }

@@ -7,6 +7,8 @@
 //! checkpoints without any `config.json` can still be read.
 
 pub(crate) mod config_classes;
+#[cfg(test)]
+mod config_keys_tests;
 mod decoders;
 #[cfg(test)]
 mod defaults_tests;

@@ -48,7 +48,7 @@ impl Layer<'_> {
         let stated = self.section.get("rope_parameters").filter(|stated| !stated.is_null());
         let theta = first_number(&["rope_theta"], |key| {
             let beside = self.section.get(key);
-            stated.map_or(beside, |set| set.get(key))
+            stated.and_then(|set| set.get(key)).or(beside)
         });
         let kind = stated.map_or(Ok("default"), rope_type)?;
         ensure!(["axial", "default"].contains(&kind), Error::config("rope_type", kind, "axial"));

@@ -121,6 +121,8 @@ pub(crate) enum RotaryLayers {
     All,
     /// Those with a sliding window (Cohere 2).
     Windowed,
+    /// Those with a sliding window, and dense layers if none of the first dense ones has a window (Cohere 2 MoE).
+    WindowedOrDense,
     /// Those with a sliding window; all, if the model has no windows (EXAONE 4).
     WindowedIfAny,
     /// Those that `no_rope_layers` marks with 1. If it is absent, all but the last of each group of

@@ -79,6 +79,9 @@ impl<'a> RotaryKeys<'a> {
     }
 
     fn read_theta(&self) -> Result<f64> {
+        if let Some(theta) = self.layer.listed_theta()? {
+            return Ok(theta);
+        }
         // Earlier spellings have a key of its own for the base of layers with a window.
         if let Some(default) = self.row.window_theta.filter(|_| self.windowed) {
             return Ok(self.number(&["rope_local_base_freq", "local_rope_theta"])?.unwrap_or(default));
@@ -87,6 +90,10 @@ impl<'a> RotaryKeys<'a> {
             RotaryLayers::OwnTheta if let Some(theta) = self.layer.listed("layer_rope_theta") => theta.as_f64(),
             _ => self.number(&["rope_theta", "global_rope_theta", "rotary_emb_base"])?,
         };
+        if theta.is_none() && self.row.required_in_config && self.layer.section.json.get("rope_parameters").is_none() {
+            let allowed = "stated: the family's base is that of a file without `rope_scaling`";
+            return Err(Error::config("rope_theta", "absent", allowed));
+        }
         Ok(theta.unwrap_or(self.row.theta))
     }
 
@@ -152,6 +159,11 @@ impl<'a> RotaryKeys<'a> {
 
     /// The scaling of a rotation of `dim` elements.
     fn scaling(&self, dim: usize) -> Result<RotaryScaling> {
+        const LAYERS: &str = "rope_scaling_layers";
+        let listed = io::stated(self.layer.own(LAYERS), LAYERS, "a list of layers", Value::as_array)?;
+        if listed.is_some_and(|layers| !layers.contains(&Value::from(self.layer.index))) {
+            return Ok(RotaryScaling::None);
+        }
         let Some(set) = self.set.filter(|_| self.row.scales_windowed || !self.windowed) else {
             return self.layer.nomic_scaling();
         };
@@ -172,6 +184,19 @@ impl Layer<'_> {
         let keys = RotaryKeys::read(self, row, d)?;
         keys.check()?;
         keys.into_rotary(d)
+    }
+
+    /// The base in the list of Ultrabert's files: for each kind of layer the last of those of its layers.
+    fn listed_theta(&self) -> Result<Option<f64>> {
+        const KEY: &str = "rope_theta";
+        let Some(bases) = self.section.get(KEY).and_then(Value::as_array).filter(|_| self.reads("attention_windows"))
+        else {
+            return Ok(None);
+        };
+        let windowed = self.has_window()?;
+        let alike = |index: &usize| Layer { index: *index, ..*self }.has_window().is_ok_and(|other| other == windowed);
+        let theta = (0..bases.len()).rev().find(alike).and_then(|index| bases[index].as_f64());
+        theta.map(Some).ok_or_else(|| Error::config(KEY, Value::from(bases.clone()), "a number for each layer"))
     }
 
     /// Counts the keys for a rotation as read, whichever of them decide.

@@ -33,8 +33,13 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["wav2vec2", "hubert", "unispeech", "unispeech-sat", "sew", "data2vec-audio", "omniasr_audio",
             "omniasr_ctc", "voxtral_encoder", "qwen2_audio_encoder", "audioflamingo3_encoder", "clvp",
-            "moss_transcribe_diarize_audio", "qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder",
-            "qwen3_asr_encoder"],
+            "moss_transcribe_diarize_audio"],
+        ..PLAIN
+    },
+    // Tokens see those of their own block of the audio, by a mask of the call.
+    Family {
+        model_types: &["qwen2_5_omni_audio_encoder", "qwen3_omni_moe_audio_encoder", "qwen3_asr_encoder"],
+        requires: MASK,
         ..PLAIN
     },
     Family {

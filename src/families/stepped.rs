@@ -85,7 +85,8 @@ pub(crate) const STEPPED: &[Family] = &[
     Family {
         model_types: &["embedding_gemma2_text"],
         layouts: OWN,
-        own_keys: &[],
+        own_keys: &["sliding_window_pattern"],
+        forbidden_keys: &[("rope_scaling", "a rotation without bases, with which the model of transformers fails")],
         causal: Causal::Never,
         mechanisms: &[],
         head_sizes: HeadSizes::Global { switch: None },

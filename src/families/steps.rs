@@ -77,7 +77,12 @@ impl Layer<'_> {
                 };
                 let beta = required("llama_4_scaling_beta", stated("llama_4_scaling_beta").and_then(Value::as_f64))?;
                 let key = "original_max_position_embeddings";
-                let length = stated(key).and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
+                // The model's own key comes before that of the set if the rotation is scaled by it.
+                let kind = stated("rope_type").or(stated("type")).and_then(Value::as_str);
+                let is_scaled = kind.is_some_and(|kind| ["yarn", "llama3", "longrope"].contains(&kind));
+                let own = self.section.get(key).filter(|own| is_scaled && !own.is_null());
+                let length = own.or(stated(key)).and_then(Value::as_u64);
+                let length = length.and_then(|length| usize::try_from(length).ok());
                 Some(Factor::LogPosition { beta, length: counted(key, length)?, offset: 0 })
             }
             QueryFactor::Llama4 => {

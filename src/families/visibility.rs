@@ -11,6 +11,11 @@ use crate::mask::AttentionMask;
 const ATTENTION_KINDS: [&str; 4] = ["full_attention", "sliding_attention", "attention", "hybrid"];
 /// The value of `layer_types` for layers that attend inside chunks.
 const CHUNKED: &str = "chunked_attention";
+/// The key for how many layers at the front are dense, and the key for the size of their groups (Cohere 2 MoE).
+pub(super) const FIRST_DENSE: &str = "first_k_dense_replace";
+const DENSE_PATTERN: &str = "prefix_dense_sliding_window_pattern";
+/// The key for the width of each layer's window, null in layers without one (Ultrabert).
+const WINDOWS: &str = "attention_windows";
 /// Values of `layer_types` for layers that are not attention.
 const OTHER_KINDS: [&str; 7] = ["linear_attention", "mamba", "conv", "recurrent", "moe", "mlp", "rnn"];
 
@@ -32,6 +37,11 @@ impl<'a> Layer<'a> {
         let lists = [
             ("layer_types", TEXTS, true),
             ("attention_layers", TEXTS, self.family.window.layers == WindowLayers::ListedLocal),
+            (
+                WINDOWS,
+                ("a width or null for each layer", |width| width.is_u64() || width.is_null()),
+                self.reads(WINDOWS),
+            ),
             ("layer_rope_theta", ("a number for each layer", Value::is_number as _), own_thetas),
             ("no_rope_layers", ("0 or 1 for each layer", marks as _), rotated(&[RotaryLayers::NoRopeLayers])),
         ];
@@ -95,6 +105,9 @@ impl<'a> Layer<'a> {
         if let Some(kind) = self.kind()? {
             return Ok(kind == "sliding_attention");
         }
+        if let Some(width) = self.listed(WINDOWS).filter(|_| self.reads(WINDOWS)) {
+            return Ok(width.as_u64().is_some_and(|width| width > 0));
+        }
         let group = |key: Option<&'static str>, default: usize| -> Result<usize> {
             key.map_or(Ok(None), |key| self.group_size(key)).map(|stated| stated.unwrap_or(default))
         };
@@ -110,8 +123,14 @@ impl<'a> Layer<'a> {
             WindowLayers::Below(part) => self.is_below(part),
             WindowLayers::ListedLocal => self.listed("attention_layers").and_then(Value::as_str) == Some("local"),
             WindowLayers::All { switch } => (!switch || switched()?) && self.stated_width()?.is_some(),
-            WindowLayers::AllButLastOf { key, default } => !(self.index + 1).is_multiple_of(group(key, default)?),
-            WindowLayers::AllButLastOf6AndLast => !(self.index + 1).is_multiple_of(6),
+            WindowLayers::AllButLastOf { key, default } => match self.first_dense()? {
+                dense if self.index < dense => !(self.index + 1).is_multiple_of(group(Some(DENSE_PATTERN), 1)?),
+                dense => !(self.index - dense + 1).is_multiple_of(group(key, default)?),
+            },
+            WindowLayers::AllButLastOf6AndLast => {
+                let key = Some("sliding_window_pattern").filter(|key| self.reads(key));
+                !(self.index + 1).is_multiple_of(group(key, 6)?)
+            }
             WindowLayers::AllButFirstAndLastOf6 => self.index > 0 && !(self.index + 1).is_multiple_of(6),
             WindowLayers::AllButFirstOf { key, default } => !self.index.is_multiple_of(group(key, default)?),
             WindowLayers::FromLayerNumber { switch } => {
@@ -129,6 +148,11 @@ impl<'a> Layer<'a> {
         })
     }
 
+    /// How many layers at the front are dense and have a pattern of windows of their own, if the family has such.
+    fn first_dense(&self) -> Result<usize> {
+        Ok(if self.reads(FIRST_DENSE) { self.number(FIRST_DENSE)?.unwrap_or(0) } else { 0 })
+    }
+
     /// The number of layers of a group, if it is stated or the family has a default.
     fn group_size(&self, key: &'static str) -> Result<Option<usize>> {
         match (self.section.get(key), self.number(key)?) {
@@ -143,6 +167,14 @@ impl<'a> Layer<'a> {
         Ok(match layers {
             RotaryLayers::All | RotaryLayers::UnlessAlibi => true,
             RotaryLayers::Windowed => self.has_window()?,
+            RotaryLayers::WindowedOrDense => {
+                let none = self.group_size(DENSE_PATTERN)?.unwrap_or(1) == 1;
+                let dense = match self.listed("mlp_layer_types") {
+                    Some(kind) => kind == "dense",
+                    None => self.index < self.first_dense()?,
+                };
+                self.has_window()? || dense && none
+            }
             RotaryLayers::WindowedIfAny => self.has_window()? || self.number(self.family.window.key)?.is_none(),
             RotaryLayers::NoRopeLayers => {
                 let interval = self.group_size("no_rope_layer_interval");
@@ -204,12 +236,19 @@ impl<'a> Layer<'a> {
             Causal::Never => false,
             Causal::Always | Causal::Fixed | Causal::UnlessBidirectional | Causal::UnlessAllBidirectional => true,
             Causal::IfDecoder => is_decoder? == Some(true),
+            Causal::IfSet(key) => self.flag(key)? == Some(true),
+            Causal::Decoder if !["encoder", "decoder"].iter().any(|part| self.prefix.contains(part)) => {
+                is_decoder? == Some(true)
+            }
             Causal::Decoder | Causal::FixedDecoder => self.prefix.contains("decoder"),
             Causal::Below(component) => self.is_below(component),
-            Causal::TextTower => self.prefix.contains("text_model") && self.section.get("eos_token_id").is_some(),
+            Causal::TextTower => {
+                let is_text = self.section.get("vocab_size").is_some() && !self.prefix.contains("vision");
+                self.prefix.contains("text_model") || is_text
+            }
         };
         // transformers: `create_causal_mask` falls back to a mask for both directions.
-        let fixed = matches!(self.family.causal, Causal::Fixed | Causal::FixedDecoder);
+        let fixed = matches!(self.family.causal, Causal::Fixed | Causal::FixedDecoder | Causal::IfSet(_));
         // There null is false.
         let is_causal = self.flag("is_causal")?.unwrap_or(self.section.get("is_causal").is_none());
         let switched_off = !fixed && !is_causal;
@@ -221,7 +260,8 @@ impl<'a> Layer<'a> {
         let causal = decoder && !switched_off && !bidirectional;
         if let Some(chunks) = chunks? {
             let mask = AttentionMask::chunks(chunks);
-            return Ok(if causal { AttentionMask::causal().and(mask) } else { mask });
+            // The mask of chunks is causal whatever `is_causal` states.
+            return Ok(if decoder { AttentionMask::causal().and(mask) } else { mask });
         }
         let Some(width) = width else {
             return Ok(if causal { AttentionMask::causal() } else { AttentionMask::full() });
@@ -271,10 +311,21 @@ impl<'a> Layer<'a> {
     /// The width of the layer's window.
     fn window_width(&self) -> Result<usize> {
         let key = self.family.window.key;
-        let width = match self.number(&format!("{key}_size"))?.filter(|_| self.reads("sliding_window_size")) {
+        let own = |key: &'static str| if self.reads(key) { self.number(key) } else { Ok(None) };
+        let listed = self
+            .own(WINDOWS)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .find_map(|width| width.as_u64().filter(|width| *width > 0));
+        let width = match (own("sliding_window_size")?, own("sliding_window")?, listed) {
             // MiMo-V2-Flash's own key counts the tokens before a token.
-            Some(before) => Some(before.saturating_add(1)),
-            None => self.stated_width()?,
+            (Some(before), ..) => Some(before.saturating_add(1)),
+            // That of ModernBERT's decoder counts those of one side.
+            (_, Some(side), _) => Some(side.saturating_mul(2)),
+            // The first width in the list is that of all layers with a window.
+            (.., Some(first)) => usize::try_from(first).ok(),
+            _ => self.stated_width()?,
         };
         width.ok_or_else(|| Error::config(key, "none", format!("a width: layer {} has a window", self.index)))
     }

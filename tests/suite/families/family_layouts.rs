@@ -260,8 +260,11 @@ fn norms_of_inputs_are_told_by_the_prefix() {
     }
     candle_core::safetensors::save(&tensors, &path).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let encoder = json!({"model_type": "blt_local_encoder", "hidden_size": 8, "num_attention_heads": 2});
-    let json = json!({"model_type": "blt", "encoder_config": encoder});
+    let encoder = json!({
+        "model_type": "blt_local_encoder", "hidden_size": 8, "num_attention_heads": 2, "sliding_window": null,
+    });
+    // The whole states the window of its encoder.
+    let json = json!({"model_type": "blt", "encoder_config": encoder, "local_attention_window_len": null});
     let load = |prefix: &str| checkpoint.attention_with(prefix, &json, DType::F32, &CPU);
     let model = load("local_encoder.cross_attn_layers.0").unwrap();
     assert_eq!(model.layout.name(), "blt-cross");

@@ -7,3 +7,4 @@ mod model_types;
 mod published_layers;
 pub mod right_or_refused;
 mod seed_systems;
+mod silent_configs;

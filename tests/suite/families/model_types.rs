@@ -23,7 +23,7 @@ struct Case {
 }
 
 /// A tiny model of transformers: its configuration, its weights, and what went into and out of its attention.
-struct Walked {
+pub(crate) struct Walked {
     checkpoint: Checkpoint,
     config: Value,
     cases: Vec<Case>,
@@ -36,7 +36,7 @@ impl Walked {
         Self::new(Checkpoint::open(path).unwrap())
     }
 
-    fn new(checkpoint: Checkpoint) -> Self {
+    pub fn new(checkpoint: Checkpoint) -> Self {
         let metadata = checkpoint.metadata();
         Self {
             config: serde_json::from_str(&metadata["config"]).unwrap(),
@@ -66,6 +66,10 @@ impl Walked {
             let has_bias = scores.into_iter().any(|input| model.layer.config().requires.contains(&input));
             let keep = || AttentionMask::keep(&given.ge(-1.0)?);
             mask = mask.and(if has_bias { keep()? } else { AttentionMask::additive(&given)? });
+        }
+        // Windows that a short text does not reach hide nothing.
+        if gives(CallInput::Mask) && self.get(case, "mask").is_none() {
+            mask = mask.and(AttentionMask::keep(&Tensor::ones((1, 1, 1, key.dims()[1]), DType::U8, &CPU)?)?);
         }
         let (bias, cos, sin) = (self.get(case, "score_bias"), self.get(case, "cos"), self.get(case, "sin"));
         let mut options = AttentionOptions::default();
@@ -119,6 +123,11 @@ impl Walked {
         let xs = self.get(other, "input").unwrap();
         let inputs = AttentionInputs::self_attention(&xs, model.mask());
         Ok(Some(model.layer.attend_sharing(&inputs, &AttentionOptions::default())?.1))
+    }
+
+    /// The prefixes of all cases, each with its verdict.
+    pub fn verdicts(&self) -> impl Iterator<Item = (&str, Value)> {
+        self.cases.iter().map(|case| (case.prefix.as_str(), self.verdict(case)))
     }
 
     /// What this crate makes of one case: `{"right": difference}`, `{"wrong": difference}`, `{"refused": reason}`, or
