@@ -152,8 +152,10 @@ pub trait MTLCommandQueue {
 impl MTLCommandQueue for ProtocolObject<dyn MTLCommandQueue> {}
 
 pub trait MTLCommandBuffer {
-    fn computeCommandEncoderWithDispatchType(&self, kind: MTLDispatchType)
-    -> Option<Object<dyn MTLComputeCommandEncoder>>;
+    fn computeCommandEncoderWithDispatchType(
+        &self,
+        kind: MTLDispatchType,
+    ) -> Option<Object<dyn MTLComputeCommandEncoder>>;
     fn blitCommandEncoder(&self) -> Option<Object<dyn MTLBlitCommandEncoder>>;
     fn device(&self) -> Object<dyn MTLDevice>;
     fn commit(&self);

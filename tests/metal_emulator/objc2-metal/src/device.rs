@@ -254,7 +254,10 @@ impl MTLCaptureManager {
         Retained::new(Self(()))
     }
 
-    pub fn startCaptureWithDescriptor_error(&self, _descriptor: &MTLCaptureDescriptor) -> Result<(), Retained<NSError>> {
+    pub fn startCaptureWithDescriptor_error(
+        &self,
+        _descriptor: &MTLCaptureDescriptor,
+    ) -> Result<(), Retained<NSError>> {
         Err(NSError::new("the emulator captures nothing"))
     }
 }

@@ -48,7 +48,8 @@ pub(crate) struct Emulator {
 
 /// The folder of compiled kernels.
 fn cache() -> PathBuf {
-    let folder = env::var_os("METAL_EMULATOR_CACHE").map_or_else(|| env::temp_dir().join("metal_emulator"), PathBuf::from);
+    let folder =
+        env::var_os("METAL_EMULATOR_CACHE").map_or_else(|| env::temp_dir().join("metal_emulator"), PathBuf::from);
     fs::create_dir_all(&folder).expect("a folder for compiled kernels");
     folder
 }
