@@ -15,8 +15,8 @@ use crate::kernels::cuda::{Features, ProblemShape, Variant};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
 use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
-/// Whether a GPU has run the kernels: a run of `benches/gpu/run.py` is recorded in `docs/devices.md`. Until then they run
-/// where a call asks for them.
+/// Whether a GPU has run the kernels: a run of `benches/gpu/run.py` is recorded in `docs/devices.md`. Until then they
+/// run where a call asks for them.
 pub(super) const HAVE_RUN: bool = false;
 
 /// Why the kernels do not run a call; `None` if they can.

@@ -48,6 +48,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "numerics/positions",
             "rerankers",
             "families/seed_systems",
+            "families/silent_configs",
             "sentence_models",
             "sparse",
             "token_classifier",

@@ -69,7 +69,7 @@ impl Walked {
         }
         // Windows that a short text does not reach hide nothing.
         if gives(CallInput::Mask) && self.get(case, "mask").is_none() {
-            mask = mask.and(AttentionMask::keep(&Tensor::ones((1, 1, 1, key.dims()[1]), DType::U8, &CPU)?)?);
+            mask = mask.and(AttentionMask::keep(&Tensor::ones((1, 1, xs.dims()[1], key.dims()[1]), DType::U8, &CPU)?)?);
         }
         let (bias, cos, sin) = (self.get(case, "score_bias"), self.get(case, "cos"), self.get(case, "sin"));
         let mut options = AttentionOptions::default();

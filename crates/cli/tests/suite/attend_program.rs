@@ -97,7 +97,7 @@ fn attend_reproduces_the_golden_outputs() {
     candle_core::safetensors::save(&HashMap::from(tensors), path("in.safetensors")).unwrap();
     std::fs::write(
         path("config.json"),
-        r#"{"model_type": "bart", "encoder_attention_heads": 5, "num_attention_heads": 1}"#,
+        r#"{"model_type": "bart", "encoder_attention_heads": 5, "decoder_attention_heads": 1}"#,
     )
     .unwrap();
     let mut command = program("attend");
