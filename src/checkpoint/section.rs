@@ -65,8 +65,8 @@ const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("xclip", "prompts_generator", "", None),
 ];
 
-/// Keys of sections that the class of the whole model fills in or replaces, by values that are not those of the section's
-/// own class: the whole, the section, the key, and the key of the whole that counts in its place, or nothing.
+/// Keys of sections that the class of the whole model fills in or replaces, by values that are not those of the
+/// section's own class: the whole, the section, the key, and the key of the whole that counts in its place, or nothing.
 #[rustfmt::skip]
 const FILLED: &[(&str, &str, &str, &str)] = &[
     ("blt", "encoder_config", "sliding_window", "local_attention_window_len"),

@@ -43,8 +43,8 @@ fn keys_of_transformers() -> BTreeMap<String, BTreeMap<String, String>> {
     all
 }
 
-/// The keys that change nothing in a layer, or nothing that a layer could show otherwise: `key`, or `model_type:key` for
-/// one model type alone, each with the reason.
+/// The keys that change nothing in a layer, or nothing that a layer could show otherwise: `key`, or `model_type:key`
+/// for one model type alone, each with the reason.
 fn harmless() -> BTreeMap<String, String> {
     let text = fixture("config_keys_harmless.txt");
     let mut all = BTreeMap::new();

@@ -193,8 +193,8 @@ pub(crate) enum Causal {
     IfDecoder,
     /// All, if this key is true, whatever `is_causal` states (XLM).
     IfSet(&'static str),
-    /// Those whose prefix contains `decoder`, in models of an encoder and a decoder; of one saved alone, if `is_decoder`
-    /// is set.
+    /// Those whose prefix contains `decoder`, in models of an encoder and a decoder; of one saved alone, if
+    /// `is_decoder` is set.
     Decoder,
     /// Those below this component of the prefix (the language model of BLIP).
     Below(&'static str),
