@@ -7,7 +7,6 @@ use crate::families::family::{
     Mrope, OWN, ROTARY, ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow,
     Window, WindowLayers, mrope, share, theta,
 };
-use crate::families::visibility::FIRST_DENSE;
 use crate::position::RotaryStyle;
 
 /// Layers of another kind between those of attention, by the last component of their prefix.
@@ -427,7 +426,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // Its first layers are dense. They have a pattern of windows of their own, and are rotated if none has a window.
     Family {
         model_types: &["cohere2_moe"],
-        own_keys: &[FIRST_DENSE],
+        own_keys: &["first_k_dense_replace"],
         forbidden_keys: &[("rope_scaling", "a scaled rotation, which the config class of transformers does not read")],
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::WindowedOrDense, interleaved: true, ..ROTARY }),
         ..COHERE2

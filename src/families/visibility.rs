@@ -12,7 +12,7 @@ const ATTENTION_KINDS: [&str; 4] = ["full_attention", "sliding_attention", "atte
 /// The value of `layer_types` for layers that attend inside chunks.
 const CHUNKED: &str = "chunked_attention";
 /// The key for how many layers at the front are dense, and the key for the size of their groups (Cohere 2 MoE).
-pub(super) const FIRST_DENSE: &str = "first_k_dense_replace";
+const FIRST_DENSE: &str = "first_k_dense_replace";
 const DENSE_PATTERN: &str = "prefix_dense_sliding_window_pattern";
 /// The key for the width of each layer's window, null in layers without one (Ultrabert).
 const WINDOWS: &str = "attention_windows";

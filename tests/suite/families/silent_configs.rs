@@ -48,7 +48,10 @@ fn key_that_no_row_computes_is_refused() {
             let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
             match model_type {
                 "evolla_protein_encoder" => json["position_embedding_type"] = json!("absolute"),
-                "muse_spark_text" => json["layer_types"] = json!(["full_attention"]),
+                "muse_spark_text" => {
+                    json["layer_types"] = json!(["full_attention"]);
+                    json["layer_rope_theta"] = json!([10_000.0]);
+                }
                 _ => {}
             }
             json[key] = value;
