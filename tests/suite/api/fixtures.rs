@@ -54,6 +54,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "token_classifier",
             "sentence_modules",
             "sentence_outputs",
+            "../../src/families/config_keys_tests",
             "../../src/families/defaults_tests",
             "../common/models",
         ],

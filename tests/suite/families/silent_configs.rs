@@ -60,7 +60,7 @@ fn key_that_no_row_computes_is_refused() {
         says(with(value), &[key, model_type]);
         // Null states nothing.
         if let Err(error) = with(Value::Null) {
-            assert!(!error.to_string().contains(&format!(" {key} ")), "{error}");
+            assert!(!error.to_string().contains(&format!("`{key}`")), "{error}");
         }
     }
 }
