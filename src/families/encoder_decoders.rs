@@ -42,11 +42,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     Family { model_types: &["t5", "mt5", "umt5", "switch_transformers", "pop2piano"], ..T5 },
     Family {
         model_types: &["longt5"],
-        window: Window {
-            layers: WindowLayers::Below("LocalSelfAttention"),
-            key: "local_radius",
-            ..BASE.window
-        },
+        window: Window { layers: WindowLayers::Below("LocalSelfAttention"), key: "local_radius", sides: Sides::Each },
         defaults: &[("local_radius", 127.0)],
         unsupported_parts: &[("TransientGlobalSelfAttention", "a window, and averages of blocks of the sequence")],
         ..T5

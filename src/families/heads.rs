@@ -65,6 +65,11 @@ impl Layer<'_> {
             return self.heads_of_stage();
         }
         let states = |keys: &[&str]| keys.iter().any(|key| self.section.get(key).is_some());
+        // The heads of another part of the model are not those of this one.
+        let of_all = |key: &str| [&HEADS[..], &DECODER_HEADS, &ENCODER_HEADS].iter().any(|keys| keys.contains(&key));
+        if let Some(part) = self.heads_keys().find(|part| !of_all(part.key) && !states(&[part.key])) {
+            return Err(Error::config(part.key, "absent", "the number of heads in this part of the model"));
+        }
         let by_prefix: &[&str] = match self.prefix {
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
             prefix if prefix.contains("encoder") => &ENCODER_HEADS,

@@ -12,13 +12,16 @@ use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, Rotar
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
     pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
-        // The table of biases says the same as this key.
-        self.section.note(&["use_relative_position_bias"]);
-        let shared = self.flag("use_shared_relative_position_bias");
+        let (key, own) = ("use_shared_relative_position_bias", self.flag("use_relative_position_bias"));
+        let shared = self.flag(key);
         if self.reads("use_rot_pos_emb") && self.flag("use_rot_pos_emb")? == Some(true) {
             return self.eva_rotary();
         }
-        if shared? == Some(true) || rows.is_some() {
+        let is_shared = shared? == Some(true);
+        if is_shared && own? == Some(true) {
+            return Err(self.unsupported(key, &Value::Bool(true), "biases of all layers beside those of each"));
+        }
+        if is_shared || rows.is_some() {
             return self.bias_table(rows);
         }
         Ok(Position::None)

@@ -240,9 +240,10 @@ impl Layer<'_> {
             return Ok((Some(new), false));
         }
         let kind = KINDS[usize::from(self.has_window()?)];
-        match new.get(kind).filter(|set| set.is_object()) {
+        let has_base = |set: &&Value| row.window_theta.is_none() || set.get("rope_theta").is_some();
+        match new.get(kind).filter(|set| set.is_object()).filter(has_base) {
             Some(set) => Ok((Some(set), true)),
-            None => Err(Error::config("rope_parameters", new, format!("a set for `{kind}`"))),
+            None => Err(Error::config("rope_parameters", new, format!("a set for `{kind}`, with its `rope_theta`"))),
         }
     }
 

@@ -162,7 +162,9 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["nemotron3_5_transcribe_asr_audio", "nemotron3_5_transcribe_word_timestamp"],
         layouts: &["candle-attention", "nemotron-speech"],
-        positions: share(0.5),
+        // Half of each head is rotated if a file states nothing, all of it if the set has no share.
+        required_keys: &["rope_parameters"],
+        positions: share(1.0),
         qk_norm: BASE.qk_norm,
         steps: &[StepRow::NormEps(1e-5)],
         ..PLAIN

@@ -142,6 +142,7 @@ pub(crate) const STEPPED: &[Family] = &[
     // Patches of a series in time, which see those before them.
     Family {
         model_types: &["timesfm"],
+        causal: Causal::Fixed,
         scale: Scale::One,
         steps: &[StepRow::QueryFactor(QueryFactor::Softplus)],
         ..DECODER

@@ -267,7 +267,9 @@ def write(walked_folder):
     settings, defaults = settings_of_rows()
     for name, (verdict, what) in rows.items():
         of_type = [n for n in refusing if n.partition("+")[0] == name]
-        not_with = [*map(setting, of_type), *(settings[name] if verdict in ("right", "in part") else [])]
+        # Of types that are right in part, the table has the refused layers.
+        of_row = [said for said in settings[name] if verdict == "right" or not said.startswith("layers")]
+        not_with = [*map(setting, of_type), *(of_row if verdict in ("right", "in part") else [])]
         if verdict == "right" and (name in defaults or any(map(is_default, of_type))):
             verdict, what = "in part", f"{what}; its default is refused"
         counts[verdict] += 1

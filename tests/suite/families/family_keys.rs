@@ -108,6 +108,9 @@ fn rotation_is_that_of_the_layer_or_refused() {
     let [local, far] = [json!({"rope_theta": 10.0}), json!({"rope_theta": 100.0})];
     let per_kind = json!({"rope_parameters": {"sliding_attention": local, "full_attention": far}});
     assert!(position("gemma3_text", per_kind.clone()).unwrap().contains("10"), "layer 0 slides");
+    // Each kind of layer has a base of its own.
+    let silent = json!({"rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": far}});
+    says(position("gemma3_text", silent), &["rope_parameters", "`sliding_attention`, with its `rope_theta`"]);
     let mut beside = per_kind;
     beside["partial_rotary_factor"] = json!(0.5);
     says(position("gemma3_text", beside), &["partial_rotary_factor = 0.5", "each set of `rope_parameters`"]);

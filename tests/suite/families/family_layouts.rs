@@ -96,9 +96,10 @@ fn layout_of_a_family_is_that_of_its_files() {
                 .filter_map(|layer| Some(detect(&checkpoint.at(&layer.prefix, DType::F32, &CPU)).ok()?.name()))
                 .collect();
             // Layers of cross-attention; the Lite version of DeepSeek V2; DeepSeek V4 as transformers and this crate
-            // write it; a part that is saved without its model's renames.
+            // write it; a part that is saved without its model's renames; layers with a setting that is refused.
             let others = ["gpt2_cross", "deepseek_v2", "deepseek_v4", "deepseek_v4+own"];
-            let other = others.contains(&name) || found == BTreeSet::from(["candle-attention"]);
+            let is_refused = found.is_empty() && checkpoint.metadata().contains_key("refused");
+            let other = is_refused || others.contains(&name) || found == BTreeSet::from(["candle-attention"]);
             if !other && !found.contains(layout.name()) {
                 wrong.push(format!("{name}: {model_type} is {found:?}, not {}", layout.name()));
             }

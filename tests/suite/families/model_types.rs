@@ -91,6 +91,7 @@ impl Walked {
         if let Some(types) = &types {
             options = options.with_token_types(types);
         }
+        let shared_mask = mask.clone();
         // What went into the projections includes the vectors: those of the keys are what the values lack.
         let vectors = if key.dims() == value.dims() { (&key - &value)? } else { key.zeros_like()? };
         let object_queries = (&xs * 0.5)?;
@@ -102,7 +103,7 @@ impl Walked {
         };
         let shared = self.shared_keys(case, model)?;
         let inputs = match &shared {
-            Some(key_values) => AttentionInputs::shared(&xs, key_values, model.mask()),
+            Some(key_values) => AttentionInputs::shared(&xs, key_values, shared_mask),
             None if gives(CallInput::PositionVectors) => inputs.with_position_vectors(&object_queries, &vectors),
             None => inputs,
         };
@@ -347,6 +348,54 @@ fn a_part_or_a_value_that_a_family_cannot_run_is_refused() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// They are not those of the other parts.
+#[test]
+fn heads_of_a_part_are_stated() {
+    let parts = [("florence_vision", "num_groups"), ("vjepa2", "pred_num_attention_heads")];
+    for (name, key) in parts {
+        let walked = Walked::new(fixtures().checkpoint(name));
+        let mut config = walked.config.clone();
+        config.as_object_mut().unwrap().remove(key).unwrap();
+        let load = |case: &Case| walked.checkpoint.attention_with(&case.prefix, &config, DType::F32, &CPU).err();
+        let errors: Vec<String> = walked.cases.iter().filter_map(load).map(|error| error.to_string()).collect();
+        assert!(errors.iter().any(|error| error.contains(&format!("{key} = absent"))), "{name}: {errors:?}");
+    }
+}
+
+/// Settings that transformers reads in another way than this crate would, or not at all.
+#[test]
+fn settings_that_would_be_read_in_another_way_are_refused() {
+    let settings = [
+        ("clvp_encoder", "rope_theta", Some(json!(30.0))),
+        ("nemotron3_5_transcribe_asr_audio", "rope_parameters", None),
+        ("zoedepth", "use_shared_relative_position_bias", Some(json!(true))),
+    ];
+    for (name, key, value) in settings {
+        let walked = Walked::new(fixtures().checkpoint(name));
+        let mut config = walked.config.clone();
+        let backbone =
+            if config.get("backbone_config").is_some() { &mut config["backbone_config"] } else { &mut config };
+        match value {
+            Some(value) => backbone[key] = value,
+            None => drop(backbone.as_object_mut().unwrap().remove(key).unwrap()),
+        }
+        let prefix = &walked.cases[0].prefix;
+        let error = walked.checkpoint.attention_with(prefix, &config, DType::F32, &CPU).unwrap_err().to_string();
+        assert!(error.contains(key), "{name}: {error}");
+    }
+}
+
+/// It masks later patches itself, whatever its configuration states.
+#[test]
+fn timesfm_is_causal() {
+    let timesfm = Walked::new(fixtures().checkpoint("timesfm"));
+    let mut config = timesfm.config.clone();
+    config["is_causal"] = json!(false);
+    let prefix = &timesfm.cases[0].prefix;
+    let model = timesfm.checkpoint.attention_with(prefix, &config, DType::F32, &CPU).unwrap();
+    assert_eq!(model.mask().to_string(), "causal");
 }
 
 /// Prints what this crate makes of each file in the folder `MODEL_TYPES` and of each model type in `NAMES`, for the
