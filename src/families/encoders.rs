@@ -214,7 +214,6 @@ pub(crate) const ENCODERS: &[Family] = &[
         }),
         steps: &[StepRow::ValueRotation(None)],
         defaults: &[("use_rotary_embedding", 1.0), ("projection_dim", 768.0)],
-        forbidden_keys: &[("rope_theta", "a base that the model does not read")],
         ..BASE
     },
     Family { model_types: &["git"], causal: Causal::Always, note: Some(IMAGES), ..BASE },

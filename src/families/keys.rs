@@ -147,6 +147,15 @@ impl Layer<'_> {
     /// Checks that the layer, which is configured, has read every key of its section that changes attention.
     /// `has_class`: whether transformers' own class runs the file, which ignores keys that it does not have.
     pub(crate) fn check_keys_are_read(&self, has_class: bool) -> Result<()> {
+        const POSITIONS: &str = "position_embedding_type";
+        // Jina-BERT has code of its own, and no class has ALiBi by this key.
+        if let Some(alibi) = self.section.json.get(POSITIONS).filter(|stated| has_class && *stated == "alibi") {
+            return Err(self.unsupported(
+                POSITIONS,
+                alibi,
+                "ALiBi, for which the file has to name its code (`auto_map`)",
+            ));
+        }
         for (key, _, what) in keys_that_change() {
             match self.section.json.get(key) {
                 None | Some(Value::Null | Value::Bool(false)) => {}

@@ -85,7 +85,7 @@ pub(crate) const SPEECH: &[Family] = &[
     Family {
         model_types: &["gemma3n_audio"],
         layouts: &["gemma3n-audio"],
-        causal: Causal::Always,
+        causal: Causal::Fixed,
         window: Window { key: "conf_attention_context_left", ..STREAM.window },
         positions: LayerPositions::LocalSinusoids { right: "conf_attention_context_right", chunk: None },
         scale: Scale::One,

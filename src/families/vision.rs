@@ -397,7 +397,12 @@ pub(crate) const VISION: &[Family] = &[
         ..PLAIN
     },
     Family { model_types: &["unlimited_ocr_vision_encoder"], layouts: &["unlimited-ocr"], ..PLAIN },
-    Family { model_types: &["hunyuan_vl_vision", "hy_v4_vl_vision"], layouts: OWN, ..PLAIN },
+    Family {
+        model_types: &["hunyuan_vl_vision", "hy_v4_vl_vision"],
+        layouts: OWN,
+        forbidden_keys: &[("attention_heads", "the number of heads by another name, which would count")],
+        ..PLAIN
+    },
     Family { model_types: &["molmo2_vision", "molmo2_adapter"], layouts: &["molmo-vision"], ..PLAIN },
     Family {
         model_types: &["inkling2_vision"],

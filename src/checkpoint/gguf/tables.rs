@@ -286,6 +286,8 @@ const JINA_BERT_V2: Architecture = Architecture {
     config: &[
         ("model_type", Text("bert")),
         ("position_embedding_type", Text("alibi")),
+        // No class of transformers has these positions.
+        ("auto_map", Text("JinaBert")),
         ("feed_forward_type", Text("geglu")),
         TYPES,
         LENGTH,
