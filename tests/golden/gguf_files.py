@@ -353,6 +353,7 @@ def jina():
     """Random weights under Jina's names, and the file made of them."""
     tokenizer = bert_tokenizer(lower_case=True)
     config = dict(architectures=["JinaBertModel"], model_type="bert", position_embedding_type="alibi",
+                  auto_map={"AutoModel": "modeling_bert.JinaBertModel"},
                   feed_forward_type="geglu", vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2,
                   num_attention_heads=4, intermediate_size=24, hidden_act="gelu", max_position_embeddings=64,
                   type_vocab_size=2, layer_norm_eps=1e-4, pad_token_id=0)
