@@ -207,6 +207,10 @@ fn configure(
             'v' => biases.v,
             'o' => biases.o,
             'n' => contents.norms,
+            'b' => held(NORM_PARTS[0][1]),
+            'c' => held(NORM_PARTS[1][1]),
+            't' => contents.bias_rows.is_some(),
+            'r' => contents.patch_keys.is_some(),
             _ => held(SINKS),
         })?;
     }

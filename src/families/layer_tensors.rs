@@ -12,13 +12,17 @@ use crate::error::{Error, Result};
 use crate::families::layer::Layer;
 
 /// A parameter that only some layers have: its letter in `layer_tensors.txt`, and its name.
-const PARAMETERS: [(char, &str); 6] = [
+const PARAMETERS: [(char, &str); 10] = [
     ('q', "q_proj.bias"),
     ('k', "k_proj.bias"),
     ('v', "v_proj.bias"),
     ('o', "o_proj.bias"),
     ('n', "q_norm.weight"),
+    ('b', "q_norm.bias"),
+    ('c', "k_norm.bias"),
     ('s', "sinks"),
+    ('t', "relative_position_bias_table"),
+    ('r', "rel_pos_h"),
 ];
 
 /// When layers have some parameters.

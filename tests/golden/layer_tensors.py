@@ -33,8 +33,8 @@ TABLE = HERE.parents[1] / "src" / "families" / "layer_tensors.txt"
 OUT = Path(os.environ.get("LAYER_TENSORS", Path(tempfile.gettempdir()) / "layer_tensors"))
 
 # Keys that may decide whether a layer has a bias, a norm of queries and keys, or sinks.
-DECIDING = re.compile(r"bias|norm|qk|sink", re.IGNORECASE)
-LETTERS = "qkvons"
+DECIDING = re.compile(r"bias|norm|qk|sink|rel_pos|relative_pos", re.IGNORECASE)
+LETTERS = "qkvonbcstr"
 
 
 def fixtures():

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use candle_attention::checkpoint::{Checkpoint, ModelAttention, config_from_json};
 use candle_attention::{
-    AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error, KeyValueSource, KeyValues, ProjectionBias,
+    AttentionInputs, AttentionMask, AttentionOptions, CallInput, Error, KeyValueSource, KeyValues, Position,
+    ProjectionBias,
 };
 use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
@@ -431,13 +432,24 @@ fn walk() {
 fn prints_layer_tensors() {
     let print = |name: &str, walked: &Walked| {
         for case in &walked.cases {
-            let model = walked.checkpoint.attention_with(&case.prefix, &walked.config, DType::F32, &CPU);
-            let Ok(model) = model else { continue };
+            // What the present table refuses is read as of a version whose classes are not known.
+            let mut later = walked.config.clone();
+            later["transformers_version"] = json!("6.0.0");
+            let load = |config| walked.checkpoint.attention_with(&case.prefix, config, DType::F32, &CPU);
+            let Ok(model) = load(&walked.config).or_else(|_| load(&later)) else { continue };
             let (config, weights) = (model.layer.config(), model.layer.weights().unwrap());
             let holds = |name: &str| weights.parameters.iter().any(|(held, _)| held == name);
             let ProjectionBias { q, k, v, o, .. } = config.bias;
-            let has = [(q, 'q'), (k, 'k'), (v, 'v'), (o, 'o'), (holds("q_norm.weight"), 'n'), (holds("sinks"), 's')];
-            let letters: String = has.into_iter().filter(|(has, _)| *has).map(|(_, letter)| letter).collect();
+            let (table, sides) = match &config.position {
+                Position::RelativeBias2d(relative) => (relative.computed.is_none(), false),
+                Position::RelativeKey2d(_) => (false, true),
+                _ => (false, false),
+            };
+            let has = [(q, 'q'), (k, 'k'), (v, 'v'), (o, 'o'), (table, 't'), (sides, 'r')].into_iter().chain(
+                [("q_norm.weight", 'n'), ("q_norm.bias", 'b'), ("k_norm.bias", 'c'), ("sinks", 's')]
+                    .map(|(name, letter)| (holds(name), letter)),
+            );
+            let letters: String = has.filter(|(has, _)| *has).map(|(_, letter)| letter).collect();
             println!("layer_tensors {name} {} -{letters}", config.model_type.unwrap_or_default());
         }
     };
