@@ -77,10 +77,13 @@ void deallocate(unsigned char* memory, size_t bytes) {
     munmap(memory + bytes - whole_pages(bytes), whole_pages(bytes) + AFTER_BUFFER);
 }
 
-// Copies what is not a buffer to the end of a page.
-void copy_bytes(Dispatch& dispatch) {
+// Copies what is not a buffer to the end of a page. An argument without a value is NaN, because kernels of MLX read it
+// where a function constant excludes it.
+void bind_arguments(Dispatch& dispatch) {
     static unsigned char* pages[BUFFERS];
+    static unsigned char* const none = allocate(0);
     for (unsigned i = 0; i < BUFFERS; ++i) {
+        if (!dispatch.buffers[i]) dispatch.buffers[i] = none;
         const size_t bytes = dispatch.bytes[i], whole = (bytes + 15) / 16 * 16;
         if (!bytes) continue;
         if (whole > PAGE) error = "it has more than 4 KiB of bytes in an argument";
@@ -229,7 +232,7 @@ const char* run(const Kernel& kernel, const Dispatch& from) {
     own_kernel = &kernel;
     Dispatch given = from;
     dispatch = &given;
-    copy_bytes(given);
+    bind_arguments(given);
     prepare(given);
     unsigned groups[3];
     for (unsigned i = 0; i < 3; ++i) {
@@ -237,7 +240,7 @@ const char* run(const Kernel& kernel, const Dispatch& from) {
         groups[i] = (given.threads[i] + given.group[i] - 1) / given.group[i];
     }
     if (given.group[0] * given.group[1] * given.group[2] > 1024) return "more than 1024 threads in a threadgroup";
-    if (kernel.shared_end - kernel.shared > static_cast<ptrdiff_t>(SHARED)) {
+    if (kernel.shared_end - kernel.shared > static_cast<ptrdiff_t>(SHARED) + 16) {
         error = "it declares more than 32 KiB of threadgroup memory";
     }
     std::minstd_rand random(1);
