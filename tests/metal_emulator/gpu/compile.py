@@ -25,7 +25,11 @@ def expand(path):
     source = re.sub(r"#\s*include\s*<metal_\w+>", "", open(path, encoding="utf-8").read())
     macros = ["-D__METAL_VERSION__=320", "-D__HAVE_BFLOAT__=1"]
     command = [*COMPILER, "-E", "-P", "-w", "-x", "c++", *macros, "-"]
-    return subprocess.run(command, input=source, text=True, stdout=subprocess.PIPE, check=True).stdout
+    text = subprocess.run(command, input=source, text=True, stdout=subprocess.PIPE, check=True).stdout
+    for name, own in (("float16_t", "half"), ("bfloat16_t", "bfloat")):
+        text = re.sub(rf"\btypedef\s+{own}\s+{name}\s*;", "", text)
+        text = re.sub(rf"\b{name}\b", own, text)
+    return text
 
 
 def parenthesized(text, start):
@@ -137,9 +141,6 @@ def translate(text):
     text = re.sub(number + r"h\b", r"half(\1f)", text)
     text = re.sub(number + r"(?![\w.])", r"\1f", text)
     text = re.sub(r"\bstatic_cast\s*<", "convert<", text)
-    for name, own in (("float16_t", "half"), ("bfloat16_t", "bfloat")):
-        text = re.sub(rf"\btypedef\s+{own}\s+{name}\s*;", "", text)
-        text = re.sub(rf"\b{name}\b", own, text)
     return text, constants
 
 
