@@ -25,11 +25,7 @@ def expand(path):
     source = re.sub(r"#\s*include\s*<metal_\w+>", "", open(path, encoding="utf-8").read())
     macros = ["-D__METAL_VERSION__=320", "-D__HAVE_BFLOAT__=1"]
     command = [*COMPILER, "-E", "-P", "-w", "-x", "c++", *macros, "-"]
-    text = subprocess.run(command, input=source, text=True, stdout=subprocess.PIPE, check=True).stdout
-    for name, own in (("float16_t", "half"), ("bfloat16_t", "bfloat")):
-        text = re.sub(rf"\btypedef\s+{own}\s+{name}\s*;", "", text)
-        text = re.sub(rf"\b{name}\b", own, text)
-    return text
+    return subprocess.run(command, input=source, text=True, stdout=subprocess.PIPE, check=True).stdout
 
 
 def parenthesized(text, start):

@@ -1,7 +1,7 @@
 // Metal emulator for tests: runs the threads of a kernel's threadgroups as fibers.
 //
 // The emulator is stricter than a GPU. Simdgroups run ahead of each other. Threadgroup memory starts as NaN, and what is
-// read after the end of a buffer is NaN. A write after it traps. A barrier that some threads never reach is an error.
+// read after the end of a buffer is NaN. A write after it traps.
 
 #include "../../cuda_emulator/emulator.hpp"
 #include "runtime.hpp"
@@ -174,11 +174,10 @@ void run_threadgroup(std::minstd_rand& random) {
         size_t waiting = 0;
         for (Lane& lane : lanes) waiting += lane.state == State::at_barrier;
         if (!waiting) return;
-        if (waiting != lanes.size()) {
-            error = "some threads ended before a barrier that others reached";
-            return;
+        // Threads may have ended before it, as in candle's gemv_t. Metal does not say what happens then; GPUs go on.
+        for (Lane& lane : lanes) {
+            if (lane.state == State::at_barrier) lane.state = State::ready;
         }
-        for (Lane& lane : lanes) lane.state = State::ready;
     }
 }
 
