@@ -101,20 +101,21 @@ pub(super) fn context(
         let any = product(&keys.to_dtype(weights.dtype())?, &elements.to_dtype(values.dtype())?)?;
         Ok::<_, Error>(any.ne(0f64)?)
     };
-    let with = |output: Tensor, depends: Tensor, value: f64| {
+    // In f32, because Apple GPUs have no f64.
+    let with = |output: Tensor, depends: Tensor, value: f32| {
         let value = Tensor::new(value, output.device())?.to_dtype(output.dtype())?.broadcast_as(output.shape())?;
         Ok((&output + zeroed(&value, &depends)?)?)
     };
     if asking == Asking::Waits {
-        return with(clean, any(&seen, kept.eq(0u8)?)?, f64::NAN);
+        return with(clean, any(&seen, kept.eq(0u8)?)?, f32::NAN);
     }
     // Not the product of these weights and values: a hidden NaN would make NaN of an infinity that the query sees.
     let weighted = (&seen * weights.gt(0f64)?)?;
-    let output = with(clean, any(&weighted, values.eq(f64::INFINITY)?)?, f64::INFINITY)?;
-    let output = with(output, any(&weighted, values.eq(f64::NEG_INFINITY)?)?, f64::NEG_INFINITY)?;
-    let output = with(output, any(&seen, values.ne(&values)?)?, f64::NAN)?;
+    let output = with(clean, any(&weighted, values.eq(f64::INFINITY)?)?, f32::INFINITY)?;
+    let output = with(output, any(&weighted, values.eq(f64::NEG_INFINITY)?)?, f32::NEG_INFINITY)?;
+    let output = with(output, any(&seen, values.ne(&values)?)?, f32::NAN)?;
     // 0 · infinity is NaN.
-    with(output, any(&(&seen - &weighted)?, kept.eq(0u8)?)?, f64::NAN)
+    with(output, any(&(&seen - &weighted)?, kept.eq(0u8)?)?, f32::NAN)
 }
 
 #[cfg(test)]

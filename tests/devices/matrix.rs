@@ -133,9 +133,10 @@ pub fn additive_scoring_and_attention_weights(device: &Device) {
 pub fn empty_calls(device: &Device) {
     let mask = AttentionMask::full();
     for (b, s_q, s_kv) in [(2, 3, 0), (2, 0, 3), (0, 3, 3)] {
-        // candle cannot fill an empty tensor on an NVIDIA GPU.
-        let ones = |s: usize| Tensor::ones((b, s, 2, 32), DType::F32, &Device::Cpu).unwrap().to_device(device).unwrap();
-        let got = attend_bshd(&ones(s_q), &ones(s_kv), &ones(s_kv), &SdpaOptions::new(&mask)).unwrap().output;
+        // candle cannot fill an empty tensor on an NVIDIA GPU, and cannot move one to an Apple GPU.
+        let from = if device.is_metal() { device } else { &Device::Cpu };
+        let zeros = |s: usize| Tensor::zeros((b, s, 2, 32), DType::F32, from).unwrap().to_device(device).unwrap();
+        let got = attend_bshd(&zeros(s_q), &zeros(s_kv), &zeros(s_kv), &SdpaOptions::new(&mask)).unwrap().output;
         assert_eq!((got.dims(), largest(&got)), (&[b, s_q, 2, 32][..], 0.0));
     }
 }

@@ -3,7 +3,7 @@
 //! They are beside the projections: a low-rank change, a product in few bits or a module of the caller is inside of
 //! them, as it is in the layers whose checkpoints have limits.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::Init;
 
 use crate::attention::mechanism::{Mechanism, MechanismRow, Names, Routes, boxed};
@@ -108,7 +108,7 @@ fn clamp(xs: Tensor, limits: &Option<[Tensor; 2]>) -> Result<Tensor> {
 
 /// Checks that limits are numbers, the lower one first. Infinite ones limit nothing.
 fn check_limits(names: [&str; 2], limits: [&Tensor; 2]) -> Result<()> {
-    let number = |limit: &Tensor| limit.to_dtype(DType::F64)?.to_scalar::<f64>();
+    let number = |limit: &Tensor| limit.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_scalar::<f64>();
     let (min, max) = (number(limits[0])?, number(limits[1])?);
     if min.partial_cmp(&max).is_some_and(|order| order.is_le()) {
         return Ok(());

@@ -137,9 +137,6 @@ def translate(text):
     text = re.sub(number + r"h\b", r"half(\1f)", text)
     text = re.sub(number + r"(?![\w.])", r"\1f", text)
     text = re.sub(r"\bstatic_cast\s*<", "convert<", text)
-    for name, own in (("float16_t", "half"), ("bfloat16_t", "bfloat")):
-        text = re.sub(rf"\btypedef\s+{own}\s+{name}\s*;", "", text)
-        text = re.sub(rf"\b{name}\b", own, text)
     return text, constants
 
 

