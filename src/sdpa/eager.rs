@@ -28,8 +28,8 @@ pub(super) fn attend(
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
     let heads_first = |t: &Tensor| {
         let t = t.to_dtype(compute)?.transpose(1, 2)?.contiguous()?;
-        // Sets all strides. A single head keeps the one it has, and candle's product on Apple GPUs takes it for that of the
-        // sequences.
+        // Sets all strides. A single head keeps the one it has, and candle's product on Apple GPUs takes it for that of
+        // the sequences.
         t.reshape(t.shape())
     };
     let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
