@@ -30,7 +30,9 @@ class Ours:
     def load(self, *words):
         if self.side is None:
             self.side = Side(self.options.ours, **self.options.environment)
-            for command in (("device", self.options.device), *self.commands):
+            # No other call runs on the kernels that the card is to prove: they are not the default before it has.
+            kernels = [("backend", "cuda")] if self.options.device == "cuda" else []
+            for command in (("device", self.options.device), *kernels, *self.commands):
                 self.side.say(*command)
         self.side.say(*words)
 

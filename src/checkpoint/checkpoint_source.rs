@@ -236,10 +236,13 @@ impl Checkpoint {
             _ if compute_type.keeps_stored() && device.is_cpu() => Quantize::AsStored,
             _ => Quantize::Nothing,
         };
-        let prefix = prefix.trim_end_matches('.');
-        let is_stored = self.names().any(|name| name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.')));
-        // As it is in the file, with the wrappers of trainers, whose names are read without them.
-        let prefix = if is_stored { prefix.to_string() } else { unwrapped(prefix) };
+        let stated = prefix.trim_end_matches('.');
+        let is_stored = |name: &str| name.strip_prefix(stated).is_some_and(|rest| rest.starts_with('.'));
+        // Names are read without the wrappers of trainers, unless two tensors would get one name.
+        let prefix = match unwrapped(stated) {
+            plain if plain != stated && self.names().any(is_stored) => stated.to_string(),
+            plain => plain,
+        };
         let dtype = compute_type.dtype();
         CheckpointSource {
             checkpoint: self.clone(),

@@ -296,20 +296,23 @@ class Reader(ast.NodeVisitor):
         owner, section = path
         self.found.add((owner, f"{section}{key}"))
 
+    def read_set(self, value, key):
+        """Adds the key of a set of parameters that `value`, perhaps one of a list of sets, stands for."""
+        while isinstance(value, ast.Subscript):
+            value = value.value
+        if isinstance(value, ast.Name) and value.id in self.sets:
+            path, attr = self.sets[value.id]
+            self.add(path, f"{attr}.{key}")
+        elif isinstance(value, ast.Attribute) and (path := self.path(value.value)):
+            self.add(path, f"{value.attr}.{key}")
+
     def read(self, n):
         if isinstance(n, ast.Attribute):
             path = self.path(n.value)
             if path is not None and self.path(n) is None:
                 self.add(path, n.attr if isinstance(n.ctx, ast.Load) else f"{n.attr}=")
         elif isinstance(n, ast.Subscript) and (key := text(n.slice)):
-            value = n.value
-            while isinstance(value, ast.Subscript):
-                value = value.value
-            if isinstance(value, ast.Name) and value.id in self.sets:
-                path, attr = self.sets[value.id]
-                self.add(path, f"{attr}.{key}")
-            elif isinstance(value, ast.Attribute) and (path := self.path(value.value)):
-                self.add(path, f"{value.attr}.{key}")
+            self.read_set(n.value, key)
         elif isinstance(n, ast.Call):
             name = n.func.id if isinstance(n.func, ast.Name) else getattr(n.func, "attr", "")
             if name in ("getattr", "hasattr", "setattr") and len(n.args) > 1:
@@ -318,15 +321,7 @@ class Reader(ast.NodeVisitor):
                     self.add(path, key + ("=" if name == "setattr" else ""))
                 return
             if name in ("get", "pop", "setdefault") and n.args and (key := text(n.args[0])) and isinstance(n.func, ast.Attribute):
-                value = n.func.value
-                while isinstance(value, ast.Subscript):
-                    value = value.value
-                if isinstance(value, ast.Name) and value.id in self.sets:
-                    path, attr = self.sets[value.id]
-                    self.add(path, f"{attr}.{key}")
-                elif isinstance(value, ast.Attribute) and (path := self.path(value.value)):
-                    self.add(path, f"{value.attr}.{key}")
-                return
+                return self.read_set(n.func.value, key)
             given = [a for a in n.args] + [k.value for k in n.keywords if k.arg is None or "config" in k.arg]
             paths = [p for a in given if (p := self.path(a)) is not None]
             if isinstance(n.func, ast.Name) and (paths or any(isinstance(a, ast.Name) and a.id == "self" for a in n.args)):

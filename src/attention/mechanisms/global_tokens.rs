@@ -209,11 +209,15 @@ impl GlobalQueries<'_> {
     /// The output of the call with that of these queries. Differentiable.
     fn join_output(&self, call: &OpenCall, own: AttentionOutput) -> Result<AttentionOutput> {
         let is_global = &self.is_global;
+        let runs = runs(&is_global.to_vec2()?);
+        if runs.is_empty() {
+            return Ok(own);
+        }
         let [query, key, value] = &call.xs;
         let memory = self.layer.cross_cache(key, value)?;
         let (mut outputs, mut weights, mut rows) = (Vec::new(), Vec::new(), vec![0; is_global.dim(1)?]);
         let mut next = 0..;
-        for run in runs(&is_global.to_vec2()?) {
+        for run in runs {
             rows[run.clone()].iter_mut().zip(&mut next).for_each(|(row, i)| *row = i);
             let query = query.narrow(1, run.start, run.len())?;
             let mask = call.mask.select_queries(run, call.sizes.shape)?;
@@ -221,9 +225,6 @@ impl GlobalQueries<'_> {
             let here = self.layer.open_given(&inputs, &self.options)?.run()?;
             outputs.push(here.output);
             weights.extend(here.attention_weights);
-        }
-        if outputs.is_empty() {
-            return Ok(own);
         }
         let join = |own: &Tensor, here: &[Tensor], dim: usize| {
             with_rows(own, &select(&Tensor::cat(here, dim)?, &rows, dim)?, is_global, dim)
