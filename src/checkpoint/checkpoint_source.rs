@@ -9,7 +9,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 
 use crate::checkpoint::detect::{check_prefix, nothing_below};
 use crate::checkpoint::open::{Checkpoint, Stored};
-use crate::checkpoint::source::{AnySource, WeightSource, join, wrong_shape};
+use crate::checkpoint::source::{AnySource, WeightSource, below, join, wrong_shape};
 use crate::checkpoint::trainer_names::unwrapped;
 use crate::ensure;
 use crate::error::{Error, Result};
@@ -237,12 +237,9 @@ impl Checkpoint {
             _ => Quantize::Nothing,
         };
         let stated = prefix.trim_end_matches('.');
-        let is_stored = |name: &str| name.strip_prefix(stated).is_some_and(|rest| rest.starts_with('.'));
         // Names are read without the wrappers of trainers, unless two tensors would get one name.
-        let prefix = match unwrapped(stated) {
-            plain if plain != stated && self.names().any(is_stored) => stated.to_string(),
-            plain => plain,
-        };
+        let (plain, is_stored) = (unwrapped(stated), |name: &str| below(stated, name).is_some());
+        let prefix = if plain != stated && self.names().any(is_stored) { stated.to_string() } else { plain };
         let dtype = compute_type.dtype();
         CheckpointSource {
             checkpoint: self.clone(),

@@ -19,7 +19,7 @@ use crate::families::layout::{GateNames, Layout, PATCH_KEYS};
 use crate::io::number;
 use crate::mask::AttentionMask;
 use crate::setters;
-use crate::weights::{NORM_PARTS, SINKS};
+use crate::weights::NORM_PARTS;
 
 /// An attention configuration taken from a Hugging Face `config.json`.
 #[derive(Debug, Clone)]
@@ -201,17 +201,15 @@ fn configure(
     let config = config?;
     config.validate()?;
     if has_class {
-        layer.check_tensors(|letter| match letter {
+        layer.check_tensors(|letter, name| match letter {
             'q' => biases.q,
             'k' => biases.k,
             'v' => biases.v,
             'o' => biases.o,
             'n' => contents.norms,
-            'b' => held(NORM_PARTS[0][1]),
-            'c' => held(NORM_PARTS[1][1]),
             't' => contents.bias_rows.is_some(),
             'r' => contents.patch_keys.is_some(),
-            _ => held(SINKS),
+            _ => held(name),
         })?;
     }
     layer.check_keys_are_read(has_class)?;

@@ -51,8 +51,8 @@ static RULES: LazyLock<HashMap<&str, Vec<Rule>>> = LazyLock::new(|| {
 
 impl Layer<'_> {
     /// Checks that the layer, which transformers' own class runs, has the parameters that its configuration says it
-    /// has. `has`: whether the checkpoint holds a parameter, by its letter.
-    pub(crate) fn check_tensors(&self, has: impl Fn(char) -> bool) -> Result<()> {
+    /// has. `has`: whether the checkpoint holds a parameter, by its letter and its name.
+    pub(crate) fn check_tensors(&self, has: impl Fn(char, &str) -> bool) -> Result<()> {
         let Some(rules) = RULES.get(self.model_type) else { return Ok(()) };
         for (letter, name) in PARAMETERS {
             let rule = rules.iter().find(|rule| rule.letters.contains(letter));
@@ -74,7 +74,7 @@ impl Layer<'_> {
             };
             let expected = || format!("{}: {why}", words(is_expected));
             let what = || format!("`{name}` of `{}`", self.prefix);
-            ensure!(has(letter) == is_expected, Error::value(what(), words(!is_expected), expected()));
+            ensure!(has(letter, name) == is_expected, Error::value(what(), words(!is_expected), expected()));
         }
         Ok(())
     }

@@ -208,14 +208,13 @@ struct GlobalQueries<'a> {
 impl GlobalQueries<'_> {
     /// The output of the call with that of these queries. Differentiable.
     fn join_output(&self, call: &OpenCall, own: AttentionOutput) -> Result<AttentionOutput> {
-        let is_global = &self.is_global;
-        let runs = runs(&is_global.to_vec2()?);
+        let runs = runs(&self.is_global.to_vec2()?);
         if runs.is_empty() {
             return Ok(own);
         }
         let [query, key, value] = &call.xs;
         let memory = self.layer.cross_cache(key, value)?;
-        let (mut outputs, mut weights, mut rows) = (Vec::new(), Vec::new(), vec![0; is_global.dim(1)?]);
+        let (mut outputs, mut weights, mut rows) = (Vec::new(), Vec::new(), vec![0; self.is_global.dim(1)?]);
         let mut next = 0..;
         for run in runs {
             rows[run.clone()].iter_mut().zip(&mut next).for_each(|(row, i)| *row = i);
@@ -227,7 +226,7 @@ impl GlobalQueries<'_> {
             weights.extend(here.attention_weights);
         }
         let join = |own: &Tensor, here: &[Tensor], dim: usize| {
-            with_rows(own, &select(&Tensor::cat(here, dim)?, &rows, dim)?, is_global, dim)
+            with_rows(own, &select(&Tensor::cat(here, dim)?, &rows, dim)?, &self.is_global, dim)
         };
         let attention_weights = own.attention_weights.map(|own| join(&own, &weights, 2)).transpose()?;
         Ok(AttentionOutput { output: join(&own.output, &outputs, 1)?, attention_weights })

@@ -361,6 +361,22 @@ fn renamed_tensors_are_found_by_their_new_names() {
     says(golden.rename(|_| "one".to_string()), &["the new name of `albert.", "is `one`", "no other tensor"]);
 }
 
+/// A prefix with the wrappers of a trainer, as it is in the file, is that of the layer without them.
+#[test]
+fn prefix_of_a_compiled_model_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    save(&bert("_orig_mod.encoder.layer.0.attention"), &path);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for prefix in
+        ["_orig_mod.encoder.layer.0.attention", "encoder.layer.0.attention", "module.encoder.layer.0.attention"]
+    {
+        checkpoint.check_prefix(prefix).unwrap();
+        assert_eq!(detect(&checkpoint.at(prefix, DType::F32, &Device::Cpu)).unwrap().name(), "bert", "{prefix}");
+    }
+    says(checkpoint.check_prefix("_orig_mod.encoder.layer.1.attention"), &["encoder.layer.0.attention"]);
+}
+
 #[test]
 fn prefix_matches_whole_name_parts_only() {
     let golden = Golden::open("layouts.safetensors").0;
