@@ -97,12 +97,12 @@ impl Tensors<'_> {
     /// Rows and columns of patches.
     fn grid(&self) -> Result<Option<[usize; 2]>> {
         let Some(grid) = self.tensors.get("grid") else { return Ok(None) };
-        let sides = grid.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        let sides = grid.dims1().and_then(|_| grid.to_dtype(DType::F64)?.to_vec1::<f64>()).unwrap_or_default();
+        let is_count = |side: &f64| *side >= 1.0 && side.fract() == 0.0;
         match *sides {
-            [rows, columns] if sides.iter().all(|side| *side >= 1.0 && side.fract() == 0.0) => {
-                Ok(Some([rows as usize, columns as usize]))
-            }
-            _ => Err(self.wrong("grid", &format!("is {sides:?}, expected two whole numbers, rows and columns"))),
+            [rows, columns] if sides.iter().all(is_count) => Ok(Some([rows as usize, columns as usize])),
+            [rows, columns] => Err(self.wrong("grid", &format!("is {rows} x {columns}, expected integers from 1"))),
+            _ => Err(self.wrong("grid", &format!("has shape {:?}, expected [2]", grid.dims()))),
         }
     }
 

@@ -137,6 +137,10 @@ fn attend_rejects_wrong_input_and_writes_nothing() {
     };
     let zeros = |dims: &[usize], dtype| Tensor::zeros(dims, dtype, &Device::Cpu).unwrap();
     fails(&mut with("mask", Some(zeros(&[2, 6], DType::U8))), "unknown tensor `mask`");
+    fails(&mut with("grid", Some(zeros(&[2], DType::U32))), "`grid` is 0 x 0, expected integers from 1");
+    fails(&mut with("grid", Some(zeros(&[3, 2], DType::F32))), "`grid` has shape [3, 2], expected [2]");
+    let grid = Tensor::new(&[2u32, 3], &Device::Cpu).unwrap();
+    fails(&mut with("grid", Some(grid)), "grid = 2 x 3 is not allowed");
     fails(&mut with("query", None), "tensor `query` is missing");
     fails(&mut with("key", None), "tensor `key` is missing");
     fails(&mut with("query", Some(zeros(&[2, 4, 99], DType::F32))), "query has shape [2, 4, 99]");
