@@ -1,14 +1,13 @@
 //! Command buffers and encoders. Work is recorded when it is encoded, and runs when its buffer is committed.
 //!
 //! Dispatches between two barriers may run in any order on a GPU. Here they run in reverse, so that a missing barrier
-//! shows; with `METAL_EMULATOR_IN_ORDER=1` they run in order.
+//! shows.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::OnceLock;
-use std::{env, mem, ptr};
+use std::{mem, ptr};
 
 use block2::{Block, RcBlock};
 use objc2::rc::Retained;
@@ -108,16 +107,9 @@ type Recorded = Rc<RefCell<Record>>;
 
 impl Record {
     fn run(&mut self) {
-        static IN_ORDER: OnceLock<bool> = OnceLock::new();
-        let in_order = *IN_ORDER.get_or_init(|| env::var("METAL_EMULATOR_IN_ORDER").is_ok_and(|value| value == "1"));
         let commands = mem::take(&mut self.commands);
         for part in commands.split(|command| matches!(command, Command::Barrier)) {
-            let result = if in_order {
-                part.iter().try_for_each(Command::run)
-            } else {
-                part.iter().rev().try_for_each(Command::run)
-            };
-            if let Err(error) = result {
+            if let Err(error) = part.iter().rev().try_for_each(Command::run) {
                 eprintln!("{error}");
                 self.error = Some(error);
                 self.status = MTLCommandBufferStatus::Error;
