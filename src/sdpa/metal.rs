@@ -1,17 +1,19 @@
 //! Attention on Apple GPUs by candle's `sdpa`, limited to the calls for which its kernels are correct.
 //!
-//! The limits and their reasons come from reading the sources of candle 0.11.1; `sdpa` itself checks few of them. All
-//! other calls run on the eager backend.
+//! The limits and their reasons come from the sources of candle 0.11.1 and from running its kernels on an emulated Apple
+//! GPU (`tests/metal_emulator`); `sdpa` itself checks few of them. `docs/candle-metal.md` has the calls that it gets
+//! wrong. All other calls run on the eager backend.
 
 use std::f64::consts::{LN_2, LOG2_E};
+use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
-use crate::error::Result;
-use crate::mask::DenseMask;
+use crate::error::{Error, Result};
+use crate::mask::{AttnShape, DenseMask};
 use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, marked_under, with_nan};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, DeviceKind, SdpaOptions};
+use crate::sdpa::{Backend, Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]
 #[path = "../../tests/unit/metal/mod.rs"]
@@ -20,38 +22,88 @@ mod tests;
 /// The head dimensions that the kernel is compiled for.
 const HEAD_DIMS: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
 
+/// The head dimensions for which the kernel for one query is right: of another one it reads the multiple of 32 below.
+const HEAD_DIMS_OF_ONE_QUERY: [usize; 6] = [32, 64, 96, 128, 256, 512];
+
+/// The most launches of the kernel for one query in a call. Each costs some microseconds, and the eager backend passes
+/// three times as often over keys and values.
+const MAX_LAUNCHES: usize = 64;
+
+/// Whether the kernel runs grouped heads under a mask that is not square. A Mac gave NaN for some of them
+/// (<https://github.com/huggingface/candle/issues/3388>); since then the kernel got guards (candle#3438), and emulated it
+/// is right. `false` leaves these calls to the eager backend.
+const MASKS_GROUPED_HEADS: bool = true;
+
 /// Memory of a threadgroup on an Apple GPU, in bytes.
 const THREADGROUP_MEMORY: usize = 32 << 10;
 
 /// Why this backend cannot run a call; `None` if it can.
 pub(crate) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let elsewhere = [
+        (call.device != DeviceKind::Metal, "the tensors are not on an Apple GPU"),
+        (cfg!(not(any(test, feature = "metal"))), "the crate was built without its feature `metal`"),
+    ];
+    let own = [
+        (options.sinks.is_some(), "it does not support sinks"),
+        (call.d_v != call.d, "keys and values differ in head dimension"),
+        (!HEAD_DIMS.contains(&call.d), "it is not compiled for this head dimension"),
+    ];
+    let limits = if call.shape.s_q == 1 { limits_of_one_query } else { limits };
+    let reason = first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own));
+    reason.or_else(|| limits(call, options))
+}
+
+/// Why the kernel for several queries cannot run a call.
+fn limits(call: &Call, options: &SdpaOptions) -> Option<String> {
     let (s_q, keys) = (call.shape.s_q, keys(call, options));
     let products = call.distance_embeddings != [0; 2];
     let masked = products || !options.mask.is_full() && !uses_causal_flag(call, options);
     let grouped = call.shape.h != call.h_kv;
     let half = call.dtype != DType::F32;
     let needed = threadgroup_bytes(call.d, call.dtype);
-    let elsewhere = [
-        (call.device != DeviceKind::Metal, "the tensors are not on an Apple GPU"),
-        (cfg!(not(any(test, feature = "metal"))), "the crate was built without its feature `metal`"),
-    ];
-    let own = [
-        (options.softcap.is_some(), "it does not support softcap"),
-        (options.sinks.is_some(), "it does not support sinks"),
-        (call.d_v != call.d, "keys and values differ in head dimension"),
-        (!HEAD_DIMS.contains(&call.d), "it is not compiled for this head dimension"),
+    first_reason([
+        (options.softcap.is_some(), "it does not support softcap for several queries"),
         (needed > THREADGROUP_MEMORY, "this head dimension and dtype need more threadgroup memory than there is"),
-        (s_q == 1, "a single query runs another kernel, which ignores masks"),
         (masked && s_q > keys, "it supports no mask where queries outnumber keys"),
-        // https://github.com/huggingface/candle/issues/3388
-        (masked && grouped && s_q != keys, "with a mask that is not square, grouped heads give NaN"),
+        (
+            masked && grouped && s_q != keys && !MASKS_GROUPED_HEADS,
+            "with a mask that is not square, grouped heads give NaN",
+        ),
         (
             masked && half && (products || options.mask.adds_to_scores()),
             "it would round the bias of the scores to the half type",
         ),
         (masked && s_q.saturating_mul(keys) > i32::MAX as usize, "it counts the elements of a mask in 32 bits"),
-    ];
-    first_reason(elsewhere).or_else(|| no_fused_kernel(call, options)).or_else(|| first_reason(own))
+    ])
+}
+
+/// Why the kernel for one query, which has no mask, cannot run a call.
+fn limits_of_one_query(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let ranges = visible_ranges(call, options);
+    let launches = ranges.iter().map(|ranges| ranges.chunk_by(|a, b| a == b).count()).max();
+    first_reason([
+        (!HEAD_DIMS_OF_ONE_QUERY.contains(&call.d), "for a single query it is wrong with this head dimension"),
+        (options.softcap == Some(NO_CAP.into()), "a softcap of 1 means none to it"),
+        (
+            ranges.is_none(),
+            "a single query runs another kernel, which ignores masks, and this one is not one range of keys",
+        ),
+        (
+            launches.is_some_and(|launches| launches > MAX_LAUNCHES),
+            "a single query runs another kernel, which ignores masks, and there are more ranges of keys than launches pay for",
+        ),
+    ])
+}
+
+/// The keys that the one query of each sequence sees, if the mask does no more than to leave it a range of them.
+fn visible_ranges(call: &Call, options: &SdpaOptions) -> Option<Vec<Range<usize>>> {
+    let AttnShape { b, s_kv, .. } = call.shape;
+    if options.mask.is_full() && call.distance_embeddings == [0; 2] {
+        return Some(vec![0..keys(call, options); b]);
+    }
+    let structure = options.mask.structure().filter(|structure| structure.distances.is_empty())?;
+    // Appended keys are visible whatever the mask, and no range reaches over hidden ones.
+    (options.appended_keys == 0).then(|| (0..b).map(|b| structure.range(b, 0, 1, s_kv)).collect())
 }
 
 /// Bytes of temporary memory: q, k, v and the output with heads first, the mask, under a mask the finite keys and
@@ -61,11 +113,12 @@ pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let queries = product([call.shape.b, call.shape.s_q, call.shape.h]).saturating_mul(call.d);
     let keys = product([call.shape.b, keys(call, options), call.h_kv]).saturating_mul(call.d.saturating_add(call.d_v));
     let size = call.dtype.size_in_bytes();
-    // Under a mask there is a second copy of keys and values, the finite ones.
-    let finite = if options.mask.is_full() { 0 } else { keys };
+    // Under a mask there is a second copy of keys and values, the finite ones. A single query reads only visible keys.
+    let one = call.shape.s_q == 1;
+    let finite = if one || options.mask.is_full() { 0 } else { keys };
     let copies = queries.saturating_mul(2).saturating_add(keys).saturating_add(finite).saturating_mul(size);
-    let scaled = if call.dtype == DType::F32 { 0 } else { queries.saturating_mul(DType::F32.size_in_bytes()) };
-    let elements = if uses_causal_flag(call, options) {
+    let scaled = if one || call.dtype == DType::F32 { 0 } else { queries.saturating_mul(DType::F32.size_in_bytes()) };
+    let elements = if one || uses_causal_flag(call, options) {
         0
     } else {
         options.mask.dense_elements(call.shape, options.appended_keys)
@@ -75,16 +128,10 @@ pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
 }
 
 /// Runs a call: q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`.
-pub(crate) fn attend(qkv: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    const NO_CAP: f32 = 1.0;
-    let kernel: Kernel = |q, k, v, mask, causal, scale| candle_nn::ops::sdpa(q, k, v, mask, causal, scale, NO_CAP);
-    attend_with_kernel(kernel, qkv, call, options)
-}
-
-/// Signature of the kernel: q, k, v, mask, causal, scale.
-type Kernel = fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>, bool, f32) -> candle_core::Result<Tensor>;
-
-fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+pub(crate) fn attend([q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    if call.shape.s_q == 1 {
+        return attend_one_query([q, k, v], call, options);
+    }
     let causal = uses_causal_flag(call, options);
     let shape = [call.shape.b, call.shape.h, call.shape.s_q, keys(call, options)];
     let dense = if causal {
@@ -103,7 +150,6 @@ fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, opti
         });
         (k, v) = (keys, values);
     }
-    let heads_first = |t: &Tensor| t.transpose(1, 2)?.contiguous();
     let (q, scale) = scaled(q, options.dot_product_scale(call.d))?;
     let (q, k, v) = (heads_first(&q)?, heads_first(&k)?, heads_first(&v)?); // (b, h|h_kv, s, d)
     let (mut mask, mut sees_a_key) = (None, None);
@@ -112,7 +158,7 @@ fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, opti
         // With appended keys, every query sees a key.
         sees_a_key = dense.keep.filter(|_| options.appended_keys == 0).map(|keep| keep.max_keepdim(3)).transpose()?;
     }
-    let output = kernel(&q, &k, &v, mask.as_ref(), causal, scale)?; // (b, h, s_q, d)
+    let output = candle_nn::ops::sdpa(&q, &k, &v, mask.as_ref(), causal, scale, NO_CAP)?; // (b, h, s_q, d)
     let output = match sees_a_key {
         // For a fully masked row the kernel returns the mean of all values.
         Some(sees_a_key) => {
@@ -123,6 +169,39 @@ fn attend_with_kernel(kernel: Kernel, [q, k, v]: [&Tensor; 3], call: &Call, opti
     };
     let output = output.transpose(1, 2)?.contiguous()?;
     spoiled.map_or(Ok(output.clone()), |spoiled| with_nan(&output, &spoiled))
+}
+
+/// The softcap that means none to candle.
+const NO_CAP: f32 = 1.0;
+
+/// `(b, s, heads, d)` → `(b, heads, s, d)`, contiguous. `reshape` sets all strides: a single head keeps the one it has,
+/// and the kernel for one query takes it for that of the sequences.
+fn heads_first(t: &Tensor) -> candle_core::Result<Tensor> {
+    let t = t.transpose(1, 2)?.contiguous()?;
+    t.reshape(t.shape())
+}
+
+/// [`attend`] for one query of each sequence, whose mask leaves it one range of keys. The kernel gets no other keys, so
+/// that what they hold has no influence; it is launched once for consecutive sequences with the same range.
+fn attend_one_query([q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
+    let Some(ranges) = visible_ranges(call, options) else {
+        return Err(Error::Backend { backend: Backend::Metal.to_string(), reason: "the mask is no range".to_string() });
+    };
+    let (scale, cap) = (options.dot_product_scale(call.d) as f32, options.softcap.map_or(NO_CAP, |cap| cap as f32));
+    let q = heads_first(q)?; // (b, h, 1, d)
+    let mut first = 0;
+    let outputs = ranges.chunk_by(|a, b| a == b).map(|same| {
+        let (from, count, range) = (first, same.len(), same[0].clone());
+        first += count;
+        let q = q.narrow(0, from, count)?;
+        let visible = |t: &Tensor| heads_first(&t.narrow(0, from, count)?.narrow(1, range.start, range.len())?);
+        if range.is_empty() {
+            return q.zeros_like();
+        }
+        candle_nn::ops::sdpa(&q, &visible(k)?, &visible(v)?, None, false, scale, cap)
+    });
+    let outputs = outputs.collect::<candle_core::Result<Vec<_>>>()?;
+    Ok(Tensor::cat(&outputs, 0)?.transpose(1, 2)?.contiguous()?)
 }
 
 fn keys(call: &Call, options: &SdpaOptions) -> usize {

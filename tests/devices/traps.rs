@@ -111,15 +111,18 @@ pub fn hidden_keys(device: &Device) {
     let mut verdict = Verdict::default();
     let (s, h, d, spoiled) = (70, 4, 64, [20, 65]);
     type Rule = fn(usize, usize, usize) -> bool;
-    let masks: [(AttentionMask, Rule); 4] = [
-        (AttentionMask::causal(), |_, i, j| j <= i),
-        (AttentionMask::lengths(&[60, 0]), |b, _, j| j < [60, 0][b]),
-        (AttentionMask::padding(&[70, 15]), |b, i, j| i < [70, 15][b] && j < [70, 15][b]),
-        (AttentionMask::window(Some(9), Some(2)), |_, i, j| j + 9 >= i && j <= i + 2),
+    // With all queries, and with the last one alone, as in a decoding step.
+    let masks: [(AttentionMask, &[usize], Rule); 4] = [
+        (AttentionMask::causal(), &[s, 1], |_, i, j| j <= i),
+        (AttentionMask::lengths(&[60, 0]), &[s, 1], |b, _, j| j < [60, 0][b]),
+        (AttentionMask::padding(&[70, 15]), &[s], |b, i, j| i < [70, 15][b] && j < [70, 15][b]),
+        (AttentionMask::window(Some(3), Some(2)), &[s, 1], |_, i, j| j + 3 >= i && j <= i + 2),
     ];
-    for (dtype, (mask, rule)) in DTYPES.into_iter().flat_map(|dtype| masks.iter().map(move |mask| (dtype, mask))) {
+    let each = masks.iter().flat_map(|(mask, queries, rule)| queries.iter().map(move |s_q| (mask, *s_q, rule)));
+    for (dtype, (mask, s_q, rule)) in DTYPES.into_iter().flat_map(|dtype| each.clone().map(move |case| (dtype, case))) {
         let mut random = Random::new(91);
         let [q, k, v] = [h, h / 2, h / 2].map(|h| random.tensor(&[2, s, h, d], dtype).to_device(device).unwrap());
+        let q = q.narrow(1, s - s_q, s_q).unwrap();
         let row = |j: usize| if spoiled.contains(&j) { f32::NAN } else { 0.0 };
         let nan = Tensor::from_iter((0..s).map(row), &Device::Cpu).unwrap().reshape((1, s, 1, 1)).unwrap();
         let nan = nan.to_dtype(dtype).unwrap().to_device(device).unwrap();
@@ -135,14 +138,14 @@ pub fn hidden_keys(device: &Device) {
             let run = |k: &Tensor, v: &Tensor| numbers(&to_cpu(&attend_bshd(&q, k, v, &options).unwrap().output));
             let [clean, keys, values] = [(&k, &v), (&spoil(&k), &v), (&k, &spoil(&v))].map(|(k, v)| run(k, v));
             let wrong = (0..clean.len()).find(|at| {
-                let (b, i) = (at / d / h / s, at / d / h % s);
+                let (b, i) = (at / d / h / s_q, s - s_q + at / d / h % s_q);
                 let sees = spoiled.iter().any(|j| rule(b, i, *j));
                 let right = |x: f64| if sees { x.is_nan() } else { x == clean[*at] };
                 !right(keys[*at]) || !right(values[*at])
             });
             if let Some(at) = wrong {
                 let found = (clean[at], keys[at], values[at]);
-                verdict.wrong(format!("{mask} in {dtype:?} on {backend}: element {at} is {found:?}"));
+                verdict.wrong(format!("{s_q} queries, {mask} in {dtype:?} on {backend}: element {at} is {found:?}"));
             }
         }
     }

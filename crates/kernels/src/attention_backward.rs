@@ -469,7 +469,7 @@ impl TaskKernel<'_> {
             }
             if let (Some(to), Some(table)) = (table.as_deref_mut(), self.call.table()) {
                 let count = count.min(pos.s_kv.saturating_sub(keys.start));
-                let position = problem.mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
+                let position = problem.mask.structure.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
                 table.add_gradients(to, position, keys.start, &of_biases[..count]);
             }
         }

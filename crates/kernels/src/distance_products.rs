@@ -99,7 +99,7 @@ impl<'a> DistanceProducts<'a> {
             embeddings,
             stride: embeddings.count + PADDING,
             start: problem.batch.start(b),
-            position: problem.mask.position(b, 0, s_q, s_kv),
+            position: problem.mask.structure.position(b, 0, s_q, s_kv),
             queries,
             keys: keys.min(s_kv),
             between: place(&|e| e >= last)..place(&|e| e > 0),

@@ -89,6 +89,25 @@ impl MaskStructure {
         let narrower = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
         (self.left, self.right) = (narrower(self.left, left), narrower(self.right, right));
     }
+
+    /// The keys that lengths and windows let query `i` of sequence `b` see.
+    pub fn range(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> Range<usize> {
+        let Self { lengths, left, right, .. } = self;
+        let mut end = lengths.iter().fold(s_kv, |end, lengths| end.min(lengths.visible(b, i)));
+        // Counted from `s_q` keys before the first one, so that it is never negative.
+        let position = (self.position(b, i, s_q, s_kv) + s_q as i64).max(0) as usize;
+        if let Some(right) = *right {
+            end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
+        }
+        let start = left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
+        start..end.max(start)
+    }
+
+    /// The position of query `i` of sequence `b` among the keys.
+    pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
+        let start = self.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
+        start + i as i64
+    }
 }
 
 /// The mask of one attention call. A key is visible if the structure and every tensor allow it.
@@ -200,21 +219,8 @@ impl Mask<'_> {
         }
         let mut score = [0.0];
         self.score_rules.iter().for_each(|rule| rule.apply((b, h, i), j, &mut score));
-        self.apply(&mut score, (b, h, i), self.position(b, i, s_q, s_kv), j);
-        self.range(b, i, s_q, s_kv).contains(&j) && score[0] != f32::NEG_INFINITY
-    }
-
-    /// The keys that lengths and windows let query `i` of sequence `b` see.
-    pub(super) fn range(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> Range<usize> {
-        let MaskStructure { lengths, left, right, .. } = &self.structure;
-        let mut end = lengths.iter().fold(s_kv, |end, lengths| end.min(lengths.visible(b, i)));
-        // Counted from `s_q` keys before the first one, so that it is never negative.
-        let position = (self.position(b, i, s_q, s_kv) + s_q as i64).max(0) as usize;
-        if let Some(right) = *right {
-            end = end.min(position.saturating_add(right).saturating_add(1).saturating_sub(s_q));
-        }
-        let start = left.map_or(0, |left| position.saturating_sub(left).saturating_sub(s_q));
-        start..end.max(start)
+        self.apply(&mut score, (b, h, i), self.structure.position(b, i, s_q, s_kv), j);
+        self.structure.range(b, i, s_q, s_kv).contains(&j) && score[0] != f32::NEG_INFINITY
     }
 
     /// The keys from the first to the last that any of these queries sees by lengths and windows, and all appended
@@ -226,7 +232,7 @@ impl Mask<'_> {
         [s_q, s_kv]: [usize; 2],
         appended: usize,
     ) -> Range<usize> {
-        let ranges = queries.map(|i| self.range(b, i, s_q, s_kv)).filter(|range| !range.is_empty());
+        let ranges = queries.map(|i| self.structure.range(b, i, s_q, s_kv)).filter(|range| !range.is_empty());
         let seen = ranges.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         match (seen, appended) {
             (seen, 0) => seen.unwrap_or(0..0),
@@ -234,13 +240,7 @@ impl Mask<'_> {
         }
     }
 
-    /// The position of query `i` of sequence `b` among the keys.
-    pub(super) fn position(&self, b: usize, i: usize, s_q: usize, s_kv: usize) -> i64 {
-        let start = self.structure.starts.as_ref().map_or(s_kv as i64 - s_q as i64, |starts| starts[b]);
-        start + i as i64
-    }
-
-    /// Whether scores inside the [`range`](Self::range) change too, by more than rules over pairs.
+    /// Whether scores inside the [`range`](MaskStructure::range) change too, by more than rules over pairs.
     pub(super) fn changes_scores(&self) -> bool {
         let by_distance = !(self.structure.distances.is_empty() && self.tables.is_empty());
         by_distance || self.reads_tensors() || !self.score_rules.is_empty()

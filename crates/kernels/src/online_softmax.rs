@@ -97,7 +97,7 @@ pub(super) fn any_visible(mask: &Mask, pos: TilePos) -> bool {
 pub(super) fn any_in_range(mask: &Mask, pos: TilePos) -> bool {
     let (start, end) = (pos.start, pos.start + pos.count);
     let sees_block = |i: usize| {
-        let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
+        let range = mask.structure.range(pos.b, i, pos.s_q, pos.s_kv);
         range.start.max(start) < range.end.min(end)
     };
     end > pos.s_kv || (pos.query..pos.query + pos.rows).any(sees_block)
@@ -107,7 +107,7 @@ pub(super) fn any_in_range(mask: &Mask, pos: TilePos) -> bool {
 fn all_visible(mask: &Mask, pos: TilePos) -> bool {
     let (start, end) = (pos.start, pos.s_kv.min(pos.start + pos.count));
     let sees_block = |i: usize| {
-        let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
+        let range = mask.structure.range(pos.b, i, pos.s_q, pos.s_kv);
         range.start <= start && end <= range.end
     };
     let last = pos.query + pos.rows - 1;
@@ -156,7 +156,7 @@ impl<C: ScoreTile> VectorKernel for OnlineSoftmaxUpdate<'_, C> {
                 if let Some((products, row_of_block, factor)) = capped {
                     scale_and_softcap(s, factor, None, row);
                     let (_, (from, to)) = visible_keys(mask, pos, pos.query + r, pos.count);
-                    let position = mask.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
+                    let position = mask.structure.position(pos.b, pos.query + r, pos.s_q, pos.s_kv);
                     products.add(s, row_of_block, position, pos.start + from, factor, &mut row[from.min(to)..to]);
                 }
                 scale_and_softcap(s, if capped.is_some() { 1.0 } else { score_factor }, problem.softcap, row);
@@ -274,7 +274,7 @@ pub(super) fn scale_and_softcap<S: Simd>(s: S, factor: f32, softcap: Option<f32>
 #[inline(always)]
 fn visible_keys(mask: &Mask, pos: TilePos, i: usize, count: usize) -> (usize, (usize, usize)) {
     let masked = count.min(pos.s_kv.saturating_sub(pos.start));
-    let range = mask.range(pos.b, i, pos.s_q, pos.s_kv);
+    let range = mask.structure.range(pos.b, i, pos.s_q, pos.s_kv);
     let in_tile = |key: usize| key.saturating_sub(pos.start).min(masked);
     (masked, (in_tile(range.start), in_tile(range.end)))
 }
@@ -320,7 +320,7 @@ pub(super) fn apply_mask<S: Simd>(
         return;
     }
     mask.score_rules.iter().for_each(|rule| rule.apply((b, h, i), start + from, &mut row[from..to]));
-    let position = mask.position(b, i, s_q, s_kv);
+    let position = mask.structure.position(b, i, s_q, s_kv);
     if let Some((products, query, factor)) = products {
         products.add(s, query, position, start + from, factor, &mut row[from..to]);
     }
