@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use candle_core::{Device, Tensor};
-use half::{bf16, f16};
+use half::f16;
 
 use crate::kernels::cuda::Gpu;
 use crate::mask::AttentionMask;
@@ -118,6 +118,7 @@ fn calls_with_wrong_results_are_rejected() {
     }
     for d in [256, 512] {
         assert_eq!(reason(Call { dtype: DType::F16, ..call(1, [2, 2], 40, 40, d) }, &none), "", "{d}");
+        assert_eq!(reason(Call { dtype: DType::BF16, ..call(1, [2, 2], 40, 40, d) }, &none), "", "{d}");
     }
 }
 
@@ -145,8 +146,9 @@ fn biases_are_not_rounded_to_half_types() {
     for mask in &masks {
         let plain = call(2, [4, 4], 40, 40, 64);
         assert_eq!(reason(plain, mask), "");
-        for dtype in [DType::F16, DType::BF16] {
-            assert!(reason(Call { dtype, ..plain }, mask).contains("round"));
+        assert_eq!(reason(Call { dtype: DType::BF16, ..plain }, mask), "", "it runs in f32");
+        for call in [Call { dtype: DType::F16, ..plain }, Call { dtype: DType::BF16, d: 256, d_v: 256, ..plain }] {
+            assert!(reason(call, mask).contains("round"), "{call:?}");
         }
     }
 }
@@ -207,20 +209,14 @@ fn the_causal_flag_is_used_only_where_it_is_correct() {
     assert!(!uses_causal_flag(&call(1, [1, 1], 32, 32, 64), &SdpaOptions::new(&both)));
 }
 
-fn random(dims: [usize; 4], seed: f64, dtype: DType) -> Tensor {
-    let count: usize = dims.iter().product();
-    let numbers: Vec<f32> = (0..count).map(|i| ((i as f64 * 0.7391 + seed).sin() * 3.0) as f32).collect();
-    Tensor::from_vec(numbers, &dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
-}
-
 #[test]
 fn half_types_are_scaled_in_f32() {
-    let q = random([1, 2, 1, 32], 0.0, DType::BF16);
+    let numbers: Vec<f32> = (0..64).map(|i| (i as f32 * 0.7391).sin() * 3.0).collect();
+    let q = Tensor::from_vec(numbers, (1, 2, 1, 32), &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
     let (scaled_q, scale) = scaled(&q, 0.125).unwrap();
-    let factor = scale * std::f32::consts::LOG2_E;
-    assert_eq!((bf16::from_f32(factor), f16::from_f32(factor)), (bf16::ONE, f16::ONE));
+    assert_eq!(f16::from_f32(scale * std::f32::consts::LOG2_E), f16::ONE);
     let wide = |t: &Tensor| with_slice(&t.to_dtype(DType::F32).unwrap(), <[f32]>::to_vec).unwrap();
-    let expected: Vec<f32> = wide(&q).iter().map(|x| bf16::from_f32(x * (0.125 * LOG2_E) as f32).to_f32()).collect();
+    let expected: Vec<f32> = wide(&q).iter().map(|x| f16::from_f32(x * (0.125 * LOG2_E) as f32).to_f32()).collect();
     assert_eq!(wide(&scaled_q), expected);
 }
 
@@ -230,6 +226,12 @@ fn scratch_has_no_score_matrix() {
     let plain = call(2, [4, 2], 40, 40, 64);
     let copies = (2 * 2 * 40 * 4 * 64 + 2 * 40 * 2 * 2 * 64) * 4;
     assert_eq!(bytes(&plain, &AttentionMask::full()), copies);
+    // In bf16 the same again: the tensors in f32.
+    assert_eq!(bytes(&Call { dtype: DType::BF16, ..plain }, &AttentionMask::full()), 2 * copies);
+    assert_eq!(
+        bytes(&call(2, [4, 2], 1, 40, 64), &AttentionMask::causal()),
+        (2 * 2 * 4 * 64 + 2 * 40 * 2 * 2 * 64) * 4
+    );
     let copies = copies + 2 * 40 * 2 * 2 * 64 * 4; // the finite keys and values
     assert_eq!(bytes(&plain, &AttentionMask::causal()), copies);
     assert_eq!(bytes(&plain, &AttentionMask::lengths(&[40, 3])), copies + 2 * 40 * 5);
