@@ -163,12 +163,10 @@ fn window_ranges(
     s_kv: usize,
     [left, right]: [Option<usize>; 2],
 ) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let window = MaskStructure { left, right, ..MaskStructure::default() };
     (0..s_q).map(move |i| {
-        let after =
-            |keys: Option<usize>| keys.map_or(s_kv, |keys| (i + s_kv + 1).saturating_add(keys).saturating_sub(s_q));
-        let end = after(right).min(s_kv);
-        let start = left.map_or(0, |left| (i + s_kv).saturating_sub(left).saturating_sub(s_q)).min(end);
-        first + start..first + end
+        let seen = window.range(0, i, s_q, s_kv);
+        first + seen.start..first + seen.end
     })
 }
 

@@ -1,19 +1,18 @@
 //! Attention on Apple GPUs by candle's `sdpa`, limited to the calls for which its kernels are correct.
 //!
-//! The limits and their reasons come from the sources of candle 0.11.1 and from running its kernels on an emulated Apple
-//! GPU (`tests/metal_emulator`); `sdpa` itself checks few of them. `docs/candle-metal.md` has the calls that it gets
-//! wrong. All other calls run on the eager backend.
+//! The limits and their reasons come from the sources of candle 0.11.1 and from its kernels on an emulated Apple GPU
+//! (`docs/candle-metal.md`); `sdpa` itself checks few of them. All other calls run on the eager backend.
 
 use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mask::{AttnShape, DenseMask};
 use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, marked_under, with_nan};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
-use crate::sdpa::{Backend, Call, DeviceKind, SdpaOptions};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions};
 
 #[cfg(test)]
 #[path = "../../tests/unit/metal/mod.rs"]
@@ -22,16 +21,12 @@ mod tests;
 /// The head dimensions that the kernel is compiled for.
 const HEAD_DIMS: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
 
-/// The head dimensions for which the kernel for one query is right: of another one it reads the multiple of 32 below.
-const HEAD_DIMS_OF_ONE_QUERY: [usize; 6] = [32, 64, 96, 128, 256, 512];
-
-/// The most launches of the kernel for one query in a call. Each costs some microseconds, and the eager backend passes
-/// three times as often over keys and values.
+/// The most launches of the kernel for one query in a call: the eager backend has some twenty, and passes three times as
+/// often over keys and values.
 const MAX_LAUNCHES: usize = 64;
 
-/// Whether the kernel runs grouped heads under a mask that is not square. A Mac gave NaN for some of them
-/// (<https://github.com/huggingface/candle/issues/3388>); since then the kernel got guards (candle#3438), and emulated it
-/// is right. `false` leaves these calls to the eager backend.
+/// Whether grouped heads run under a mask that is not square. A Mac gave NaN for some
+/// (<https://github.com/huggingface/candle/issues/3388>); the kernel got guards since then, and emulated it is right.
 const MASKS_GROUPED_HEADS: bool = true;
 
 /// Memory of a threadgroup on an Apple GPU, in bytes.
@@ -80,18 +75,13 @@ fn limits(call: &Call, options: &SdpaOptions) -> Option<String> {
 
 /// Why the kernel for one query, which has no mask, cannot run a call.
 fn limits_of_one_query(call: &Call, options: &SdpaOptions) -> Option<String> {
-    let ranges = visible_ranges(call, options);
-    let launches = ranges.iter().map(|ranges| ranges.chunk_by(|a, b| a == b).count()).max();
     first_reason([
-        (!HEAD_DIMS_OF_ONE_QUERY.contains(&call.d), "for a single query it is wrong with this head dimension"),
+        (!call.d.is_multiple_of(32), "for a single query it reads heads of a multiple of 32 only"),
         (options.softcap == Some(NO_CAP.into()), "a softcap of 1 means none to it"),
         (
-            ranges.is_none(),
-            "a single query runs another kernel, which ignores masks, and this one is not one range of keys",
-        ),
-        (
-            launches.is_some_and(|launches| launches > MAX_LAUNCHES),
-            "a single query runs another kernel, which ignores masks, and there are more ranges of keys than launches pay for",
+            visible_ranges(call, options).is_none(),
+            "for a single query it ignores masks, and this one does not leave each sequence one range of keys, at most \
+             64 different ones",
         ),
     ])
 }
@@ -102,35 +92,35 @@ fn visible_ranges(call: &Call, options: &SdpaOptions) -> Option<Vec<Range<usize>
     if options.mask.is_full() && call.distance_embeddings == [0; 2] {
         return Some(vec![0..keys(call, options); b]);
     }
-    let structure = options.mask.structure().filter(|structure| structure.distances.is_empty())?;
     // Appended keys are visible whatever the mask, and no range reaches over hidden ones.
-    (options.appended_keys == 0).then(|| (0..b).map(|b| structure.range(b, 0, 1, s_kv)).collect())
+    let structure = options.mask.structure().filter(|mask| mask.distances.is_empty() && options.appended_keys == 0)?;
+    let ranges: Vec<_> = (0..b).map(|b| structure.range(b, 0, 1, s_kv)).collect();
+    (ranges.chunk_by(|a, b| a == b).count() <= MAX_LAUNCHES).then_some(ranges)
 }
 
-/// Bytes of temporary memory: q, k, v and the output with heads first, the mask, under a mask the finite keys and
-/// values, and for half types the queries in f32 while they are scaled.
+/// Bytes of temporary memory: q, k, v and the output with heads first, and the same in the type of the kernel if they have
+/// another; the scaled queries in f32. Under a mask for several queries, the finite keys and values and the mask.
 pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
-    let product = |numbers: [usize; 3]| numbers.into_iter().fold(1, usize::saturating_mul);
-    let queries = product([call.shape.b, call.shape.s_q, call.shape.h]).saturating_mul(call.d);
-    let keys = product([call.shape.b, keys(call, options), call.h_kv]).saturating_mul(call.d.saturating_add(call.d_v));
-    // A single query is as it is.
-    let one = call.shape.s_q == 1;
-    let dtype = if one { call.dtype } else { kernel_dtype(call) };
-    let size = dtype.size_in_bytes();
-    // Under a mask there is a second copy of keys and values, the finite ones. A single query reads only visible keys.
-    let finite = if one || options.mask.is_full() { 0 } else { keys };
-    let copies = queries.saturating_mul(2).saturating_add(keys).saturating_add(finite).saturating_mul(size);
-    let scaled = if one || dtype == DType::F32 { 0 } else { queries.saturating_mul(DType::F32.size_in_bytes()) };
-    // Queries, keys and values in f32, and the output in it.
-    let wide =
-        if dtype == call.dtype { 0 } else { queries.saturating_mul(2).saturating_add(keys).saturating_mul(size) };
-    let elements = if one || uses_causal_flag(call, options) {
-        0
-    } else {
-        options.mask.dense_elements(call.shape, options.appended_keys)
-    };
-    let mask = elements.saturating_mul(size + DType::U8.size_in_bytes());
-    copies.saturating_add(scaled).saturating_add(wide).saturating_add(mask)
+    let product = |numbers: [usize; 4]| numbers.into_iter().fold(1, usize::saturating_mul);
+    let queries = product([call.shape.b, call.shape.s_q, call.shape.h, call.d]);
+    let keys = product([call.shape.b, keys(call, options), call.h_kv, call.d.saturating_add(call.d_v)]);
+    let copies = queries.saturating_mul(2).saturating_add(keys);
+    let bytes = |elements: usize, dtype: DType| elements.saturating_mul(dtype.size_in_bytes());
+    if call.shape.s_q == 1 {
+        return bytes(copies, call.dtype);
+    }
+    let dtype = kernel_dtype(call);
+    let finite = if options.mask.is_full() { 0 } else { keys };
+    let masked = !uses_causal_flag(call, options);
+    let mask = if masked { options.mask.dense_elements(call.shape, options.appended_keys) } else { 0 };
+    [
+        bytes(copies.saturating_add(finite).saturating_add(mask), dtype),
+        if dtype == call.dtype { 0 } else { bytes(copies, dtype) },
+        if dtype == DType::F32 { 0 } else { bytes(queries, DType::F32) },
+        mask,
+    ]
+    .into_iter()
+    .fold(0, usize::saturating_add)
 }
 
 /// Runs a call: q `(b, s_q, h, d)`, k and v to `(b, s_q, h, d_v)`.
@@ -195,9 +185,7 @@ fn heads_first(t: &Tensor) -> candle_core::Result<Tensor> {
 /// [`attend`] for one query of each sequence, whose mask leaves it one range of keys. The kernel gets no other keys, so
 /// that what they hold has no influence; it is launched once for consecutive sequences with the same range.
 fn attend_one_query([q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions) -> Result<Tensor> {
-    let Some(ranges) = visible_ranges(call, options) else {
-        return Err(Error::Backend { backend: Backend::Metal.to_string(), reason: "the mask is no range".to_string() });
-    };
+    let ranges = visible_ranges(call, options).unwrap_or_default(); // never none in a call that the plan allows
     let (scale, cap) = (options.dot_product_scale(call.d) as f32, options.softcap.map_or(NO_CAP, |cap| cap as f32));
     let q = heads_first(q)?; // (b, h, 1, d)
     let mut first = 0;
