@@ -29,13 +29,14 @@ def expand(path):
 
 
 def parenthesized(text, start):
-    """The end of the parenthesis that opens at `start`."""
-    depth = 0
+    """The end of the parenthesis or brace that opens at `start`."""
+    opening, depth = text[start], 0
+    closing = {"(": ")", "{": "}"}[opening]
     for i in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        depth += (text[i] == opening) - (text[i] == closing)
         if depth == 0:
             return i
-    raise ValueError("an open parenthesis")
+    raise ValueError(f"an open {opening}")
 
 
 def parameters(text):
@@ -92,6 +93,16 @@ def kernels(text):
     return functions, sources, text
 
 
+def without_other_kernels(text, name):
+    """Leaves out the kernels that are no templates, but for this one: each would instantiate what it calls."""
+    kept, end = [], 0
+    for match in re.finditer(KERNEL + r"\s+void\s+(\w+)\s*\(", text):
+        if match[1] != name and not text[:match.start()].rstrip().endswith(">"):
+            kept.append(text[end:match.start()])
+            end = parenthesized(text, text.index("{", parenthesized(text, match.end() - 1))) + 1
+    return "".join(kept) + text[end:]
+
+
 def without_repeated_functions(text):
     """Leaves out functions whose header repeats another but for address spaces."""
     seen, kept, end = set(), [], 0
@@ -146,7 +157,7 @@ def program(path, name):
     if name not in functions:
         return None
     function = functions[name]
-    text, constants = translate(text)
+    text, constants = translate(without_other_kernels(text, function))
     from_ = ", ".join(f"{{gpu::Source::{source}, {index}}}" for source, index in sources[re.match(r"\w+", function)[0]])
     return f"""#include "{HERE}/metal.hpp"
 {text}

@@ -21,12 +21,12 @@ fn tokens(dims: &[usize], device: &Device) -> Tensor {
 
 /// The plans of a layer's calls on whole texts, padded and ragged.
 fn texts(layer: &MultiHeadAttention, width: usize, device: &Device) -> Vec<(&'static str, Backend)> {
-    let (padded, ragged) = (tokens(&[2, 20, width], device), tokens(&[27, width], device));
+    let (padded, ragged) = (tokens(&[2, 9, width], device), tokens(&[12, width], device));
     let plan = |inputs: AttentionInputs| layer.plan(&inputs, &AttentionOptions::default()).unwrap().backend;
     vec![
         ("equal lengths", plan(AttentionInputs::self_attention(&padded, AttentionMask::full()))),
-        ("padded", plan(AttentionInputs::self_attention(&padded, AttentionMask::padding(&[20, 7])))),
-        ("ragged", plan(AttentionInputs::ragged(&ragged, &[20, 7], AttentionMask::full()))),
+        ("padded", plan(AttentionInputs::self_attention(&padded, AttentionMask::padding(&[9, 3])))),
+        ("ragged", plan(AttentionInputs::ragged(&ragged, &[9, 3], AttentionMask::full()))),
     ]
 }
 
@@ -34,12 +34,12 @@ fn texts(layer: &MultiHeadAttention, width: usize, device: &Device) -> Vec<(&'st
 fn steps(layer: &MultiHeadAttention, width: usize, windowed: bool, device: &Device) -> Vec<(&'static str, Backend)> {
     let options = AttentionOptions::default();
     let mut found = Vec::new();
-    for lengths in [[20, 20], [20, 7]] {
+    for lengths in [[9, 9], [9, 3]] {
         let kinds: &[fn() -> KvCache] =
             if windowed { &[KvCache::growing, || KvCache::rotating(WINDOW + 1)] } else { &[KvCache::growing] };
         for cache in kinds {
             let mut cache = cache();
-            let chunks = [("prompt", 20, lengths), ("next tokens", 4, [4, 4]), ("step", 1, [1, 1])];
+            let chunks = [("prompt", 9, lengths), ("next tokens", 4, [4, 4]), ("step", 1, [1, 1])];
             for (call, s, lengths) in chunks {
                 let xs = tokens(&[2, s, width], device);
                 let inputs = AttentionInputs::self_attention(&xs, AttentionMask::full());
@@ -57,10 +57,10 @@ fn every_call_of_four_models_is_fused() {
     let device = candle_attention::metal_device(0).unwrap();
     let window = |right| AttentionMask::window(Some(WINDOW), Some(right));
     let models = [
-        ("MiniLM", [4, 4, 32], vec![AttentionMask::full()], false),
+        ("MiniLM", [2, 2, 32], vec![AttentionMask::full()], false),
         ("ModernBERT", [2, 2, 64], vec![AttentionMask::full(), window(WINDOW)], false),
-        ("Qwen 3", [4, 2, 128], vec![AttentionMask::causal()], true),
-        ("Gemma 3", [4, 1, 256], vec![AttentionMask::causal(), window(0)], true),
+        ("Qwen 3", [2, 1, 128], vec![AttentionMask::causal()], true),
+        ("Gemma 3", [2, 1, 256], vec![AttentionMask::causal(), window(0)], true),
     ];
     let mut eager = Vec::new();
     for (name, heads, masks, decodes) in models {
