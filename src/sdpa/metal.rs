@@ -21,8 +21,8 @@ mod tests;
 /// The head dimensions that the kernel is compiled for.
 const HEAD_DIMS: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
 
-/// The most launches of the kernel for one query in a call: the eager backend has some twenty, and passes three times as
-/// often over keys and values.
+/// The most launches of the kernel for one query in a call. The eager backend has some twenty, and moves three times as
+/// many bytes of keys and values.
 const MAX_LAUNCHES: usize = 64;
 
 /// Whether grouped heads run under a mask that is not square. A Mac gave NaN for some
@@ -76,7 +76,7 @@ fn limits(call: &Call, options: &SdpaOptions) -> Option<String> {
 /// Why the kernel for one query, which has no mask, cannot run a call.
 fn limits_of_one_query(call: &Call, options: &SdpaOptions) -> Option<String> {
     first_reason([
-        (!call.d.is_multiple_of(32), "for a single query it reads heads of a multiple of 32 only"),
+        (!call.d.is_multiple_of(32), "for a single query it has no kernel for this head dimension"),
         (options.softcap == Some(NO_CAP.into()), "a softcap of 1 means none to it"),
         (
             visible_ranges(call, options).is_none(),
@@ -98,8 +98,8 @@ fn visible_ranges(call: &Call, options: &SdpaOptions) -> Option<Vec<Range<usize>
     (ranges.chunk_by(|a, b| a == b).count() <= MAX_LAUNCHES).then_some(ranges)
 }
 
-/// Bytes of temporary memory: q, k, v and the output with heads first, and the same in the type of the kernel if they have
-/// another; the scaled queries in f32. Under a mask for several queries, the finite keys and values and the mask.
+/// Bytes of temporary memory: q, k, v and the output with heads first, the same in the type of the kernel if they have
+/// another, and scaled queries in f32. Under a mask for several queries, the finite keys and values and the mask.
 pub(crate) fn scratch_bytes(call: &Call, options: &SdpaOptions) -> usize {
     let product = |numbers: [usize; 4]| numbers.into_iter().fold(1, usize::saturating_mul);
     let queries = product([call.shape.b, call.shape.s_q, call.shape.h, call.d]);
