@@ -20,12 +20,12 @@ pub enum Backend {
     /// compiled when a problem shape first occurs, which takes about a second. No GPU has run them yet, so they run
     /// where a call asks for them.
     Cuda,
-    /// Candle's fused attention on Apple GPUs: f32, f16 and bf16, head dimensions 32, 64, 72, 80, 96 and 128 (with f16 and
-    /// bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to scores. A single query needs a
-    /// multiple of 32 as head dimension, and a mask that leaves it one range of keys. Scores and softmax are f32. NaN and
-    /// infinities under a mask are kept from it as from FlashAttention, in keys too, if
-    /// `CANDLE_METAL_ENABLE_FAST_MATH=0` is set ([`AttentionMask`](crate::AttentionMask)). Calls for which candle's kernels
-    /// are wrong or missing run on [`Eager`](Self::Eager); the plan of such a call gives the reason.
+    /// Candle's fused attention on Apple GPUs: f32, f16 and bf16, head dimensions 32, 64, 72, 80, 96 and 128 (with f16
+    /// and bf16 also 256 and 512), and masks that hide keys; with f32 also masks that add to scores. A single query
+    /// needs a multiple of 32 as head dimension, and a mask that leaves it one range of keys. Scores and softmax are
+    /// f32. NaN and infinities under a mask are kept from it as from FlashAttention, in keys too, if
+    /// `CANDLE_METAL_ENABLE_FAST_MATH=0` is set ([`AttentionMask`](crate::AttentionMask)). Calls for which candle's
+    /// kernels are wrong or missing run on [`Eager`](Self::Eager); the plan of such a call gives the reason.
     Metal,
 }
 
