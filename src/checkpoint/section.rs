@@ -26,6 +26,8 @@ const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "lay
 #[rustfmt::skip]
 const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
     ("aria", "multi_modal_projector", "vision_config", None),
+    ("bridgetower", "cross_modal_image_layers", "text_config", None),
+    ("bridgetower", "cross_modal_text_layers", "text_config", None),
     ("chameleon", "vqmodel", "vq_config", None),
     ("clvp", "conditioning_encoder", "decoder_config", Some("clvp")),
     ("clvp", "speech_decoder_model", "decoder_config", None),

@@ -232,7 +232,7 @@ pub(crate) const DECODERS: &[Family] = &[
     },
     Family {
         model_types: &["higgs_audio_v2"],
-        positions: LayerPositions::Rotary(RotaryRow { theta: 500_000.0, required_in_config: true, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..ROTARY }),
         ..LLAMA
     },
     // Norms are in its cross-attention alone.
@@ -452,6 +452,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family {
         model_types: &["unlimited_ocr_text"],
         ignored_keys: &["sliding_window"],
+        forbidden_keys: &[("is_causal=false", "a mask of windows on both sides")],
         note: Some("the mask is that of a prompt: in the model, a token that it generates sees the prompt and a window"),
         ..LLAMA
     },

@@ -37,7 +37,13 @@ const SEAMLESS: Family = Family {
 
 #[rustfmt::skip]
 pub(crate) const ENCODER_DECODERS: &[Family] = &[
-    Family { model_types: &["pix2struct_text_model"], layouts: &["pix2struct"], causal: Causal::Always, ..T5 },
+    Family {
+        model_types: &["pix2struct_text_model"],
+        layouts: &["pix2struct"],
+        causal: Causal::Always,
+        forbidden_keys: &[("is_decoder=false", "tokens that see those after them")],
+        ..T5
+    },
     // Each layer of UMT5 has a table of its own.
     Family { model_types: &["t5", "mt5", "umt5", "switch_transformers", "pop2piano"], ..T5 },
     Family {
@@ -101,12 +107,18 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
     },
     // Decoders of bytes and of patches of bytes.
     Family {
-        model_types: &["blt_patcher", "blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
-        window: EVERYWHERE,
+        model_types: &["blt_global_transformer", "blt_local_encoder", "blt_local_decoder"],
         positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 500_000.0, ..ROTARY }),
-        layouts: &["candle-attention", "blt-cross"],
-        requires: &[Required::below("cross_attn_layers", CallInput::Mask)],
-        note: Some(PATCHES),
-        ..LLAMA
+        ..BLT
     },
+    Family { model_types: &["blt_patcher"], ..BLT },
 ];
+
+const BLT: Family = Family {
+    window: EVERYWHERE,
+    positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
+    layouts: &["candle-attention", "blt-cross"],
+    requires: &[Required::below("cross_attn_layers", CallInput::Mask)],
+    note: Some(PATCHES),
+    ..LLAMA
+};

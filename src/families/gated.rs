@@ -105,7 +105,7 @@ pub(crate) const GATED: &[Family] = &[
         scale: Scale::QueryPreAttnScalar,
         window: windows(WindowLayers::Listed),
         positions: LayerPositions::Rotary(RotaryRow { share: Some(1.0), ..ROTARY_PER_KIND }),
-        defaults: &[("rms_norm_eps", 1e-5), ("query_pre_attn_scalar", 128.0)],
+        defaults: &[("rms_norm_eps", 1e-5)],
         ..LLAMA
     },
     Family {
@@ -126,7 +126,11 @@ pub(crate) const GATED: &[Family] = &[
             ("rope_theta", "a base that counts in `rope_parameters` alone"),
             ("rope_scaling", "a rotation that counts as `rope_parameters` alone"),
         ],
-        positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::NonZeroTheta, theta: 500_000.0, ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow {
+            layers: RotaryLayers::NonZeroTheta,
+            required_in_config: true,
+            ..ROTARY
+        }),
         mechanisms: &[
             Mechanism::ContextNorm { kind: NormKind::Rms, over: NormOver::Head, weighted: false },
             SIGMOID_GATE,

@@ -70,9 +70,11 @@ impl Layer<'_> {
         if let Some(part) = self.heads_keys().find(|part| !of_all(part.key) && !states(&[part.key])) {
             return Err(Error::config(part.key, "absent", "the number of heads in this part of the model"));
         }
+        // `encoder_attn` and `encoder_attention` are a decoder's attention to what the encoder made.
+        let mut parts = self.prefix.split('.').filter(|part| !part.starts_with("encoder_att"));
         let by_prefix: &[&str] = match self.prefix {
             prefix if prefix.contains("decoder") => &DECODER_HEADS,
-            prefix if prefix.contains("encoder") => &ENCODER_HEADS,
+            _ if parts.any(|part| part.contains("encoder")) => &ENCODER_HEADS,
             _ => &[],
         };
         // An encoder or a decoder alone needs no prefix to tell which it is.
@@ -97,9 +99,12 @@ impl Layer<'_> {
             }
             if let Some(heads) = self.number(key)? {
                 // One of the two is an alias of the other, which counts.
-                let alias = if key == ENCODER_HEADS[0] { self.number("num_attention_heads")? } else { None };
-                if let Some(other) = alias.filter(|other| *other != heads) {
-                    return Err(Error::config("num_attention_heads", other, format!("{heads}, as `{key}` states")));
+                let aliases = if key == HEADS[1] { alone } else { &HEADS[1..2] };
+                let has_alias = key == HEADS[1] || key == ENCODER_HEADS[0];
+                for alias in aliases.iter().filter(|_| has_alias) {
+                    if let Some(other) = self.number(alias)?.filter(|other| *other != heads) {
+                        return Err(Error::config(alias, other, format!("{heads}, as `{key}` states")));
+                    }
                 }
                 return Ok(heads);
             }

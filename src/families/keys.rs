@@ -185,7 +185,12 @@ impl Layer<'_> {
             }
         }
         for (key, what) in family.forbidden_keys {
-            if let Some(value) = section.get(key).filter(|value| !matches!(value, Value::Null | Value::Bool(false))) {
+            let (key, wrong) = key.split_once('=').map_or((*key, None), |(key, value)| (key, Some(value)));
+            let is_wrong = |value: &&Value| match wrong {
+                Some(wrong) => value.to_string() == wrong,
+                None => !matches!(value, Value::Null | Value::Bool(false)),
+            };
+            if let Some(value) = section.get(key).filter(is_wrong) {
                 return Err(self.unsupported(key, value, what));
             }
         }

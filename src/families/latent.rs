@@ -53,6 +53,8 @@ pub(crate) const LATENT: &[Family] = &[
     Family {
         model_types: &["hy_v4_vl_text"],
         positions: LayerPositions::Rotary(RotaryRow { mrope: Some(Mrope::Alternating), ..INTERLEAVED }),
+        mechanisms: &[Mechanism::Latent(LatentRow { eps: None, indexed: true, ..ROW }), SIGMOID_GATE],
+        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
         ..HY_V4
     },
     Family {

@@ -3,12 +3,15 @@
 use serde_json::Value;
 
 use crate::config::{AttentionConfig, CallInput, HeadNorm};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::family::{Causal, Family, LayerPositions, Required, RotaryLayers, Scale, StepRow};
 use crate::families::keys::RecordedSection;
 use crate::families::table::layer_family;
 use crate::io::{number, stated};
-use crate::position::{Alibi, AlibiFormula, GivenRotation, Position, RelativeSinusoids, RotaryStyle, T5RelativeBias};
+use crate::position::{
+    Alibi, AlibiFormula, GivenRotation, Position, RelativeSinusoids, RotaryScaling, RotaryStyle, T5RelativeBias,
+};
 
 /// Parts of the prefixes of cross-attention.
 pub(crate) const CROSS: [&str; 8] = [
@@ -213,7 +216,7 @@ impl<'a> Layer<'a> {
             Scale::Cosine => Some(1.0 / d as f64),
             Scale::Heads => Some((self.heads()? as f64).powf(-0.5)),
             Scale::HalfHeadDim => Some((d as f64 / 2.0).powf(-0.5)),
-            Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
+            Scale::QueryPreAttnScalar => self.float("query_pre_attn_scalar")?.map(|scalar| scalar.powf(-0.5)),
             Scale::AttentionMultiplier => self.float("attention_multiplier")?,
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.nested_float("softmax_scale")?.flatten(),
@@ -282,6 +285,12 @@ impl<'a> Layer<'a> {
                 } else if self.is_rotated(row.layers)? {
                     Position::Rotary(rotary?)
                 } else {
+                    // One angle for all places changes no score, but some scalings multiply the scores.
+                    let scaling = if row.layers == RotaryLayers::None { rotary?.scaling } else { RotaryScaling::None };
+                    ensure!(
+                        scaling == RotaryScaling::None,
+                        Error::config("rope_type", format!("{scaling:?}"), "default")
+                    );
                     Position::None
                 }
             }

@@ -28,7 +28,7 @@ struct RotaryKeys<'a> {
     /// The stated number of elements of a head that are rotated.
     dim: Option<usize>,
     interleaved: bool,
-    /// HunYuan's factor on the base, whatever the length.
+    /// HunYuan's factor on the base of a dynamic rotation, whatever the length.
     alpha: Option<f64>,
 }
 
@@ -39,7 +39,8 @@ impl<'a> RotaryKeys<'a> {
         let (set, per_kind) = layer.stated_rotation(row)?;
         let kind = set.map_or(Ok("default"), rope_type)?;
         let flag = |key: &'static str| io::stated(layer.own(key), key, "true or false", Value::as_bool);
-        let alpha = set.filter(|_| layer.reads("alpha")).and_then(|set| set.get("alpha"));
+        let has_alpha = layer.reads("alpha") && matches!(kind, "dynamic" | "xdrope");
+        let alpha = set.filter(|_| has_alpha).and_then(|set| set.get("alpha"));
         let alpha = io::stated(alpha, "alpha", "a number", Value::as_f64)?;
         let mut keys = Self {
             layer,
@@ -173,7 +174,7 @@ impl<'a> RotaryKeys<'a> {
                 let factor = first_number(&["factor"], |key| set.get(key))?.unwrap_or(1.0);
                 Ok(RotaryScaling::Proportional { pairs, factor })
             }
-            "dynamic" | "xdrope" if self.alpha.is_some() => Ok(RotaryScaling::None),
+            _ if self.alpha.is_some() => Ok(RotaryScaling::None),
             _ => self.layer.rotary_scaling(set, self.per_kind),
         }
     }
@@ -227,7 +228,7 @@ impl Layer<'_> {
         }
         let Some(new) = new else {
             if old.is_none() && row.required_in_config {
-                let allowed = "stated: the family scales its rotation unless the configuration states another";
+                let allowed = "stated: the rotation of a silent file is not the usual one";
                 return Err(Error::config("rope_parameters", "absent", allowed));
             }
             return Ok((old, false));

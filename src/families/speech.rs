@@ -192,7 +192,12 @@ pub(crate) const SPEECH: &[Family] = &[
         model_types: &["moonshine_streaming"],
         layouts: OWN,
         causal: Causal::Always,
-        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, share: Some(0.8), ..ROTARY }),
+        positions: LayerPositions::Rotary(RotaryRow {
+            interleaved: true,
+            share: Some(1.0),
+            required_in_config: true,
+            ..ROTARY
+        }),
         ..PLAIN
     },
     Family { model_types: &["voxtral_realtime_encoder"], defaults: &[("sliding_window", 750.0)], ..STREAM },

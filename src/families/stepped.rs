@@ -127,7 +127,7 @@ pub(crate) const STEPPED: &[Family] = &[
         model_types: &["ministral3"],
         window: EVERYWHERE,
         steps: &[StepRow::QueryFactor(QueryFactor::RopeBeta)],
-        ..rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY })
+        ..rotary(RotaryRow { required_in_config: true, ..ROTARY })
     },
     Family {
         model_types: &["mimo_v2_flash"],

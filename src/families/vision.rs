@@ -58,8 +58,12 @@ const QWEN2_5_VL: Family = Family {
 };
 
 /// Cosines of queries and keys, and biases that are computed.
+/// What calls of Swin's layers give and make.
+const SHIFTED: Option<&str> =
+    Some("windows are rows of the batch: where a block shifts them, the call masks what the shift joined");
 const SWIN_V2: Family = Family {
     layouts: &["swin-v2"],
+    note: SHIFTED,
     head_sizes: HeadSizes::PerStage,
     scale: Scale::Cosine,
     positions: LayerPositions::ComputedBias { shrinks: true },
@@ -320,6 +324,7 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"],
         layouts: &["bert", "timm"],
         head_sizes: HeadSizes::PerStage,
+        note: SHIFTED,
         ..BASE
     },
     // Swin with cosines as scores. A mask of windows that a shift joined is added twice in the model.

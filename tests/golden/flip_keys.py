@@ -15,7 +15,10 @@ into the repository.
 
 Not faults of this crate: ConvBERT with padding (here tokens that no query sees count as zeros in its convolution), TimesFM with a
 longer context (the model pads its input), Falcon with ALiBi (transformers' eager adds it twice), diffusion_gemma with biases (those
-of its two stacks are not tied, and the hooks find the first).
+of its two stacks are not tied, and the hooks find the first), SAM's and ViTDet's towers without positions (the hooks do not flatten
+their patches), Swin with more blocks and audio encoders with other windows (the hooks do not see what hides keys there), Llama 4
+padded on the left (its model counts chunks from the first token that is no padding), Moonshine with other heads in the decoder (its
+model overwrites one number with the other).
 
 Made with torch 2.15.0, transformers 5.24.0, timm 1.0.31.
 """
@@ -312,7 +315,11 @@ class Harness:
                     tensors[f"{here}.mask"] = seen
                 if x is not None and x.shape[1] == tiny.LENGTH:
                     tensors[f"{here}.tokens"] = kept
-            self.file(f"padding {side}", tensors, self.config, cases)
+            # Of texts with images or in blocks the mask is not known, and to some layers it does not get.
+            whole, _ = self.compared(self.config)
+            same = [case for case in cases if torch.equal(tensors[f"golden.{case['name']}.output"], whole[f"golden.{case['name']}.output"])]
+            known = [case for case in cases if f"golden.{case['name']}.mask" in tensors and case not in same]
+            self.file(f"padding {side}", tensors, self.config, known)
         except Exception as e:
             self.note(f"padding {side}", failed=f"{type(e).__name__}: {str(e)[:200]}")
         finally:

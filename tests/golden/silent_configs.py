@@ -50,6 +50,16 @@ CASES = {
     "sam3_vit_model+theta": ("Sam3ViTModel", {"rope_parameters.rope_theta": DELETE, "rope_theta": 7.0}),
     "t5gemma+silent": ("T5GemmaModel", {"decoder.is_decoder": DELETE}),
     "kosmos-2+both": ("Kosmos2Model", {"text_config.is_causal": False}),
+    # The rest was found by flip_keys.py. A factor on the base counts in a dynamic rotation alone.
+    "hunyuan_v1_dense+untyped": ("HunYuanDenseV1Model", {"rope_parameters.rope_type": DELETE}),
+    # A rotation without a base does not have the base of a silent file.
+    "ministral3+base": ("Ministral3Model", {"rope_parameters.rope_theta": DELETE}),
+    "higgs_audio_v2+base": ("HiggsAudioV2Model", {"rope_parameters.rope_theta": DELETE}),
+    "muse_spark_text+base": ("MuseSparkTextModel", {"rope_parameters.rope_theta": DELETE}),
+    "blt_patcher+silent": ("BltPatcher", {"rope_parameters": DELETE}),
+    "step3p5+scale": ("Step3p7TextModel", {"query_pre_attn_scalar": DELETE}),
+    "hy_v4_vl_text+eps": ("HYV4VLTextModel", {"rms_norm_eps": 0.5}),
+    "pp_formulanet_text+heads": ("PPFormulaNetTextModel", {"decoder_attention_heads": 8}),
 }
 
 

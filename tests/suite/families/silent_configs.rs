@@ -43,6 +43,8 @@ fn key_that_no_row_computes_is_refused() {
         ("ministral", "max_window_layers", json!(1)),
         ("nomic_bert", "partial_rotary_factor", json!(0.5)),
         ("evolla_protein_encoder", "is_decoder", json!(true)),
+        ("pix2struct_text_model", "is_decoder", json!(false)),
+        ("unlimited_ocr_text", "is_causal", json!(false)),
     ] {
         let with = |value: Value| {
             let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
@@ -85,7 +87,27 @@ fn key_that_has_several_defaults_must_be_stated() {
     says(load(&higgs, None), &["rope_theta", "absent"]);
     higgs["rope_theta"] = json!(10_000.0);
     load(&higgs, None).unwrap();
+    let mut vision = heads("gemma4_vision");
+    vision["rope_parameters"] = json!({"rope_type": "axial"});
+    says(load(&vision, None), &["rope_theta", "absent"]);
+    for model_type in ["moonshine_streaming", "muse_spark_text"] {
+        let mut silent = heads(model_type);
+        silent["layer_types"] = json!(["full_attention"]);
+        silent["layer_rope_theta"] = json!([10_000.0]);
+        says(load(&silent, None), &["rope_parameters", "absent"]);
+    }
+    // One angle for all places changes no score; the factor of YaRN does.
+    let mut codec = heads("xcodec2");
+    codec["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0});
+    says(load(&codec, None), &["rope_type", "default"]);
+    // Layers between the towers have the sizes of the text.
+    let towers = json!({"model_type": "bridgetower", "num_attention_heads": 8,
+        "text_config": {"model_type": "bridgetower_text_model", "num_attention_heads": 2}});
+    let between = load_at("cross_modal_image_layers.0.attention", &towers).unwrap();
+    assert_eq!(between.num_attention_heads(), 2);
     // One of two is an alias of the other.
+    let lone = json!({"model_type": "audioflamingo3_encoder", "encoder_attention_heads": 2, "num_attention_heads": 4});
+    says(load_at("layers.0.self_attn", &lone), &["encoder_attention_heads = 2", "`num_attention_heads`"]);
     let mut bart = json!({"model_type": "bart", "encoder_attention_heads": 2, "num_attention_heads": 4});
     let encoder = "model.encoder.layers.0.self_attn";
     says(load_at(encoder, &bart), &["num_attention_heads = 4", "`encoder_attention_heads`"]);
