@@ -3,7 +3,7 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
     BART, BASE, Causal, Family, HeadSizes, HeadsKey, LATENTS, LayerPositions, Mechanism, OWN, PATCH_ROTARY, PREDICTED,
-    PatchRotaryRow, PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepRow, theta,
+    PatchRotaryRow, PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepRow,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -267,7 +267,7 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["deepseek_ocr2_encoder"],
         layouts: OWN,
         ignored_keys: &["sliding_window"],
-        positions: theta(1_000_000.0),
+        positions: LayerPositions::Rotary(ROTARY),
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },
@@ -316,6 +316,7 @@ pub(crate) const VISION: &[Family] = &[
         model_types: &["videoprism_text_model"],
         layouts: OWN,
         mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
+        defaults: &[("attn_logit_softcapping", 50.0)],
         requires: &[Required::new(CallInput::Mask)],
         ..PLAIN
     },

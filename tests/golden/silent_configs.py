@@ -57,6 +57,7 @@ CASES = {
     "higgs_audio_v2+base": ("HiggsAudioV2Model", {"rope_parameters.rope_theta": DELETE}),
     "muse_spark_text+base": ("MuseSparkTextModel", {"rope_parameters.rope_theta": DELETE}),
     "blt_patcher+silent": ("BltPatcher", {"rope_parameters": DELETE}),
+    "videoprism_text_model+silent": ("VideoPrismTextModel", {"attn_logit_softcapping": DELETE}),
     "step3p5+scale": ("Step3p7TextModel", {"query_pre_attn_scalar": DELETE}),
     "hy_v4_vl_text+eps": ("HYV4VLTextModel", {"rms_norm_eps": 0.5}),
     "pp_formulanet_text+heads": ("PPFormulaNetTextModel", {"decoder_attention_heads": 8}),

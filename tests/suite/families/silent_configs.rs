@@ -104,7 +104,7 @@ fn key_that_has_several_defaults_must_be_stated() {
     let towers = json!({"model_type": "bridgetower", "num_attention_heads": 8,
         "text_config": {"model_type": "bridgetower_text_model", "num_attention_heads": 2}});
     let between = load_at("cross_modal_image_layers.0.attention", &towers).unwrap();
-    assert_eq!(between.num_attention_heads(), 2);
+    assert_eq!(between.layer.config().num_attention_heads, 2);
     // One of two is an alias of the other.
     let lone = json!({"model_type": "audioflamingo3_encoder", "encoder_attention_heads": 2, "num_attention_heads": 4});
     says(load_at("layers.0.self_attn", &lone), &["encoder_attention_heads = 2", "`num_attention_heads`"]);
