@@ -94,7 +94,7 @@
 //! |---|---|---|
 //! | `checkpoints` | yes | [`checkpoint`], [`lora`] and [`io`]: published layouts, model types, few bits, adapters |
 //! | `x86-v4` | yes | AVX-512 for candle's own matrix products, in the whole program |
-//! | `cuda`, `cudnn`, `flash-attn` | no | NVIDIA GPUs |
+//! | `cuda`, `cudnn`, `flash-attn`, `flash-attn-v3` | no | NVIDIA GPUs |
 //! | `metal` | no | Apple GPUs |
 //! | `accelerate`, `mkl` | no | CPU products by Apple's or Intel's library |
 //!

@@ -12,7 +12,8 @@ pub enum Backend {
     Eager,
     /// The crate's fused CPU kernel, with dropout and gradients of queries, keys and values.
     Cpu,
-    /// FlashAttention 2 on NVIDIA GPUs, with the feature `flash-attn`: f16 and bf16, causal masks and windows.
+    /// FlashAttention 2 and 3 on NVIDIA GPUs, with the features `flash-attn` and `flash-attn-v3`: f16 and bf16, causal
+    /// masks and windows.
     /// Under a mask it gets values without NaN and infinities, and the queries that see one get NaN
     /// afterwards, because it multiplies hidden values by 0: a pass over the values and the output.
     FlashAttn,

@@ -1,5 +1,6 @@
-//! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) by candle-flash-attn, limited to the calls it
-//! supports.
+//! FlashAttention 2 ([Dao 2023](https://arxiv.org/abs/2307.08691)) and 3
+//! ([Shah 2024](https://arxiv.org/abs/2407.08608)) by candle-flash-attn and candle-flash-attn-v3, limited to the calls
+//! they support. A call that both can run runs on version 3.
 
 use candle_attention_kernels::MaskStructure;
 use candle_core::{DType, Tensor};
@@ -15,8 +16,23 @@ pub(super) fn unsupported_reason(call: &Call, options: &SdpaOptions) -> Option<S
     let DeviceKind::Cuda(gpu) = call.device else {
         return Some("the tensors are not on an NVIDIA GPU".to_string());
     };
-    let built = [(cfg!(not(feature = "flash-attn")), "the crate was built without its feature `flash-attn`")];
-    first_reason(built).or_else(|| no_fused_kernel(call, options)).or_else(|| limits(call, options, gpu))
+    let reason = no_fused_kernel(call, options).or_else(|| limits(call, options, gpu));
+    let two = (cfg!(not(feature = "flash-attn")), "the crate was built without its feature `flash-attn`");
+    reason.or_else(|| {
+        limits_of_three(call, options).and_then(|three| Some(format!("{}, and {three}", first_reason([two])?)))
+    })
+}
+
+/// Why FlashAttention 3 cannot run a call that version 2 can.
+fn limits_of_three(call: &Call, options: &SdpaOptions) -> Option<String> {
+    let is_hopper = matches!(call.device, DeviceKind::Cuda(gpu) if gpu.capability == 90);
+    let slopes = sliding(&options.mask).is_some_and(|sliding| !sliding.distances.is_empty());
+    first_reason([
+        (!is_hopper, "version 3 is for compute capability 9.0"),
+        (![64, 128, 256, 512].contains(&call.d), "version 3 has head dimensions 64, 128, 256 and 512"),
+        (options.softcap.is_some() || slopes, "version 3 supports neither softcap nor distances"),
+        (cfg!(not(feature = "flash-attn-v3")), "without `flash-attn-v3`"),
+    ])
 }
 
 /// Why FlashAttention cannot run a call that other fused kernels can.
@@ -75,52 +91,55 @@ pub(super) fn scratch_bytes(call: &Call) -> usize {
 }
 
 /// Runs a call; arguments as for [`fused`](crate::sdpa::fused).
-#[cfg(feature = "flash-attn")]
+#[cfg(any(feature = "flash-attn", feature = "flash-attn-v3"))]
 pub(super) fn attend(
     qkv: [&Tensor; 3],
     offsets: Option<&[usize]>,
     call: &Call,
     options: &SdpaOptions,
 ) -> Result<Tensor> {
-    use candle_flash_attn::{flash_attn_alibi_windowed_softcap, flash_attn_varlen_alibi_windowed_softcap};
-
     let device = qkv[0].device();
     let [q, k, v] = [vector_aligned(qkv[0])?, vector_aligned(qkv[1])?, vector_aligned(qkv[2])?];
-    let sliding = sliding(&options.mask).unwrap_or_default();
-    let slopes = sliding.distances.first().map(|distances| Tensor::new(&distances.slopes[..], device)).transpose()?;
-    let (slopes, left, right) = (slopes.as_ref(), sliding.left, sliding.right);
+    let MaskStructure { left, right, distances, .. } = sliding(&options.mask).unwrap_or_default();
     let scale = options.dot_product_scale(call.d) as f32;
-    let softcap = options.softcap.unwrap_or(0.0) as f32;
+    // Of one sequence after another, or with the starts of ragged ones.
+    let kernel = |q: &Tensor, k: &Tensor, v: &Tensor, starts: Option<&Tensor>| {
+        let longest = call.shape.s_q;
+        #[cfg(feature = "flash-attn-v3")]
+        if limits_of_three(call, options).is_none() {
+            use candle_flash_attn_v3::{flash_attn_varlen_windowed as ragged, flash_attn_windowed as padded};
+            return match starts {
+                None => padded(q, k, v, scale, left, right, false),
+                Some(starts) => ragged(q, k, v, starts, starts, longest, longest, scale, left, right, false),
+            };
+        }
+        #[cfg(feature = "flash-attn")]
+        {
+            use candle_flash_attn::flash_attn_alibi_windowed_softcap as padded;
+            use candle_flash_attn::flash_attn_varlen_alibi_windowed_softcap as ragged;
+            let slopes = distances.first().map(|distances| Tensor::new(&distances.slopes[..], device)).transpose()?;
+            let (slopes, cap) = (slopes.as_ref(), options.softcap.unwrap_or(0.0) as f32);
+            return match starts {
+                None => padded(q, k, v, slopes, scale, left, right, cap),
+                Some(starts) => ragged(q, k, v, slopes, starts, starts, longest, longest, scale, left, right, cap),
+            };
+        }
+        #[cfg(not(feature = "flash-attn"))]
+        candle_core::bail!("a call under {distances:?} needs the feature `flash-attn`")
+    };
     let Some(offsets) = offsets else {
-        return with_finite_values(&v, None, call, [left, right], |v| {
-            Ok(flash_attn_alibi_windowed_softcap(&q, &k, v, slopes, scale, left, right, softcap)?)
-        });
+        return with_finite_values(&v, None, call, [left, right], |v| Ok(kernel(&q, &k, v, None)?));
     };
     let starts = offsets.iter().map(|start| small("tokens", *start)).collect::<Result<Vec<_>>>()?;
     let starts = Tensor::new(starts, device)?;
-    let longest = call.shape.s_q;
     let [q, k] = [q.squeeze(0)?, k.squeeze(0)?];
     with_finite_values(&v, Some(offsets), call, [left, right], |v| {
-        let output = flash_attn_varlen_alibi_windowed_softcap(
-            &q,
-            &k,
-            &v.squeeze(0)?,
-            slopes,
-            &starts,
-            &starts,
-            longest,
-            longest,
-            scale,
-            left,
-            right,
-            softcap,
-        )?;
-        Ok(output.unsqueeze(0)?)
+        Ok(kernel(&q, &k, &v.squeeze(0)?, Some(&starts))?.unsqueeze(0)?)
     })
 }
 
 /// A count as the kernel takes it.
-#[cfg(feature = "flash-attn")]
+#[cfg(any(feature = "flash-attn", feature = "flash-attn-v3"))]
 fn small(name: &str, count: usize) -> Result<u32> {
     let fits = u32::try_from(count).ok().filter(|count| i32::try_from(*count).is_ok());
     let expected = "less than 2^31 for FlashAttention";
@@ -129,7 +148,7 @@ fn small(name: &str, count: usize) -> Result<u32> {
 
 /// The output `(b, s_q, h, d)` of `kernel` for values `(b, s_kv, h_kv, d)` in a window. The kernel multiplies the
 /// values of whole tiles, of which a query may not see all keys; see `hidden_values`.
-#[cfg(any(test, feature = "flash-attn"))]
+#[cfg(any(test, feature = "flash-attn", feature = "flash-attn-v3"))]
 fn with_finite_values(
     v: &Tensor,
     offsets: Option<&[usize]>,
@@ -156,7 +175,7 @@ fn with_finite_values(
 }
 
 /// The keys that each query of a sequence sees in a window. The keys of the sequence begin with key `first`.
-#[cfg(any(test, feature = "flash-attn"))]
+#[cfg(any(test, feature = "flash-attn", feature = "flash-attn-v3"))]
 fn window_ranges(
     first: usize,
     s_q: usize,
@@ -172,7 +191,7 @@ fn window_ranges(
 
 /// The tensor, copied unless all its rows are aligned to 16 bytes. The kernel reads 16 bytes at a time and does not
 /// check.
-#[cfg(feature = "flash-attn")]
+#[cfg(any(feature = "flash-attn", feature = "flash-attn-v3"))]
 fn vector_aligned(t: &Tensor) -> Result<Tensor> {
     let layout = t.layout();
     let [strides @ .., last] = layout.stride() else { return Ok(t.clone()) };
@@ -183,8 +202,8 @@ fn vector_aligned(t: &Tensor) -> Result<Tensor> {
     Ok(if aligned { t.clone() } else { t.force_contiguous()? })
 }
 
-/// Without the feature `flash-attn`, [`unsupported_reason`] always has a reason.
-#[cfg(not(feature = "flash-attn"))]
+/// Without these features, [`unsupported_reason`] always has a reason.
+#[cfg(not(any(feature = "flash-attn", feature = "flash-attn-v3")))]
 pub(super) fn attend(_: [&Tensor; 3], _: Option<&[usize]>, call: &Call, options: &SdpaOptions) -> Result<Tensor> {
     let reason = unsupported_reason(call, options).unwrap_or_default();
     Err(crate::error::Error::Backend { backend: crate::sdpa::Backend::FlashAttn.to_string(), reason })
@@ -324,6 +343,9 @@ mod tests {
         let options = SdpaOptions::new(&full);
         let on_cpu = Call { device: DeviceKind::Cpu, ..call() };
         assert!(unsupported_reason(&on_cpu, &options).unwrap().contains("NVIDIA"));
-        assert_eq!(unsupported_reason(&call(), &options).is_some(), cfg!(not(feature = "flash-attn")));
+        assert_eq!(
+            unsupported_reason(&call(), &options).is_some(),
+            cfg!(not(any(feature = "flash-attn", feature = "flash-attn-v3")))
+        );
     }
 }
