@@ -149,13 +149,20 @@ fn check(family: &'static Family, model_type: &str, values: &Value) {
             assert_eq!(norm.eps, eps, "{what}");
         }
         let scale = match family.scale {
-            Scale::QueryPreAttnScalar => number("query_pre_attn_scalar").map(|scalar| scalar.powf(-0.5)),
+            // Step 3.5 has the usual factor, whatever the size of its heads.
+            Scale::QueryPreAttnScalar if config.scale.is_some() => {
+                number("query_pre_attn_scalar").map(|scalar| scalar.powf(-0.5))
+            }
             // HyperCLOVA's class has the usual factor.
             Scale::AttentionMultiplier if model_type != "hyperclovax" => number("attention_multiplier"),
             Scale::KeyMultiplier => number("key_multiplier").map(|factor| factor * 128f64.powf(-0.5)),
             _ => config.scale,
         };
         assert_eq!(config.scale, scale, "{what}");
+        assert!(
+            config.scale.is_some() || number("query_pre_attn_scalar").is_none_or(|scalar| scalar == 128.0),
+            "{what}"
+        );
         let softcap = |mechanism: &Mechanism| if let Mechanism::Softcap(key) = mechanism { Some(*key) } else { None };
         let softcap = family.mechanisms.iter().find_map(softcap).unwrap_or("attn_logit_softcapping");
         assert_eq!(config.softcap, number(softcap), "{what}");

@@ -112,6 +112,11 @@ impl<'a> RotaryKeys<'a> {
     /// Checks that no key stands where the family's model does not read it.
     fn check(&self) -> Result<()> {
         let states = |key: &str| self.set.is_some_and(|set| set.get(key).is_some());
+        // Nomic's model rotates whole heads; its own code has another key for it.
+        if self.layer.reads("rotary_emb_fraction") && states("partial_rotary_factor") && self.share != Some(1.0) {
+            let found = self.share.unwrap_or_default();
+            return Err(Error::config("partial_rotary_factor", found, "1: the family rotates whole heads"));
+        }
         // GPT-NeoX reads its own spellings there, `rotary_emb_base` and `rotary_pct`.
         let is_neox = self.layer.reads("rotary_pct");
         if is_neox

@@ -384,7 +384,8 @@ pub(crate) const VISION: &[Family] = &[
     },
     Family { model_types: &["blip_text_model"], causal: Causal::Below("bert"), ..BASE },
     // The sections of both towers are in one file; a file for one tower may lack the nested section.
-    Family { model_types: &["clip", "clip_vision_model", "clipseg"], layouts: CLIP, causal: Causal::TextTower, ..BASE },
+    Family { model_types: &["clip", "clipseg"], layouts: CLIP, causal: Causal::TextTower, ..BASE },
+    Family { model_types: &["clip_vision_model"], layouts: CLIP, ..BASE },
     // SigLIP, and vision towers.
     Family {
         model_types: &["siglip", "siglip_text_model", "siglip_vision_model", "clipseg_vision_model",

@@ -105,6 +105,11 @@ fn key_that_has_several_defaults_must_be_stated() {
         "text_config": {"model_type": "bridgetower_text_model", "num_attention_heads": 2}});
     let between = load_at("cross_modal_image_layers.0.attention", &towers).unwrap();
     assert_eq!(between.layer.config().num_attention_heads, 2);
+    // A section for images may state a vocabulary, as LLaVA's files do.
+    let images = json!({"model_type": "video_llava", "text_config": heads("llama"),
+        "vision_config": {"model_type": "clip_vision_model", "num_attention_heads": 2, "vocab_size": 32_000}});
+    let tower = load_at("image_tower.encoder.layers.0.self_attn", &images).unwrap();
+    assert_eq!(tower.mask().to_string(), "none");
     // One of two is an alias of the other.
     let lone = json!({"model_type": "audioflamingo3_encoder", "encoder_attention_heads": 2, "num_attention_heads": 4});
     says(load_at("layers.0.self_attn", &lone), &["encoder_attention_heads = 2", "`num_attention_heads`"]);
