@@ -216,7 +216,10 @@ impl<'a> Layer<'a> {
             Scale::Cosine => Some(1.0 / d as f64),
             Scale::Heads => Some((self.heads()? as f64).powf(-0.5)),
             Scale::HalfHeadDim => Some((d as f64 / 2.0).powf(-0.5)),
-            Scale::QueryPreAttnScalar => self.float("query_pre_attn_scalar")?.map(|scalar| scalar.powf(-0.5)),
+            Scale::QueryPreAttnScalar if self.family.default("query_pre_attn_scalar").is_none() => {
+                self.float("query_pre_attn_scalar")?.map(|scalar| scalar.powf(-0.5))
+            }
+            Scale::QueryPreAttnScalar => Some(required("query_pre_attn_scalar")?.powf(-0.5)),
             Scale::AttentionMultiplier => self.float("attention_multiplier")?,
             Scale::KeyMultiplier => Some(usual * required("key_multiplier")?),
             Scale::Mpt => self.nested_float("softmax_scale")?.flatten(),

@@ -87,8 +87,8 @@ fn key_that_has_several_defaults_must_be_stated() {
     says(load(&higgs, None), &["rope_theta", "absent"]);
     higgs["rope_theta"] = json!(10_000.0);
     load(&higgs, None).unwrap();
-    let mut vision = heads("gemma4_vision");
-    vision["rope_parameters"] = json!({"rope_type": "axial"});
+    let mut vision = heads("pixtral");
+    vision["rope_parameters"] = json!({"rope_type": "default"});
     says(load(&vision, None), &["rope_theta", "absent"]);
     for model_type in ["moonshine_streaming", "muse_spark_text"] {
         let mut silent = heads(model_type);
