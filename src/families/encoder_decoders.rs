@@ -15,7 +15,7 @@ const DECODER: Family = Family { layouts: BART, causal: Causal::Decoder, ..BASE 
 /// The note of attention between bytes and patches.
 const PATCHES: &str = "in cross-attention, `q_norm` and `k_norm` are norms of the inputs, which a call gives as they are \
     after them; the mask shows each patch its bytes, of which a patch behind the text has none, and in the decoder each \
-    byte its patch";
+    byte its patch; in a whole model the decoder has the window of the encoder, which `decoder_config` does not state";
 
 /// The encoder of speech is a Conformer.
 const SEAMLESS: Family = Family {
@@ -115,6 +115,7 @@ pub(crate) const ENCODER_DECODERS: &[Family] = &[
 ];
 
 const BLT: Family = Family {
+    forbidden_keys: &[("is_causal=false", "a mask that the whole model replaces")],
     window: EVERYWHERE,
     positions: LayerPositions::Rotary(RotaryRow { interleaved: true, ..ROTARY }),
     layouts: &["candle-attention", "blt-cross"],

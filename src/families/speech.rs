@@ -100,6 +100,7 @@ pub(crate) const SPEECH: &[Family] = &[
     },
     Family {
         model_types: &["gemma4_audio"],
+        forbidden_keys: &[("is_causal=false", "a window on both sides, which its blocks do not have")],
         layouts: &["gemma4-audio"],
         causal: Causal::Always,
         window: Window { key: "attention_context_left", sides: Sides::OneMore, ..STREAM.window },

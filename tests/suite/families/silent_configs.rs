@@ -45,6 +45,7 @@ fn key_that_no_row_computes_is_refused() {
         ("evolla_protein_encoder", "is_decoder", json!(true)),
         ("pix2struct_text_model", "is_decoder", json!(false)),
         ("unlimited_ocr_text", "is_causal", json!(false)),
+        ("blt_local_decoder", "is_causal", json!(false)),
     ] {
         let with = |value: Value| {
             let mut json = json!({"model_type": model_type, "num_attention_heads": 2});
@@ -90,12 +91,7 @@ fn key_that_has_several_defaults_must_be_stated() {
     let mut vision = heads("pixtral");
     vision["rope_parameters"] = json!({"rope_type": "default"});
     says(load(&vision, None), &["rope_theta", "absent"]);
-    for model_type in ["moonshine_streaming", "muse_spark_text"] {
-        let mut silent = heads(model_type);
-        silent["layer_types"] = json!(["full_attention"]);
-        silent["layer_rope_theta"] = json!([10_000.0]);
-        says(load(&silent, None), &["rope_parameters", "absent"]);
-    }
+    says(load(&heads("moonshine_streaming"), None), &["rope_parameters", "absent"]);
     // One angle for all places changes no score; the factor of YaRN does.
     let mut codec = heads("xcodec2");
     codec["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0});
@@ -113,6 +109,8 @@ fn key_that_has_several_defaults_must_be_stated() {
     // One of two is an alias of the other.
     let lone = json!({"model_type": "audioflamingo3_encoder", "encoder_attention_heads": 2, "num_attention_heads": 4});
     says(load_at("layers.0.self_attn", &lone), &["encoder_attention_heads = 2", "`num_attention_heads`"]);
+    let lone = json!({"model_type": "trocr", "decoder_attention_heads": 2, "num_attention_heads": 4});
+    says(load_at("model.decoder.layers.0.self_attn", &lone), &["num_attention_heads = 4", "`decoder_attention_heads`"]);
     let mut bart = json!({"model_type": "bart", "encoder_attention_heads": 2, "num_attention_heads": 4});
     let encoder = "model.encoder.layers.0.self_attn";
     says(load_at(encoder, &bart), &["num_attention_heads = 4", "`encoder_attention_heads`"]);
