@@ -100,7 +100,7 @@ impl Layer<'_> {
             if let Some(heads) = self.number(key)? {
                 // One of the two is an alias of the other, which counts.
                 let aliases = if key == HEADS[1] { alone } else { &HEADS[1..2] };
-                let is_decoder = key == DECODER_HEADS[0] && self.family.causal == Causal::Always;
+                let is_decoder = key == DECODER_HEADS[0] && !states(&ENCODER_HEADS);
                 let has_alias = key == HEADS[1] || key == ENCODER_HEADS[0] || is_decoder;
                 for alias in aliases.iter().filter(|_| has_alias) {
                     if let Some(other) = self.number(alias)?.filter(|other| *other != heads) {

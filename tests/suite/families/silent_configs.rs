@@ -95,6 +95,7 @@ fn key_that_has_several_defaults_must_be_stated() {
     // One angle for all places changes no score; the factor of YaRN does.
     let mut codec = heads("xcodec2");
     codec["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0});
+    codec["max_position_embeddings"] = json!(16);
     says(load(&codec, None), &["rope_type", "default"]);
     // Layers between the towers have the sizes of the text.
     let towers = json!({"model_type": "bridgetower", "num_attention_heads": 8,
