@@ -22,7 +22,7 @@ pub(crate) struct Family {
     pub ignored_keys: &'static [&'static str],
     /// Required keys: transformers computes their defaults, we do not.
     pub required_keys: &'static [&'static str],
-    /// Keys that must be absent, null or false, each with what it sets; as `key=value`, that must not have this value.
+    /// Keys that must be absent, null or false, each with what it sets; as `key=false`, that must not be false.
     pub forbidden_keys: &'static [(&'static str, &'static str)],
     /// Keys that must have one value.
     pub required_values: &'static [RequiredValue],

@@ -187,7 +187,7 @@ impl Layer<'_> {
         for (key, what) in family.forbidden_keys {
             let (key, wrong) = key.split_once('=').map_or((*key, None), |(key, value)| (key, Some(value)));
             let is_wrong = |value: &&Value| match wrong {
-                Some(wrong) => value.to_string() == wrong,
+                Some(wrong) => value.as_bool() == Some(wrong == "true"),
                 None => !matches!(value, Value::Null | Value::Bool(false)),
             };
             if let Some(value) = section.get(key).filter(is_wrong) {
