@@ -89,6 +89,10 @@ fn limits_of_one_query(call: &Call, options: &SdpaOptions) -> Option<String> {
 /// The keys that the one query of each sequence sees, if the mask does no more than to leave it a range of them.
 fn visible_ranges(call: &Call, options: &SdpaOptions) -> Option<Vec<Range<usize>>> {
     let AttnShape { b, s_kv, .. } = call.shape;
+    // Views have any number of sequences; this many ranges are 16 MB.
+    if b > 1 << 20 {
+        return None;
+    }
     if options.mask.is_full() && call.distance_embeddings == [0; 2] {
         return Some(vec![0..keys(call, options); b]);
     }
