@@ -187,7 +187,7 @@ impl Answers {
         let mut layers = self.layers();
         let layer = layers.next().unwrap();
         let Family { forbidden_keys, required_values, .. } = layer.family;
-        forbidden_keys.iter().any(|(forbidden, _)| forbidden.split('=').next() == Some(key))
+        forbidden_keys.iter().any(|(forbidden, _)| forbidden.trim_end_matches("=false") == key)
             || required_values.iter().any(|required| required.key == key)
             || keys_that_change().any(|(known, ..)| known == key) && !is_ignored(key, &layer)
     }

@@ -185,10 +185,11 @@ impl Layer<'_> {
             }
         }
         for (key, what) in family.forbidden_keys {
-            let (key, wrong) = key.split_once('=').map_or((*key, None), |(key, value)| (key, Some(value)));
-            let is_wrong = |value: &&Value| match wrong {
-                Some(wrong) => value.as_bool() == Some(wrong == "true"),
-                None => !matches!(value, Value::Null | Value::Bool(false)),
+            let (key, must_hold) = key.strip_suffix("=false").map_or((*key, false), |key| (key, true));
+            let is_wrong = |value: &&Value| match value {
+                Value::Bool(false) => must_hold,
+                Value::Null => false,
+                _ => !must_hold,
             };
             if let Some(value) = section.get(key).filter(is_wrong) {
                 return Err(self.unsupported(key, value, what));

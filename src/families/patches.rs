@@ -52,12 +52,14 @@ impl Layer<'_> {
         let theta = first_number(&["rope_theta"], |key| {
             let beside = self.section.get(key);
             stated.and_then(|set| set.get(key)).or(beside)
-        });
+        })?;
         let kind = stated.map_or(Ok("default"), rope_type)?;
-        let has_theta = stated.is_none() || theta.as_ref().is_ok_and(Option::is_some);
-        ensure!(has_theta, Error::config("rope_theta", "absent", "a number in `rope_parameters`"));
+        ensure!(
+            stated.is_none() || theta.is_some(),
+            Error::config("rope_theta", "absent", "a number in `rope_parameters`")
+        );
         ensure!(["axial", "default"].contains(&kind), Error::config("rope_type", kind, "axial"));
-        let mut rotary = Rotary2d::new(theta?.unwrap_or(10_000.0))
+        let mut rotary = Rotary2d::new(theta.unwrap_or(10_000.0))
             .with_prefix_tokens(row.prefix_tokens)
             .with_frequencies(row.frequencies);
         if let Some((key, default)) = row.block {

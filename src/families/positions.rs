@@ -101,7 +101,7 @@ pub(crate) struct RotaryRow {
     /// How the pairs of a head belong to the axes of M-RoPE, if `mrope_section` is stated. Without explicit positions
     /// the axes are equal, and the rotation is the usual one.
     pub mrope: Option<Mrope>,
-    /// Whether the configuration must state the rotation, because the config class scales it if the file is silent.
+    /// Whether the configuration must state the rotation: a silent file's has a scaling, a share or a base of its own.
     pub required_in_config: bool,
 }
 

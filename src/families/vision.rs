@@ -58,7 +58,7 @@ const QWEN2_5_VL: Family = Family {
 };
 
 /// Cosines of queries and keys, and biases that are computed.
-/// What calls of Swin's layers give and make.
+/// The note of Swin's layers.
 const SHIFTED: Option<&str> =
     Some("windows are rows of the batch: where a block shifts them, the call masks what the shift joined");
 const SWIN_V2: Family = Family {

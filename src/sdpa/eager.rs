@@ -7,7 +7,7 @@ use candle_core::{D, Device, Tensor};
 use crate::error::{Error, Result};
 use crate::mask::{AttentionMask, AttnShape, DenseMask, lowest_finite};
 use crate::sdpa::non_finite::Asking;
-use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, non_finite, score_functions};
+use crate::sdpa::{AttentionOutput, Call, DeviceKind, SdpaOptions, heads_first, non_finite, score_functions};
 use crate::tensor::{check_allocation, compute_dtype, element_count};
 
 /// Elements of the tensor `(b, h, queries, s_kv, d)` that additive scoring computes at a time.
@@ -26,13 +26,8 @@ pub(super) fn attend(
     check_memory(call, options)?;
     let compute = compute_dtype(call.dtype);
     // Upcasting first costs memory, but keeps scores and softmax out of the half types.
-    let heads_first = |t: &Tensor| {
-        let t = t.to_dtype(compute)?.transpose(1, 2)?.contiguous()?;
-        // Sets all strides. A single head keeps the one it has, and candle's product on Apple GPUs takes it for that of
-        // the sequences.
-        t.reshape(t.shape())
-    };
-    let (q, k, v) = (heads_first(q)?, heads_first(k)?, heads_first(v)?); // (b, h|h_kv, s, d)
+    let wide = |t: &Tensor| heads_first(&t.to_dtype(compute)?);
+    let (q, k, v) = (wide(q)?, wide(k)?, wide(v)?); // (b, h|h_kv, s, d)
     let changes = options.mask.has_score_functions();
     let mask = if changes { &options.mask.without_score_functions() } else { &*options.mask };
     let dense = |mask: &AttentionMask| mask.dense(call.shape, options.appended_keys, compute, k.device());

@@ -343,9 +343,24 @@ mod tests {
         let options = SdpaOptions::new(&full);
         let on_cpu = Call { device: DeviceKind::Cpu, ..call() };
         assert!(unsupported_reason(&on_cpu, &options).unwrap().contains("NVIDIA"));
-        assert_eq!(
-            unsupported_reason(&call(), &options).is_some(),
-            cfg!(not(any(feature = "flash-attn", feature = "flash-attn-v3")))
-        );
+        // Version 3 is not for this GPU.
+        assert_eq!(unsupported_reason(&call(), &options).is_some(), cfg!(not(feature = "flash-attn")));
+    }
+
+    #[test]
+    fn version_three_is_for_hopper_and_four_head_dimensions() {
+        let full = AttentionMask::full();
+        let hopper = Call { device: DeviceKind::Cuda(Gpu { capability: 90, ..GPU }), ..call() };
+        let reason = |call: Call, options: &SdpaOptions| limits_of_three(&call, options).unwrap_or_default();
+        let plain = SdpaOptions::new(&full);
+        let built = if cfg!(feature = "flash-attn-v3") { "" } else { "without `flash-attn-v3`" };
+        for d in [64, 128, 256, 512] {
+            assert_eq!(reason(Call { d, d_v: d, ..hopper }, &plain), built);
+        }
+        assert!(reason(Call { d: 96, d_v: 96, ..hopper }, &plain).contains("head dimensions 64, 128, 256 and 512"));
+        assert!(reason(call(), &plain).contains("compute capability 9.0"));
+        assert!(reason(hopper, &SdpaOptions { softcap: Some(30.0), ..plain.clone() }).contains("softcap"));
+        let slopes = AttentionMask::distances(vec![0.5; 4], true);
+        assert!(reason(hopper, &SdpaOptions::new(&slopes)).contains("distances"));
     }
 }

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::mask::{AttnShape, DenseMask};
 use crate::sdpa::hidden_values::{finite_parts, marked_in_ranges, marked_under, with_nan};
 use crate::sdpa::reasons::{first_reason, no_fused_kernel};
-use crate::sdpa::{Call, DeviceKind, SdpaOptions};
+use crate::sdpa::{Call, DeviceKind, SdpaOptions, heads_first};
 
 #[cfg(test)]
 #[path = "../../tests/unit/metal/mod.rs"]
@@ -24,6 +24,9 @@ const HEAD_DIMS: [usize; 8] = [32, 64, 72, 80, 96, 128, 256, 512];
 /// The most launches of the kernel for one query in a call. The eager backend has some twenty, and moves three times as
 /// many bytes of keys and values.
 const MAX_LAUNCHES: usize = 64;
+
+/// The most sequences of a call with one query each, whose ranges of keys are a list: views have any number of them.
+const MAX_SEQUENCES: usize = 1 << 20;
 
 /// Whether grouped heads run under a mask that is not square. A Mac gave NaN for some
 /// (<https://github.com/huggingface/candle/issues/3388>); the kernel got guards since then, and emulated it is right.
@@ -75,24 +78,19 @@ fn limits(call: &Call, options: &SdpaOptions) -> Option<String> {
 
 /// Why the kernel for one query, which has no mask, cannot run a call.
 fn limits_of_one_query(call: &Call, options: &SdpaOptions) -> Option<String> {
-    first_reason([
+    const NO_RANGE: &str = "for a single query it ignores masks, and this one does not leave each sequence one range \
+                            of keys, at most 64 different ones";
+    let reason = first_reason([
         (!call.d.is_multiple_of(32), "for a single query it has no kernel for this head dimension"),
-        (options.softcap == Some(NO_CAP.into()), "a softcap of 1 means none to it"),
-        (
-            visible_ranges(call, options).is_none(),
-            "for a single query it ignores masks, and this one does not leave each sequence one range of keys, at most \
-             64 different ones",
-        ),
-    ])
+        (options.softcap.map(|cap| cap as f32) == Some(NO_CAP), "a softcap of 1 means none to it"),
+        (call.shape.b > MAX_SEQUENCES, "for a single query it takes at most 2^20 sequences"),
+    ]);
+    reason.or_else(|| first_reason([(visible_ranges(call, options).is_none(), NO_RANGE)]))
 }
 
 /// The keys that the one query of each sequence sees, if the mask does no more than to leave it a range of them.
 fn visible_ranges(call: &Call, options: &SdpaOptions) -> Option<Vec<Range<usize>>> {
     let AttnShape { b, s_kv, .. } = call.shape;
-    // Views have any number of sequences; this many ranges are 16 MB.
-    if b > 1 << 20 {
-        return None;
-    }
     if options.mask.is_full() && call.distance_embeddings == [0; 2] {
         return Some(vec![0..keys(call, options); b]);
     }
@@ -178,13 +176,6 @@ pub(crate) fn attend([q, k, v]: [&Tensor; 3], call: &Call, options: &SdpaOptions
 
 /// The softcap that means none to candle.
 const NO_CAP: f32 = 1.0;
-
-/// `(b, s, heads, d)` → `(b, heads, s, d)`, contiguous. `reshape` sets all strides: a single head keeps the one it has,
-/// and the kernel for one query takes it for that of the sequences.
-fn heads_first(t: &Tensor) -> candle_core::Result<Tensor> {
-    let t = t.transpose(1, 2)?.contiguous()?;
-    t.reshape(t.shape())
-}
 
 /// [`attend`] for one query of each sequence, whose mask leaves it one range of keys. The kernel gets no other keys, so
 /// that what they hold has no influence; it is launched once for consecutive sequences with the same range.

@@ -158,6 +158,13 @@ pub fn plan_for(q: &Tensor, k: &Tensor, v: &Tensor, options: &SdpaOptions) -> Re
     Plan::new(&Call::new(q, k, v, options)?, options)
 }
 
+/// `(b, s, heads, d)` → `(b, heads, s, d)`, contiguous. `reshape` sets all strides: a single head keeps the one it has,
+/// and candle's kernels for Apple GPUs take it for that of the sequences.
+fn heads_first(t: &Tensor) -> candle_core::Result<Tensor> {
+    let t = t.transpose(1, 2)?.contiguous()?;
+    t.reshape(t.shape())
+}
+
 /// The output of a call without sequences, heads, queries or keys: no row, or rows that are fully masked, which are
 /// zeros.
 fn empty_output(q: &Tensor, call: &Call, options: &SdpaOptions) -> Result<AttentionOutput> {

@@ -80,7 +80,7 @@ fn attention() {
                     continue; // more threadgroup memory than there is
                 }
                 if s_q == 1 && [72, 80].contains(&d) {
-                    continue; // wrong in the kernel for one query
+                    continue; // no kernel for one query
                 }
                 let off = difference(|device| {
                     let q = numbers(&[1, 2, s_q, d], 1).to_dtype(dtype)?.to_device(device)?;
