@@ -209,6 +209,7 @@ fn configure(
             'n' => contents.norms,
             't' => contents.bias_rows.is_some(),
             'r' => contents.patch_keys.is_some(),
+            'g' => layout.gate_projection().is_some_and(|gate| source.contains(gate.bias)),
             _ => held(name),
         })?;
     }

@@ -37,30 +37,19 @@ static CLASSES: LazyLock<HashMap<&str, ConfigClass>> = LazyLock::new(|| {
     lines.filter_map(class).collect()
 });
 
-/// The `model_type`s of rows that are no model of transformers, each with its origin.
-const NOT_IN_TRANSFORMERS: &[(&str, &str)] = &[
-    ("new", "GTE's own code"),
-    ("timm", "the name that reads timm's checkpoints"),
-    ("evolla_protein_encoder", "the name of a section of Evolla"),
-    ("bidirectional_pplx_qwen3", "pplx-embed's own code"),
-    ("lfm2_bidirectional", "transformers after 5.24"),
-    ("kimi_k2", "Kimi K2's own code"),
-    ("davit", "Florence-2's own code"),
-    ("florence2_language", "Florence-2's own code"),
-    ("semantic", "a section of Bark"),
-    ("coarse_acoustics", "a section of Bark"),
-    ("fine_acoustics", "a section of Bark"),
+/// The `model_type`s of rows that are no model of transformers: names in GTE's, pplx-embed's, Kimi's and Florence-2's
+/// own code, of timm's files, of sections of Evolla and Bark, and of a version after 5.24.
+#[rustfmt::skip]
+const NOT_IN_TRANSFORMERS: [&str; 11] = [
+    "new", "bidirectional_pplx_qwen3", "kimi_k2", "davit", "florence2_language", "timm", "evolla_protein_encoder",
+    "semantic", "coarse_acoustics", "fine_acoustics", "lfm2_bidirectional",
 ];
 
-/// The `model_type`s of rows that are parts of a model of transformers, each with the model.
-const PARTS: &[(&str, &str)] = &[
-    ("evolla_adapter", "Evolla"),
-    ("evolla_resampler", "Evolla"),
-    ("sam2_video_memory", "the video models of SAM 2 and SAM 3"),
-    ("videoprism_head", "VideoPrism"),
-    ("fun_asr_nano_adaptor", "Fun-ASR-Nano"),
-    ("fastspeech2_conformer_encoder", "FastSpeech 2 Conformer"),
-    ("fastspeech2_conformer_decoder", "FastSpeech 2 Conformer"),
+/// The `model_type`s of rows that are parts of a model of transformers.
+#[rustfmt::skip]
+const PARTS: [&str; 7] = [
+    "evolla_adapter", "evolla_resampler", "sam2_video_memory", "videoprism_head", "fun_asr_nano_adaptor",
+    "fastspeech2_conformer_encoder", "fastspeech2_conformer_decoder",
 ];
 
 /// Keys that all config classes have, or had before transformers 5.
@@ -74,7 +63,7 @@ const SIZE_KEYS: [&str; 5] = ["num_key_value_heads", "head_dim", "d_model", "n_e
 
 /// Whether a `model_type` has a config class in transformers.
 pub(super) fn has_class(model_type: &str) -> bool {
-    !NOT_IN_TRANSFORMERS.iter().chain(PARTS).any(|(name, _)| *name == model_type)
+    !NOT_IN_TRANSFORMERS.contains(&model_type) && !PARTS.contains(&model_type)
 }
 
 /// The number of heads of this `model_type` if its configuration states none.
@@ -87,8 +76,7 @@ pub(super) fn default_decoder_heads(model_type: &str) -> Option<usize> {
     CLASSES.get(model_type)?.keys.iter().find_map(|word| word.strip_prefix("decoder=")?.parse().ok())
 }
 
-/// Whether transformers' own class runs a file: it names no code of its own (`auto_map`), and is not of a later
-/// version.
+/// Whether transformers' own class runs a file: it names no code (`auto_map`), and is not of a later version.
 pub(crate) fn is_of_class(json: &Map<String, Value>) -> bool {
     let version = json.get("transformers_version").and_then(Value::as_str).unwrap_or_default();
     let mut numbers = version.split('.').map_while(|number| number.parse().ok());
@@ -113,8 +101,7 @@ pub(super) fn is_ignored(key: &str, layer: &Layer) -> bool {
 /// one, both have to ignore a key, or the model that it is a part of.
 fn is_unknown(key: &str, stated: Option<&Value>, model_type: &str) -> bool {
     let stated = stated.and_then(Value::as_str).unwrap_or(model_type);
-    let is_part = PARTS.iter().any(|(part, _)| *part == model_type);
-    let model_type = if is_part { stated } else { model_type };
+    let model_type = if PARTS.contains(&model_type) { stated } else { model_type };
     let knows = |name: &str| CLASSES.get(name).is_some_and(|class| class.keys.contains(&key));
     let ignores = |name: &str| has_class(name) && !knows(name);
     layer_family(Some(stated)).is_ok() && ignores(model_type) && ignores(stated)

@@ -12,37 +12,34 @@ use crate::error::{Error, Result};
 use crate::families::layer::Layer;
 
 /// A parameter that only some layers have: its letter in `layer_tensors.txt`, and its name.
-const PARAMETERS: [(char, &str); 10] = [
-    ('q', "q_proj.bias"),
-    ('k', "k_proj.bias"),
-    ('v', "v_proj.bias"),
-    ('o', "o_proj.bias"),
-    ('n', "q_norm.weight"),
-    ('b', "q_norm.bias"),
-    ('c', "k_norm.bias"),
-    ('s', "sinks"),
-    ('t', "relative_position_bias_table"),
-    ('r', "rel_pos_h"),
+#[rustfmt::skip]
+const PARAMETERS: [(char, &str); 12] = [
+    ('q', "q_proj.bias"), ('k', "k_proj.bias"), ('v', "v_proj.bias"), ('o', "o_proj.bias"), ('n', "q_norm.weight"),
+    ('b', "q_norm.bias"), ('c', "k_norm.bias"), ('g', "gate_bias"), ('i', "attn_sub_norm.bias"), ('s', "sinks"),
+    ('t', "relative_position_bias_table"), ('r', "rel_pos_h"),
 ];
 
 /// When layers have some parameters.
 struct Rule {
     /// The letters of the parameters.
     letters: &'static str,
-    /// The key that decides, the value with which layers have them, and the value if it is not stated. `None`: all
-    /// layers have them.
-    key: Option<(&'static str, bool, bool)>,
+    /// Which layers have them: the `last` one, those with a `window` or with `none`, of `self`-attention; empty: all.
+    layers: &'static str,
+    /// The keys that decide, one of which is enough, the value with which layers have them, and the value if it is not
+    /// stated. `None`: all layers have them.
+    keys: Option<(&'static str, bool, bool)>,
 }
 
 /// The rules by `model_type`: a line of `layer_tensors.txt` each, written by `tests/golden/layer_tensors.py`.
 static RULES: LazyLock<HashMap<&str, Vec<Rule>>> = LazyLock::new(|| {
-    let rule = |word: &'static str| match word.split_once(':') {
-        None => Rule { letters: word, key: None },
-        Some((letters, key)) => {
-            let (key, stated) = key.split_once('=').unwrap_or((key, ""));
-            let name = key.trim_start_matches('!');
-            Rule { letters, key: Some((name, name == key, stated == "true")) }
-        }
+    let rule = |word: &'static str| {
+        let (whose, key) = word.split_once(':').map_or((word, None), |(whose, key)| (whose, Some(key)));
+        let (letters, layers) = whose.split_once('@').unwrap_or((whose, ""));
+        let keys = key.map(|key| {
+            let (names, stated) = key.split_once('=').unwrap_or((key, ""));
+            (names.trim_start_matches('!'), !names.starts_with('!'), stated == "true")
+        });
+        Rule { letters, layers, keys }
     };
     let lines = include_str!("layer_tensors.txt").lines().filter(|line| !line.starts_with('#'));
     let words = lines.map(|line| line.split_once(' ').unwrap_or((line, "")));
@@ -55,27 +52,37 @@ impl Layer<'_> {
     pub(crate) fn check_tensors(&self, has: impl Fn(char, &str) -> bool) -> Result<()> {
         let Some(rules) = RULES.get(self.model_type) else { return Ok(()) };
         for (letter, name) in PARAMETERS {
-            let rule = rules.iter().find(|rule| rule.letters.contains(letter));
+            let found = rules.iter().find(|rule| rule.letters.contains(letter) && self.is_among(rule.layers));
             // Layers of one model differ in it.
-            if rule.is_some_and(|rule| rule.letters.ends_with('?')) {
+            if found.is_some_and(|rule| rule.letters.ends_with('?')) {
                 continue;
             }
-            let stated = match rule.and_then(|rule| rule.key) {
-                Some((key, value, default)) => Some((key, value, self.flag(key)?.unwrap_or(default))),
-                None => None,
+            let state = |(keys, value, default): (&'static str, bool, bool)| {
+                let flags = keys.split('|').map(|key| Ok(self.flag(key)?.unwrap_or(default)));
+                Ok::<_, Error>((keys, value, flags.collect::<Result<Vec<_>>>()?.contains(&true)))
             };
-            let is_expected = stated.map_or(rule.is_some(), |(_, value, stated)| value == stated);
+            let stated = found.and_then(|rule| rule.keys).map(state).transpose()?;
+            let is_expected = stated.map_or(found.is_some(), |(_, value, stated)| value == stated);
             let words = |is_there: bool| if is_there { "present" } else { "absent" };
+            let have = if is_expected { "have" } else { "do not have" };
             let why = match stated {
-                Some((key, _, stated)) => format!("`{key}` is {stated}"),
-                None => {
-                    format!("layers of `{}` {} it", self.model_type, if is_expected { "have" } else { "do not have" })
-                }
+                Some((keys, _, stated)) => format!("`{}` is {stated}", keys.replace('|', "` or `")),
+                None => format!("layers of `{}` {have} it", self.model_type),
             };
             let expected = || format!("{}: {why}", words(is_expected));
             let what = || format!("`{name}` of `{}`", self.prefix);
             ensure!(has(letter, name) == is_expected, Error::value(what(), words(!is_expected), expected()));
         }
         Ok(())
+    }
+
+    /// Whether the layer is one of those that a rule is for. Keys of another kind are errors of the configuration.
+    fn is_among(&self, layers: &str) -> bool {
+        match layers {
+            "" => true,
+            "self" => !self.cross,
+            "last" => self.number("num_hidden_layers").is_ok_and(|layers| layers == Some(self.index + 1)),
+            _ => self.has_window().is_ok_and(|has_window| has_window == (layers == "window")),
+        }
     }
 }

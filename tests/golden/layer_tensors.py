@@ -34,7 +34,17 @@ OUT = Path(os.environ.get("LAYER_TENSORS", Path(tempfile.gettempdir()) / "layer_
 
 # Keys that may decide whether a layer has a bias, a norm of queries and keys, or sinks.
 DECIDING = re.compile(r"bias|norm|qk|sink|rel_pos|relative_pos", re.IGNORECASE)
-LETTERS = "qkvonbcstr"
+LETTERS = "qkvonbcgistr"
+# What two keys decide, a key of another section, or the place of a layer.
+BY_HAND = {
+    "beit": {"t": ":use_relative_position_bias|use_shared_relative_position_bias=false"},
+    "data2vec-vision": {"t": ":use_relative_position_bias|use_shared_relative_position_bias=false"},
+    "evolla_adapter": {"o": ":aligner_enable_bias=true"},
+    "gpt_neox_japanese": {"o": "@last"},
+    "kosmos_2_text_model": {"i": "@self"},
+    "mimo_v2_flash": {"s": "@window:add_swa_attention_sink_bias=true s@none:add_full_attention_sink_bias=false"},
+    "videoprism_head": {letter: ":qkv_bias=true" for letter in "qkv"},
+}
 
 
 def fixtures():
@@ -136,7 +146,8 @@ def table():
         changes = [change for change in changes if f"{change[0]}~base" in found]
         grouped = defaultdict(str)
         for letter in LETTERS:
-            if (how := rule(letter, found, model_type, changes)) is not None:
+            how = BY_HAND.get(model_type, {}).get(letter) or rule(letter, found, model_type, changes)
+            if how is not None:
                 grouped[how] += letter
         lines.append(" ".join([model_type, *(letters + how for how, letters in grouped.items())]))
     head = TABLE.read_text().splitlines() if TABLE.exists() else []

@@ -33,6 +33,11 @@ impl ApartNames {
             let width = reader.inputs[part] / names.len();
             let linears = names.iter().map(|linear| reader.linear(*linear, rows, width));
             let linears = linears.collect::<Result<Vec<_>>>()?;
+            let has_biases = linears.iter().any(|linear| linear.bias.is_some());
+            if let Some(i) = linears.iter().position(|linear| has_biases && linear.bias.is_none()) {
+                let name = reader.source.full_name(names[i].bias);
+                return Err(Error::MissingTensor { name, why: "the other parts of the sum have biases".into() });
+            }
             if linears.iter().any(LinearWeights::tracks_gradient) {
                 return Err(Error::value("the weights of contents and positions", "variables", "fixed tensors"));
             }

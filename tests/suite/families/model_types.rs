@@ -1,7 +1,7 @@
 //! Every model type of transformers is right or refused, as `docs/model-types.md` lists them: the layers of those that
 //! are right agree with transformers (`tests/golden/model_types.py`), and no layer of the others loads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -244,6 +244,34 @@ fn every_model_type_that_is_right_agrees_with_transformers() {
     }
 }
 
+/// transformers draws at random what a file lacks; here a layer is refused, but where nothing depends on the tensor.
+#[test]
+fn a_layer_without_one_of_its_tensors_is_right_or_refused() {
+    let (mut wrong, mut refused) = (Vec::new(), 0);
+    for (name, checkpoint) in fixtures().all() {
+        let metadata = checkpoint.metadata().clone().into_iter().collect::<HashMap<_, _>>();
+        let read = |name: &str| (name.to_string(), checkpoint.tensor(name, &CPU).unwrap());
+        let mut tensors: HashMap<String, Tensor> = checkpoint.names().map(read).collect();
+        let walked = Walked::new(checkpoint);
+        for case in &walked.cases {
+            let below = format!("{}.", case.prefix);
+            let names: Vec<String> = tensors.keys().filter(|name| name.starts_with(&below)).cloned().collect();
+            for missing in names {
+                let tensor = tensors.remove(&missing).unwrap();
+                let file = safetensors::serialize(&tensors, Some(metadata.clone())).unwrap();
+                let verdict = Walked::new(Checkpoint::from_bytes(file).unwrap()).verdict(case);
+                tensors.insert(missing.clone(), tensor);
+                refused += usize::from(verdict.get("refused").is_some());
+                if verdict.get("wrong").is_some() {
+                    wrong.push(format!("{name} without `{missing}`: {verdict}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(refused > 1000, "{refused}");
+}
+
 #[test]
 fn a_model_type_that_is_refused_loads_no_layer() {
     let checkpoint = family("llama");
@@ -445,9 +473,17 @@ fn prints_layer_tensors() {
                 Position::RelativeKey2d(_) => (false, true),
                 _ => (false, false),
             };
-            let has = [(q, 'q'), (k, 'k'), (v, 'v'), (o, 'o'), (table, 't'), (sides, 'r')].into_iter().chain(
-                [("q_norm.weight", 'n'), ("q_norm.bias", 'b'), ("k_norm.bias", 'c'), ("sinks", 's')]
-                    .map(|(name, letter)| (holds(name), letter)),
+            let gate = config.output_gate().is_some_and(|gate| gate.bias);
+            let has = [(q, 'q'), (k, 'k'), (v, 'v'), (o, 'o'), (gate, 'g'), (table, 't'), (sides, 'r')];
+            let has = has.into_iter().chain(
+                [
+                    ("q_norm.weight", 'n'),
+                    ("q_norm.bias", 'b'),
+                    ("k_norm.bias", 'c'),
+                    ("attn_sub_norm.bias", 'i'),
+                    ("sinks", 's'),
+                ]
+                .map(|(name, letter)| (holds(name), letter)),
             );
             let letters: String = has.filter(|(has, _)| *has).map(|(_, letter)| letter).collect();
             println!("layer_tensors {name} {} -{letters}", config.model_type.unwrap_or_default());
