@@ -20,98 +20,55 @@ const ROW: LatentRow = LatentRow { eps: Some(1e-6), scaled: false, indexed: fals
 const INDEXED: Mechanism = Mechanism::Latent(LatentRow { indexed: true, ..ROW });
 const INTERLEAVED: RotaryRow = RotaryRow { interleaved: true, ..ROTARY };
 
-const DEEPSEEK_V2: Family = Family {
-    layouts: &["deepseek", "deepseek-lite"],
-    causal: Causal::Always,
-    positions: LayerPositions::Rotary(INTERLEAVED),
-    scale: Scale::Mscale,
-    qk_norm: None,
-    mechanisms: &[Mechanism::Latent(ROW)],
-    ..BASE
-};
+#[rustfmt::skip]
+const DEEPSEEK_V2: Family = Family { layouts: &["deepseek", "deepseek-lite"], causal: Causal::Always,
+    positions: LayerPositions::Rotary(INTERLEAVED), scale: Scale::Mscale, qk_norm: None,
+    mechanisms: &[Mechanism::Latent(ROW)], ..BASE };
 /// A key says which elements form a pair.
 const DEEPSEEK_V3: Family = Family { own_keys: &["rope_interleave"], ..DEEPSEEK_V2 };
 const DEEPSEEK_V32: Family = Family { mechanisms: &[INDEXED], defaults: &[("index_topk", 2048.0)], ..DEEPSEEK_V2 };
-const HY_V4: Family = Family {
-    layouts: &["hy-v4"],
-    positions: LayerPositions::Rotary(ROTARY),
-    mechanisms: &[INDEXED, SIGMOID_GATE],
-    ..DEEPSEEK_V32
-};
+#[rustfmt::skip]
+const HY_V4: Family = Family { layouts: &["hy-v4"], positions: LayerPositions::Rotary(ROTARY),
+    mechanisms: &[INDEXED, SIGMOID_GATE], ..DEEPSEEK_V32 };
 
+#[rustfmt::skip]
 pub(crate) const LATENT: &[Family] = &[
     Family { model_types: &["deepseek_v2"], ..DEEPSEEK_V2 },
     Family { model_types: &["deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu", "axk1"], ..DEEPSEEK_V3 },
-    Family {
-        model_types: &["sarvam_mla"],
-        layouts: &["deepseek-lite"],
-        own_keys: &["rope_interleave", "rope_type=deepseek_yarn"],
-        ..DEEPSEEK_V3
-    },
+    Family { model_types: &["sarvam_mla"], layouts: &["deepseek-lite"],
+        own_keys: &["rope_interleave", "rope_type=deepseek_yarn"], ..DEEPSEEK_V3 },
     Family { model_types: &["deepseek_v32", "glm_moe_dsa"], ..DEEPSEEK_V32 },
     Family { model_types: &["hy_v4"], ..HY_V4 },
-    Family {
-        model_types: &["hy_v4_vl_text"],
+    Family { model_types: &["hy_v4_vl_text"],
         positions: LayerPositions::Rotary(RotaryRow { mrope: Some(Mrope::Alternating), ..INTERLEAVED }),
         mechanisms: &[Mechanism::Latent(LatentRow { eps: None, indexed: true, ..ROW }), SIGMOID_GATE],
-        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
-        ..HY_V4
-    },
-    Family {
-        model_types: &["mistral4"],
+        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)], ..HY_V4 },
+    Family { model_types: &["mistral4"],
         positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..INTERLEAVED }),
         mechanisms: &[Mechanism::Latent(LatentRow { states_share: true, ..ROW })],
-        steps: &[StepRow::QueryFactor(QueryFactor::RopeBeta)],
-        ..DEEPSEEK_V3
-    },
+        steps: &[StepRow::QueryFactor(QueryFactor::RopeBeta)], ..DEEPSEEK_V3 },
     Family { model_types: &["minicpm3"], positions: LayerPositions::Rotary(ROTARY), ..DEEPSEEK_V2 },
-    Family {
-        model_types: &["longcat_flash"],
+    Family { model_types: &["longcat_flash"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 10_000_000.0, ..INTERLEAVED }),
-        mechanisms: &[Mechanism::Latent(LatentRow { scaled: true, ..ROW })],
-        ..DEEPSEEK_V2
-    },
+        mechanisms: &[Mechanism::Latent(LatentRow { scaled: true, ..ROW })], ..DEEPSEEK_V2 },
     // Nothing is rotated, whatever its files state. The other layers are Kimi delta attention, in another layout.
-    Family {
-        model_types: &["kimi_linear"],
-        layouts: &["deepseek-lite", "deepseek"],
-        ignored_keys: &["rope_theta"],
-        positions: LayerPositions::FromWeights,
-        scale: Scale::HeadDim,
-        ..DEEPSEEK_V2
-    },
-    Family {
-        model_types: &["glm5_next_text"],
-        positions: LayerPositions::FromWeights,
-        scale: Scale::HeadDim,
+    Family { model_types: &["kimi_linear"], layouts: &["deepseek-lite", "deepseek"], ignored_keys: &["rope_theta"],
+        positions: LayerPositions::FromWeights, scale: Scale::HeadDim, ..DEEPSEEK_V2 },
+    Family { model_types: &["glm5_next_text"], positions: LayerPositions::FromWeights, scale: Scale::HeadDim,
         mechanisms: &[Mechanism::Latent(LatentRow { eps: None, indexed: true, ..ROW })],
-        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)],
-        ..DEEPSEEK_V2
-    },
+        defaults: &[("index_topk", 2048.0), ("rms_norm_eps", 1e-5)], ..DEEPSEEK_V2 },
     // Its indexer chooses blocks of tokens.
-    Family {
-        model_types: &["deepseek_v4"],
-        layouts: &["deepseek-v4", "deepseek-v4-saved", "multi-query"],
-        causal: Causal::Always,
-        window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
-        positions: LayerPositions::MainOrCompress,
-        qk_norm: None,
-        mechanisms: &[
-            Mechanism::Latent(LatentRow { eps: None, ..ROW }),
-            Mechanism::Indexer(MaxKeys::Compressed("index_topk")),
-        ],
+    Family { model_types: &["deepseek_v4"], layouts: &["deepseek-v4", "deepseek-v4-saved", "multi-query"],
+        causal: Causal::Always, window: Window { layers: WindowLayers::All { switch: false }, ..BASE.window },
+        positions: LayerPositions::MainOrCompress, qk_norm: None,
+        mechanisms: &[Mechanism::Latent(LatentRow { eps: None, ..ROW }),
+            Mechanism::Indexer(MaxKeys::Compressed("index_topk"))],
         steps: &[StepRow::WeightlessQueryNorm],
-        defaults: &[("sliding_window", 128.0), ("index_topk", 512.0), ("rms_norm_eps", 1e-6)],
-        ..BASE
-    },
+        defaults: &[("sliding_window", 128.0), ("index_topk", 512.0), ("rms_norm_eps", 1e-6)], ..BASE },
     // The other layers are delta attention, in another layout.
-    Family {
-        model_types: &["bailing_hybrid"],
-        layouts: &["ling"],
+    Family { model_types: &["bailing_hybrid"], layouts: &["ling"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 6_000_000.0, ..INTERLEAVED }),
-        mechanisms: &[Mechanism::Latent(ROW), SIGMOID_GATE],
-        ..DEEPSEEK_V2
-    },
+        mechanisms: &[Mechanism::Latent(ROW), SIGMOID_GATE], ..DEEPSEEK_V2 },
 ];
 
 impl Layer<'_> {
