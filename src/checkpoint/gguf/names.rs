@@ -1,9 +1,10 @@
 //! Gives tensors the names of Hugging Face.
 
 use std::collections::BTreeMap;
+use std::str::SplitAsciiWhitespace;
 
 use crate::checkpoint::gguf::blocks::Change;
-use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Changed, Files, UNNAMED};
+use crate::checkpoint::gguf::tables::{ARCHITECTURES, Architecture, Files, UNNAMED};
 use crate::checkpoint::gguf::value::{GgufMetadata, absent};
 use crate::checkpoint::header::Entry;
 use crate::error::{Error, Result, cut};
@@ -60,8 +61,16 @@ pub(super) fn rename(
     Ok((renamed, unlisted))
 }
 
+/// The lines of a section of `tensors.txt`, in words.
+fn section(name: &str) -> impl Iterator<Item = SplitAsciiWhitespace<'static>> {
+    let start = format!("[{name}]");
+    let lines = include_str!("tensors.txt").lines().skip_while(move |line| *line != start).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('[')).filter(|line| !line.starts_with('#'));
+    lines.map(str::split_ascii_whitespace)
+}
+
 /// The name at Hugging Face of a tensor, its block, and what the converter did to it.
-fn new_name(row: &Architecture, name: &str) -> Option<(String, Option<usize>, Changed)> {
+fn new_name(row: &Architecture, name: &str) -> Option<(String, Option<usize>, &'static str)> {
     let (stem, end) = name.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))?;
     let block = stem.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let block = block.and_then(|(number, rest)| Some((number, number.parse::<usize>().ok()?, rest)));
@@ -69,14 +78,16 @@ fn new_name(row: &Architecture, name: &str) -> Option<(String, Option<usize>, Ch
         Some((number, _, rest)) => (format!("blk.{{}}.{rest}"), number),
         None => (stem.to_string(), ""),
     };
-    let (_, ours, changed) = row.tensors.iter().copied().flatten().find(|(other, ..)| *other == theirs)?;
-    Some((format!("{}.{end}", ours.replace("{}", number)), block.map(|(_, block, _)| block), *changed))
+    let mut lines = row.tensors.iter().flat_map(|name| section(name));
+    let mut words = lines.find_map(|mut words| (words.next()? == theirs).then_some(words))?;
+    let (ours, changed) = (words.next()?, words.next().unwrap_or_default());
+    Some((format!("{}.{end}", ours.replace("{}", number)), block.map(|(_, block, _)| block), changed))
 }
 
 /// The change of a tensor of this shape that has to be undone.
 fn change(
     row: &Architecture,
-    changed: Changed,
+    changed: &str,
     metadata: &GgufMetadata,
     name: &str,
     shape: &[usize],
@@ -87,13 +98,10 @@ fn change(
         heads.ok_or_else(|| absent(&key("attention.head_count")))
     };
     let heads = match changed {
-        Changed::No => return Ok(None),
-        Changed::PlusOne => return Ok(Some(Change::PlusOne)),
-        Changed::QueryRows => heads()?,
-        Changed::KeyRows => match metadata.count(&key("attention.head_count_kv"))? {
-            Some(heads) => heads,
-            None => heads()?,
-        },
+        "+1" => return Ok(Some(Change::PlusOne)),
+        "query-rows" => heads()?,
+        "key-rows" => metadata.count(&key("attention.head_count_kv"))?.map_or_else(heads, Ok)?,
+        _ => return Ok(None),
     };
     match shape.first() {
         Some(rows) if heads > 0 && *rows > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => {

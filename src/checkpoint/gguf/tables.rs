@@ -11,7 +11,8 @@ pub(super) struct Architecture {
     pub name: &'static str,
     /// Which files of this name it is.
     pub files: Files,
-    pub tensors: &'static [&'static [Name]],
+    /// Sections of `tensors.txt`.
+    pub tensors: &'static [&'static str],
     /// Keys of `config.json` beside [`SIZES`], and where their values are from.
     pub config: &'static [(&'static str, Origin)],
     /// Keys that llama.cpp reads or writes and that say nothing more here; below the name of the architecture.
@@ -20,26 +21,12 @@ pub(super) struct Architecture {
     pub expected: &'static [(&'static str, Expected)],
 }
 
-/// The name of a tensor there and here, without `.weight` and `.bias`; `{}` is the number of a block.
-pub(super) type Name = (&'static str, &'static str, Changed);
-
 /// The files of an architecture that a row is for, by a tensor.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Files {
     All,
     With(&'static str),
     Without(&'static str),
-}
-
-/// A change of a tensor by the converter.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Changed {
-    No,
-    /// It brought the rows of each query head, or key-value head, into the order of llama.cpp's rotation.
-    QueryRows,
-    KeyRows,
-    /// It added 1.
-    PlusOne,
 }
 
 /// Where a value of `config.json` is from. Keys are those below the name of the architecture.
@@ -68,16 +55,12 @@ pub(super) enum Expected {
     HeadSize,
 }
 
-use Changed::{KeyRows, No, PlusOne, QueryRows};
 use Origin::{Flag, Key, LayerTypes, Number, Optional, Rows, Text};
 
 /// Keys of all architectures that say nothing of what a model computes here. `pooling_type` belongs to the text model.
+#[rustfmt::skip]
 pub(super) const IGNORED: &[&str] = &[
-    "attention.causal",
-    "classifier.output_labels",
-    "context_length",
-    "pooling_type",
-    "vocab_size",
+    "attention.causal", "classifier.output_labels", "context_length", "pooling_type", "vocab_size",
     "tensor_data_layout",
 ];
 
@@ -85,11 +68,10 @@ pub(super) const IGNORED: &[&str] = &[
 pub(super) const UNNAMED: &[&str] = &["rope_freqs.weight", "dense_2.weight", "dense_3.weight"];
 
 /// Values of the `config.json` of all architectures.
+#[rustfmt::skip]
 pub(super) const SIZES: &[(&str, Origin)] = &[
-    ("vocab_size", Rows("token_embd.weight")),
-    ("hidden_size", Key("embedding_length")),
-    ("num_hidden_layers", Key("block_count")),
-    ("num_attention_heads", Key("attention.head_count")),
+    ("vocab_size", Rows("token_embd.weight")), ("hidden_size", Key("embedding_length")),
+    ("num_hidden_layers", Key("block_count")), ("num_attention_heads", Key("attention.head_count")),
     ("intermediate_size", Key("feed_forward_length")),
 ];
 
@@ -103,311 +85,123 @@ const THETA: (&str, Origin) = ("rope_theta", Optional("rope.freq_base"));
 const CAUSAL: (&str, Origin) = ("is_causal", Optional("attention.causal"));
 
 /// Encoders see both ways.
+#[rustfmt::skip]
 const ENCODER: &[(&str, Expected)] = &[
-    ("attention.causal", Expected::Flag(false)),
-    ("attention.key_length", Expected::WidthByHeads),
-    ("attention.value_length", Expected::WidthByHeads),
-    ("rope.dimension_count", Expected::WidthByHeads),
+    ("attention.causal", Expected::Flag(false)), ("attention.key_length", Expected::WidthByHeads),
+    ("attention.value_length", Expected::WidthByHeads), ("rope.dimension_count", Expected::WidthByHeads),
 ];
 
+#[rustfmt::skip]
 const DECODER: &[(&str, Expected)] = &[
-    ("attention.value_length", Expected::HeadSize),
-    ("rope.dimension_count", Expected::HeadSize),
-    ("expert_count", Expected::Zero),
-    ("expert_used_count", Expected::Zero),
-];
-
-/// The embeddings of BERT; models have some of them.
-const BERT_EMBEDDINGS: &[Name] = &[
-    ("token_embd", "embeddings.word_embeddings", No),
-    ("token_types", "embeddings.token_type_embeddings", No),
-    ("position_embd", "embeddings.position_embeddings", No),
-    ("token_embd_norm", "embeddings.LayerNorm", No),
-];
-
-/// Attention in BERT.
-const BERT_ATTENTION: &[Name] = &[
-    ("blk.{}.attn_q", "encoder.layer.{}.attention.self.query", No),
-    ("blk.{}.attn_k", "encoder.layer.{}.attention.self.key", No),
-    ("blk.{}.attn_v", "encoder.layer.{}.attention.self.value", No),
-    ("blk.{}.attn_output", "encoder.layer.{}.attention.output.dense", No),
-    ("blk.{}.attn_output_norm", "encoder.layer.{}.attention.output.LayerNorm", No),
-];
-
-/// The tensors that the decoders share.
-const DECODERS_NAMES: &[Name] = &[
-    ("token_embd", "embed_tokens", No),
-    ("blk.{}.attn_v", "layers.{}.self_attn.v_proj", No),
-    ("blk.{}.attn_output", "layers.{}.self_attn.o_proj", No),
-    ("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj", No),
-    ("blk.{}.ffn_up", "layers.{}.mlp.up_proj", No),
-    ("blk.{}.ffn_down", "layers.{}.mlp.down_proj", No),
-];
-
-/// The head of BERT, whose first layer is called its pooler: RoBERTa's head computes the same.
-const BERT_HEAD: &[Name] = &[("cls", "pooler.dense", No), ("cls.output", "classifier", No)];
-
-/// The tensors that those without other norms share.
-const LLAMA_NAMES: &[Name] = &[
-    ("blk.{}.attn_norm", "layers.{}.input_layernorm", No),
-    ("blk.{}.ffn_norm", "layers.{}.post_attention_layernorm", No),
-    ("output_norm", "norm", No),
-    ("output", "lm_head", No),
+    ("attention.value_length", Expected::HeadSize), ("rope.dimension_count", Expected::HeadSize),
+    ("expert_count", Expected::Zero), ("expert_used_count", Expected::Zero),
 ];
 
 /// BERT and the models that differ by the ids of their positions alone (RoBERTa, XLM-RoBERTa): the converter cuts the
 /// rows of the table of positions that they do not use.
+#[rustfmt::skip]
 const BERT: Architecture = Architecture {
     name: "bert",
-    files: Files::With("token_types.weight"),
-    tensors: &[
-        BERT_EMBEDDINGS,
-        BERT_ATTENTION,
-        BERT_HEAD,
-        &[
-            ("blk.{}.ffn_up", "encoder.layer.{}.intermediate.dense", No),
-            ("blk.{}.ffn_down", "encoder.layer.{}.output.dense", No),
-            ("blk.{}.layer_output_norm", "encoder.layer.{}.output.LayerNorm", No),
-        ],
-    ],
+    files: Files::With("token_types.weight"), tensors: &["bert embeddings", "bert attention", "bert head", "bert"],
     config: &[
-        ("model_type", Text("bert")),
-        TYPES,
-        ("max_position_embeddings", Rows("position_embd.weight")),
-        EPS,
+        ("model_type", Text("bert")), TYPES, ("max_position_embeddings", Rows("position_embd.weight")), EPS,
         ("hidden_act", Text("gelu")),
     ],
-    ignored: &[],
-    expected: ENCODER,
+    ignored: &[], expected: ENCODER,
 };
 
 /// DistilBERT, which has no segment types.
+#[rustfmt::skip]
 const DISTILBERT: Architecture = Architecture {
-    files: Files::Without("token_types.weight"),
-    tensors: &[
-        BERT_EMBEDDINGS,
-        &[
-            ("blk.{}.attn_q", "transformer.layer.{}.attention.q_lin", No),
-            ("blk.{}.attn_k", "transformer.layer.{}.attention.k_lin", No),
-            ("blk.{}.attn_v", "transformer.layer.{}.attention.v_lin", No),
-            ("blk.{}.attn_output", "transformer.layer.{}.attention.out_lin", No),
-            ("blk.{}.attn_output_norm", "transformer.layer.{}.sa_layer_norm", No),
-            ("blk.{}.ffn_up", "transformer.layer.{}.ffn.lin1", No),
-            ("blk.{}.ffn_down", "transformer.layer.{}.ffn.lin2", No),
-            ("blk.{}.layer_output_norm", "transformer.layer.{}.output_layer_norm", No),
-            ("cls", "pre_classifier", No),
-            ("cls.output", "classifier", No),
-        ],
-    ],
+    files: Files::Without("token_types.weight"), tensors: &["bert embeddings", "distilbert"],
     config: &[
-        ("model_type", Text("distilbert")),
-        ("max_position_embeddings", Rows("position_embd.weight")),
-        EPS,
+        ("model_type", Text("distilbert")), ("max_position_embeddings", Rows("position_embd.weight")), EPS,
         ("hidden_act", Text("gelu")),
     ],
     ..BERT
 };
 
+#[rustfmt::skip]
 const NOMIC_BERT: Architecture = Architecture {
-    name: "nomic-bert",
-    files: Files::All,
-    tensors: &[
-        &[
-            ("token_embd_norm", "emb_ln", No),
-            ("blk.{}.attn_qkv", "encoder.layers.{}.attn.Wqkv", No),
-            ("blk.{}.attn_output", "encoder.layers.{}.attn.out_proj", No),
-            ("blk.{}.attn_output_norm", "encoder.layers.{}.norm1", No),
-            ("blk.{}.ffn_up", "encoder.layers.{}.mlp.fc11", No),
-            ("blk.{}.ffn_gate", "encoder.layers.{}.mlp.fc12", No),
-            ("blk.{}.ffn_down", "encoder.layers.{}.mlp.fc2", No),
-            ("blk.{}.layer_output_norm", "encoder.layers.{}.norm2", No),
-        ],
-        BERT_EMBEDDINGS,
-    ],
+    name: "nomic-bert", files: Files::All, tensors: &["nomic", "bert embeddings"],
     config: &[
-        ("model_type", Text("nomic_bert")),
-        TYPES,
-        LENGTH,
-        EPS,
-        ("activation_function", Text("swiglu")),
-        ("rotary_emb_base", Key("rope.freq_base")),
-        ("rotary_emb_fraction", Number(1.0)),
+        ("model_type", Text("nomic_bert")), TYPES, LENGTH, EPS, ("activation_function", Text("swiglu")),
+        ("rotary_emb_base", Key("rope.freq_base")), ("rotary_emb_fraction", Number(1.0)),
     ],
     ..BERT
 };
 
+#[rustfmt::skip]
 const MODERN_BERT: Architecture = Architecture {
-    name: "modern-bert",
-    files: Files::All,
-    tensors: &[&[
-        ("token_embd", "embeddings.tok_embeddings", No),
-        ("token_embd_norm", "embeddings.norm", No),
-        ("blk.{}.attn_norm", "layers.{}.attn_norm", No),
-        ("blk.{}.attn_qkv", "layers.{}.attn.Wqkv", No),
-        ("blk.{}.attn_output", "layers.{}.attn.Wo", No),
-        ("blk.{}.ffn_norm", "layers.{}.mlp_norm", No),
-        ("blk.{}.ffn_up", "layers.{}.mlp.Wi", No),
-        ("blk.{}.ffn_down", "layers.{}.mlp.Wo", No),
-        ("output_norm", "final_norm", No),
-        ("cls", "head.dense", No),
-        ("cls.norm", "head.norm", No),
-        ("cls.output", "classifier", No),
-    ]],
+    name: "modern-bert", files: Files::All, tensors: &["modernbert"],
     config: &[
-        ("model_type", Text("modernbert")),
-        LENGTH,
-        ("norm_eps", Key("attention.layer_norm_epsilon")),
-        ("hidden_activation", Text("gelu")),
-        ("hidden_activation", Optional("hidden_activation")),
-        ("local_attention", Key("attention.sliding_window")),
-        ("global_attn_every_n_layers", Number(3.0)),
+        ("model_type", Text("modernbert")), LENGTH, ("norm_eps", Key("attention.layer_norm_epsilon")),
+        ("hidden_activation", Text("gelu")), ("hidden_activation", Optional("hidden_activation")),
+        ("local_attention", Key("attention.sliding_window")), ("global_attn_every_n_layers", Number(3.0)),
         ("global_attn_every_n_layers", Optional("attention.sliding_window_pattern")),
-        ("global_rope_theta", Key("rope.freq_base")),
-        ("local_rope_theta", Optional("rope.freq_base_swa")),
+        ("global_rope_theta", Key("rope.freq_base")), ("local_rope_theta", Optional("rope.freq_base_swa")),
     ],
     ignored: &["attention.layer_norm_rms_epsilon", "classifier_pooling_type", "classifier.pooling_type"],
     expected: ENCODER,
 };
 
 /// Jina-BERT v2. Its activation is what llama.cpp computes, whatever the configuration states.
+#[rustfmt::skip]
 const JINA_BERT_V2: Architecture = Architecture {
     name: "jina-bert-v2",
-    files: Files::Without("blk.0.attn_q_norm.weight"),
-    tensors: &[
-        BERT_EMBEDDINGS,
-        BERT_ATTENTION,
-        &[
-            ("blk.{}.ffn_up", "encoder.layer.{}.mlp.gated_layers", No),
-            ("blk.{}.ffn_down", "encoder.layer.{}.mlp.wo", No),
-            ("blk.{}.layer_output_norm", "encoder.layer.{}.mlp.layernorm", No),
-            ("cls", "classifier", No),
-        ],
-    ],
+    files: Files::Without("blk.0.attn_q_norm.weight"), tensors: &["bert embeddings", "bert attention", "jina"],
     config: &[
-        ("model_type", Text("bert")),
-        ("position_embedding_type", Text("alibi")),
+        ("model_type", Text("bert")), ("position_embedding_type", Text("alibi")),
         // No class of transformers has these positions.
         ("auto_map", Text("JinaBert")),
-        ("feed_forward_type", Text("geglu")),
-        TYPES,
-        LENGTH,
-        EPS,
+        ("feed_forward_type", Text("geglu")), TYPES, LENGTH, EPS,
     ],
-    ignored: &["attention.max_alibi_bias"],
-    expected: ENCODER,
+    ignored: &["attention.max_alibi_bias"], expected: ENCODER,
 };
 
 /// Jina's model for code, with norms of queries and keys.
+#[rustfmt::skip]
 const JINA_BERT_V2_CODE: Architecture = Architecture {
-    files: Files::With("blk.0.attn_q_norm.weight"),
-    tensors: &[
-        BERT_EMBEDDINGS,
-        BERT_ATTENTION,
-        &[
-            ("blk.{}.attn_q_norm", "encoder.layer.{}.attention.self.layer_norm_q", No),
-            ("blk.{}.attn_k_norm", "encoder.layer.{}.attention.self.layer_norm_k", No),
-            ("blk.{}.attn_norm_2", "encoder.layer.{}.layer_norm_1", No),
-            ("blk.{}.ffn_up", "encoder.layer.{}.mlp.up_gated_layer", No),
-            ("blk.{}.ffn_down", "encoder.layer.{}.mlp.down_layer", No),
-            ("blk.{}.layer_output_norm", "encoder.layer.{}.layer_norm_2", No),
-            ("cls", "classifier", No),
-        ],
-    ],
+    files: Files::With("blk.0.attn_q_norm.weight"), tensors: &["bert embeddings", "bert attention", "jina code"],
     ..JINA_BERT_V2
 };
 
 /// EmbeddingGemma: a Gemma 3 that sees both ways.
+#[rustfmt::skip]
 const GEMMA_EMBEDDING: Architecture = Architecture {
-    name: "gemma-embedding",
-    files: Files::All,
-    tensors: &[
-        DECODERS_NAMES,
-        &[
-            ("blk.{}.attn_norm", "layers.{}.input_layernorm", PlusOne),
-            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
-            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
-            ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", PlusOne),
-            ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", PlusOne),
-            ("blk.{}.post_attention_norm", "layers.{}.post_attention_layernorm", PlusOne),
-            ("blk.{}.ffn_norm", "layers.{}.pre_feedforward_layernorm", PlusOne),
-            ("blk.{}.post_ffw_norm", "layers.{}.post_feedforward_layernorm", PlusOne),
-            ("output_norm", "norm", PlusOne),
-            ("output", "lm_head", No),
-        ],
-    ],
+    name: "gemma-embedding", files: Files::All, tensors: &["decoders", "gemma"],
     config: &[
-        ("model_type", Text("gemma3_text")),
-        ("use_bidirectional_attention", Flag(true)),
-        KEY_VALUE_HEADS,
+        ("model_type", Text("gemma3_text")), ("use_bidirectional_attention", Flag(true)), KEY_VALUE_HEADS,
         ("head_dim", Key("attention.key_length")),
         // llama.cpp divides scores by the root of the head's size.
-        ("query_pre_attn_scalar", Key("attention.key_length")),
-        LENGTH,
-        RMS_EPS,
-        ("hidden_activation", Text("gelu_pytorch_tanh")),
-        ("sliding_window", Key("attention.sliding_window")),
-        ("layer_types", LayerTypes("attention.sliding_window_pattern", 6)),
-        ("rope_theta", Key("rope.freq_base")),
-        ("rope_local_base_freq", Number(10_000.0)),
-        ("rope_local_base_freq", Optional("rope.freq_base_swa")),
+        ("query_pre_attn_scalar", Key("attention.key_length")), LENGTH, RMS_EPS,
+        ("hidden_activation", Text("gelu_pytorch_tanh")), ("sliding_window", Key("attention.sliding_window")),
+        ("layer_types", LayerTypes("attention.sliding_window_pattern", 6)), ("rope_theta", Key("rope.freq_base")),
+        ("rope_local_base_freq", Number(10_000.0)), ("rope_local_base_freq", Optional("rope.freq_base_swa")),
     ],
     ignored: &["dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"],
     expected: &[
-        ("attention.causal", Expected::Flag(false)),
-        ("attention.value_length", Expected::HeadSize),
+        ("attention.causal", Expected::Flag(false)), ("attention.value_length", Expected::HeadSize),
         ("rope.dimension_count", Expected::HeadSize),
     ],
 };
 
+#[rustfmt::skip]
 const QWEN3: Architecture = Architecture {
-    name: "qwen3",
-    files: Files::All,
-    tensors: &[
-        DECODERS_NAMES,
-        LLAMA_NAMES,
-        &[
-            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", No),
-            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", No),
-            ("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm", No),
-            ("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm", No),
-            // Rows of the language head, or those of a classifier: the labels tell them apart.
-            ("cls.output", "cls.output", No),
-        ],
-    ],
+    name: "qwen3", files: Files::All, tensors: &["decoders", "llama norms", "qwen3"],
     config: &[
-        ("model_type", Text("qwen3")),
-        KEY_VALUE_HEADS,
-        HEAD_DIM,
-        LENGTH,
-        RMS_EPS,
-        ("hidden_act", Text("silu")),
-        ("rope_theta", Key("rope.freq_base")),
-        CAUSAL,
+        ("model_type", Text("qwen3")), KEY_VALUE_HEADS, HEAD_DIM, LENGTH, RMS_EPS, ("hidden_act", Text("silu")),
+        ("rope_theta", Key("rope.freq_base")), CAUSAL,
     ],
-    ignored: &[],
-    expected: DECODER,
+    ignored: &[], expected: DECODER,
 };
 
+#[rustfmt::skip]
 const LLAMA: Architecture = Architecture {
-    name: "llama",
-    tensors: &[
-        DECODERS_NAMES,
-        LLAMA_NAMES,
-        &[
-            ("blk.{}.attn_q", "layers.{}.self_attn.q_proj", QueryRows),
-            ("blk.{}.attn_k", "layers.{}.self_attn.k_proj", KeyRows),
-        ],
-    ],
+    name: "llama", tensors: &["decoders", "llama norms", "llama"],
     config: &[
-        ("model_type", Text("llama")),
-        KEY_VALUE_HEADS,
-        HEAD_DIM,
-        LENGTH,
-        RMS_EPS,
-        ("hidden_act", Text("silu")),
-        ("rope_theta", Number(10_000.0)),
-        THETA,
-        CAUSAL,
+        ("model_type", Text("llama")), KEY_VALUE_HEADS, HEAD_DIM, LENGTH, RMS_EPS, ("hidden_act", Text("silu")),
+        ("rope_theta", Number(10_000.0)), THETA, CAUSAL,
     ],
     ..QWEN3
 };
