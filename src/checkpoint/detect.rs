@@ -15,17 +15,10 @@ use crate::families::layout::{BESIDE, DISTANCE_EMBEDDINGS, GateNames, INDEXER, L
 use crate::families::layouts::{LAYOUTS, detected};
 
 /// Components of names below an attention prefix that are not part of attention: norms before and after it, buffers.
+#[rustfmt::skip]
 const IGNORED: &[&str] = &[
-    "LayerNorm",
-    "ln",
-    "pre_norm",
-    "self_attn_layer_norm",
-    "inv_freq",
-    "latent",
-    "masked_bias",
-    "pooling_attention_query",
-    "relative_coords_table",
-    "relative_position_index",
+    "LayerNorm", "ln", "pre_norm", "self_attn_layer_norm", "inv_freq", "latent", "masked_bias",
+    "pooling_attention_query", "relative_coords_table", "relative_position_index",
 ];
 
 /// Tensors that change what attention computes and that this version does not apply. They are looked for by name

@@ -21,52 +21,6 @@ const PARTS: [&[&str]; 4] = [
 /// Components of a prefix that name no part. Layers of the text model may stand below them alone.
 const NEUTRAL: [&str; 8] = ["model", "base_model", "transformer", "layers", "layer", "h", "blocks", "block"];
 
-/// Parts of models whose names do not tell their sections: the family of the whole, a component of prefixes, the key of
-/// its section, or nothing for the whole, and the family of that part if it is not the one that the section states.
-#[rustfmt::skip]
-const PLACES: &[(&str, &str, &str, Option<&str>)] = &[
-    ("aria", "multi_modal_projector", "vision_config", None),
-    ("bridgetower", "cross_modal_image_layers", "text_config", None),
-    ("bridgetower", "cross_modal_text_layers", "text_config", None),
-    ("chameleon", "vqmodel", "vq_config", None),
-    ("clvp", "conditioning_encoder", "decoder_config", Some("clvp")),
-    ("clvp", "speech_decoder_model", "decoder_config", None),
-    ("cosmos3_omni", "blocks", "vision_config", None),
-    ("cosmos3_omni", "layers", "text_config", None),
-    ("deepseek_ocr2", "sam_model", "vision_config", None),
-    ("deepseek_ocr2", "qwen2_model", "vision_config", None),
-    ("deepseek_ocr2_vision", "sam_encoder", "sam_config", None),
-    ("deepseek_ocr2_vision", "sam_model", "sam_config", None),
-    ("deepseek_ocr2_vision", "vision_encoder", "encoder_config", None),
-    ("deepseek_ocr2_vision", "qwen2_model", "encoder_config", None),
-    ("diffusion_gemma", "decoder", "text_config", None),
-    ("janus", "vqmodel", "vq_config", None),
-    ("nemo_speechlm", "ctc_timestamp", "word_timestamp_config", None),
-    ("nemo_speechlm", "perception", "audio_config", None),
-    ("evolla", "adapter", "", Some("evolla_adapter")),
-    ("evolla", "sequence_compressor_resampler", "", Some("evolla_resampler")),
-    ("pi0", "gemma_expert", "dit_config", Some("paligemma")),
-    ("pi0", "paligemma", "vlm_config", None),
-    ("pix2struct", "decoder", "text_config", None),
-    ("pix2struct", "encoder", "vision_config", None),
-    ("pp_formulanet", "decoder", "text_config", None),
-    ("pp_formulanet", "encoder", "vision_config", None),
-    ("sam2_video", "memory_attention", "", Some("sam2_video_memory")),
-    ("sam3_tracker_video", "memory_attention", "", Some("sam2_video_memory")),
-    ("unlimited_ocr", "sam_model", "vision_config", None),
-    ("unlimited_ocr", "vision_model", "vision_config", None),
-    ("unlimited_ocr_vision", "sam_encoder", "sam_config", None),
-    ("unlimited_ocr_vision", "sam_model", "sam_config", None),
-    ("unlimited_ocr_vision", "vision_encoder", "encoder_config", None),
-    ("unlimited_ocr_vision", "vision_model", "encoder_config", None),
-    ("videoprism", "head", "vision_config", Some("videoprism_head")),
-    ("fun_asr_nano", "multi_modal_projector", "adaptor_config", Some("fun_asr_nano_adaptor")),
-    ("slanet", "head", "", None),
-    ("slanext", "head", "", None),
-    ("xclip", "mit", "vision_config", None),
-    ("xclip", "prompts_generator", "", None),
-];
-
 /// Keys of sections that the class of the whole model fills in or replaces, by values that are not those of the
 /// section's own class: the whole, the section, the key, and the key of the whole that counts in its place, or nothing.
 #[rustfmt::skip]
@@ -161,14 +115,19 @@ fn check_whole(whole: &Section, section: &str) -> Result<()> {
     Ok(())
 }
 
-/// The section of the part that the layer at `prefix` is in, and its family, where its name does not tell it.
+/// The section of the part that the layer at `prefix` is in, and its family, where its name does not tell it: by a line
+/// of `places.txt`. The key of the whole is empty.
 fn place(section: &Section, prefix: &str) -> Option<(&'static str, Option<&'static str>)> {
-    let is_part = |(whole, component, key, _): &&(&str, &str, &str, Option<&str>)| {
-        section.model_type.as_deref() == Some(*whole)
+    let mut lines = include_str!("places.txt").lines().filter(|line| !line.starts_with('#'));
+    let place = |line: &'static str| {
+        let mut words = line.split_ascii_whitespace();
+        let (whole, component, key) = (words.next()?, words.next()?, words.next()?.trim_start_matches('-'));
+        let is_part = section.model_type.as_deref() == Some(whole)
             && (key.is_empty() || section.keys.get(key).is_some_and(Value::is_object))
-            && prefix.split('.').any(|part| part == *component)
+            && prefix.split('.').any(|part| part == component);
+        is_part.then(|| (key, words.next()))
     };
-    PLACES.iter().find(is_part).map(|(_, _, key, family)| (*key, *family))
+    lines.find_map(place)
 }
 
 fn model_type(section: &Value) -> Option<String> {

@@ -3,9 +3,9 @@
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::encoders::MODERNBERT_WINDOW;
 use crate::families::family::{
-    BART, BASE, Causal, FIXED_ROTATION, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MaxKeys, Mechanism,
-    Mrope, OWN, ROTARY, ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale, Sides, StepRow,
-    Window, WindowLayers, mrope, share, theta,
+    BART, BASE, Causal, FIXED_ROTATION, Family, GEMMA_ROTARY, IMAGES, LATENTS, LayerPositions, MASK, MaxKeys,
+    Mechanism, Mrope, OWN, RMS, ROTARY, ROTARY_PER_KIND, Required, RequiredValue, RotaryLayers, RotaryRow, Scale,
+    Sides, StepRow, Window, WindowLayers, mrope, share, theta,
 };
 use crate::position::RotaryStyle;
 
@@ -18,7 +18,7 @@ pub(super) const DECODER: Family = Family { layouts: OWN, causal: Causal::Always
 /// A decoder with Llama's rotary positions.
 pub(super) const LLAMA: Family = rotary(ROTARY);
 /// Llama with Qwen 3's norms of each head.
-pub(super) const QWEN3: Family = Family { qk_norm: Some((NormKind::Rms, NormOver::Head)), ..LLAMA };
+pub(super) const QWEN3: Family = Family { qk_norm: RMS, ..LLAMA };
 /// Llama with OLMo 2's norms over all heads.
 const OLMO2: Family =
     Family { qk_norm: Some((NormKind::Rms, NormOver::AllHeads)), defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA };
@@ -120,7 +120,7 @@ pub(crate) const DECODERS: &[Family] = &[
     // A Llama that sees both ways.
     Family { model_types: &["eurobert"], causal: Causal::Never, ..LLAMA },
     // Tokens of image and prompt see one another.
-    Family { model_types: &["paligemma"], causal: Causal::Never, requires: &[Required::new(CallInput::Mask)],
+    Family { model_types: &["paligemma"], causal: Causal::Never, requires: MASK,
         ignored_keys: &["use_bidirectional_attention"],
         required_values: &[RequiredValue::new("model_type", "gemma", "another model of the text")], ..LLAMA },
     Family { model_types: &["csm", "csm_depth_decoder_model", "evolla"], positions: theta(500_000.0), ..LLAMA },
@@ -135,8 +135,8 @@ pub(crate) const DECODERS: &[Family] = &[
         positions: share(0.5), defaults: &[("attention_window_size", 2048.0)], ..LLAMA },
     // A drafter, whose keys are made of hidden states of another model and its own. The mask has the window.
     Family { model_types: &["muse_glimmer_assistant"], ignored_keys: &["sliding_window"], causal: Causal::Never,
-        positions: theta(500_000.0), requires: &[Required::new(CallInput::Mask)], defaults: &[("rms_norm_eps", 1e-5)],
-        note: Some(LATENTS), ..QWEN3 },
+        positions: theta(500_000.0), requires: MASK, defaults: &[("rms_norm_eps", 1e-5)], note: Some(LATENTS),
+        ..QWEN3 },
     Family { model_types: &["exaone"], layouts: &["bart", "candle-attention"], positions: theta(500_000.0), ..LLAMA },
     Family { model_types: &["emu3_text_model"], positions: theta(1_000_000.0), ..LLAMA },
     Family { model_types: &["olmo"], mechanisms: &[Mechanism::ClipQkv], ..LLAMA },
@@ -159,8 +159,8 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["higgs_audio_v2"],
         positions: LayerPositions::Rotary(RotaryRow { required_in_config: true, ..ROTARY }), ..LLAMA },
     // Norms are in its cross-attention alone.
-    Family { model_types: &["mllama_text_model"], positions: theta(500_000.0),
-        qk_norm: Some((NormKind::Rms, NormOver::Head)), defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
+    Family { model_types: &["mllama_text_model"], positions: theta(500_000.0), qk_norm: RMS,
+        defaults: &[("rms_norm_eps", 1e-5)], ..LLAMA },
     Family { model_types: &["cwm"], window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
         positions: LayerPositions::Rotary(RotaryRow { theta: 1_000_000.0, required_in_config: true, ..ROTARY }),
         defaults: &[("sliding_window", 8192.0)], ..LLAMA },

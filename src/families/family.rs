@@ -136,6 +136,12 @@ pub(crate) const BART: &[&str] = &["bart"];
 /// The layout of Llama, which is also this crate's own.
 pub(crate) const OWN: &[&str] = &["candle-attention"];
 
+/// RMS norms of each head of queries and keys.
+pub(crate) const RMS: Option<(NormKind, NormOver)> = Some((NormKind::Rms, NormOver::Head));
+
+/// The mask is one that each call has to give.
+pub(crate) const MASK: &[Required] = &[Required::new(CallInput::Mask)];
+
 /// The note of text models with images inside.
 pub(crate) const IMAGES: &str = "the mask is that of text: in the model, the tokens of an image also see one another";
 
@@ -148,28 +154,13 @@ pub(crate) const LATENTS: &str =
     "keys and values are made of the context followed by the latents, which are the queries";
 
 /// The usual value of each column.
-pub(crate) const BASE: Family = Family {
-    model_types: &[],
-    layouts: BERT,
-    own_keys: &[],
-    ignored_keys: &[],
-    required_keys: &[],
-    forbidden_keys: &[],
-    required_values: &[],
-    defaults: &[],
-    heads: &[],
-    head_sizes: HeadSizes::Same,
-    causal: Causal::Never,
+#[rustfmt::skip]
+pub(crate) const BASE: Family = Family { model_types: &[], layouts: BERT, own_keys: &[], ignored_keys: &[],
+    required_keys: &[], forbidden_keys: &[], required_values: &[], defaults: &[], heads: &[],
+    head_sizes: HeadSizes::Same, causal: Causal::Never,
     window: Window { layers: WindowLayers::None, key: "sliding_window", sides: Sides::Each },
-    positions: LayerPositions::FromWeights,
-    scale: Scale::HeadDim,
-    qk_norm: Some((NormKind::Layer, NormOver::Head)),
-    steps: &[],
-    mechanisms: &[],
-    requires: &[],
-    unsupported_parts: &[],
-    note: None,
-};
+    positions: LayerPositions::FromWeights, scale: Scale::HeadDim, qk_norm: Some((NormKind::Layer, NormOver::Head)),
+    steps: &[], mechanisms: &[], requires: &[], unsupported_parts: &[], note: None };
 
 /// Which layers see no later token in self-attention. In all but [`Fixed`](Self::Fixed), the key `is_causal` set to
 /// `false` makes them see both ways.

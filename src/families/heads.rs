@@ -12,16 +12,10 @@ use crate::families::layer::Layer;
 use crate::io::number;
 
 /// Keys for the number of heads, in order of precedence, of every family.
+#[rustfmt::skip]
 const HEADS: [&str; 9] = [
-    "num_attention_heads_per_layer",
-    "num_attention_heads",
-    "n_heads",
-    "n_head",
-    "num_heads",
-    "attention_heads",
-    "resampler_n_heads",
-    "num_self_attention_heads",
-    "conf_num_attention_heads",
+    "num_attention_heads_per_layer", "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads",
+    "resampler_n_heads", "num_self_attention_heads", "conf_num_attention_heads",
 ];
 /// Keys that come before [`HEADS`] in the decoder of a model that has an encoder, too.
 const DECODER_HEADS: [&str; 3] =

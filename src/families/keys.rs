@@ -15,11 +15,6 @@ use crate::families::config_classes::is_ignored;
 use crate::families::family::{Family, LayerPositions, RotaryLayers};
 use crate::families::layer::Layer;
 
-const ROTARY: &str = "rotary positions";
-const BIAS: &str = "a relative position bias";
-const SCALE: &str = "a factor on the scores";
-const ROTARY_OF_FAMILY: &str = "rotary positions in the spelling of another family";
-
 /// A check that a value does not pass for absent, and the name of the values that pass it.
 type Kind = (fn(&Value) -> bool, &'static str);
 
@@ -29,58 +24,21 @@ const SET: Kind = (Value::is_object, "a set of parameters");
 /// Every value: the code that reads it checks.
 const ANY: Kind = (|_| true, "");
 
-/// Keys that change attention if they are neither null nor false, by their kind and what they set.
-const GROUPS: &[(Kind, &str, &[&str])] = &[
-    (NUMBER, ROTARY, &["rope_theta"]),
-    (SET, ROTARY, &["rope_parameters", "rope_scaling"]),
-    (ANY, ROTARY, &["rotary_dim"]),
-    (ANY, "a rotation of the values", &["rotary_value"]),
-    (NUMBER, ROTARY, &["partial_rotary_factor"]),
-    (
-        NUMBER,
-        "rotary positions of layers with a window",
-        &["global_rope_theta", "local_rope_theta", "rope_local_base_freq"],
-    ),
-    (NUMBER, ROTARY_OF_FAMILY, &["rotary_pct", "rotary_emb_base", "rotary_emb_fraction"]),
-    (
-        ANY,
-        ROTARY_OF_FAMILY,
-        &["rotary_emb_interleaved", "rotary_scaling_factor", "rotary_emb_scale_base", "use_rot_pos_emb"],
-    ),
-    (FLAG, ROTARY_OF_FAMILY, &["rope_interleave"]),
-    (FLAG, "ALiBi positions", &["alibi"]),
-    (FLAG, BIAS, &["relative_attention"]),
-    (ANY, BIAS, &["relative_attention_num_buckets", "use_relative_position_bias", "use_shared_relative_position_bias"]),
-    (ANY, "positions inside attention", &["position_embeddings_type"]),
-    (ANY, "rotary positions of each layer", &["layer_rope_theta"]),
-    (ANY, "layers without positions", &["no_rope_layers", "no_rope_layer_interval"]),
-    (ANY, "a sliding window", &["sliding_window", "local_attention", "attention_window"]),
-    (ANY, "attention inside chunks", &["attention_chunk_size"]),
-    (ANY, "keys that an indexer chooses", &["index_topk"]),
-    (NUMBER, "a cap on the scores", &["attn_logit_softcapping", "conf_attention_logit_cap", "attention_logit_cap"]),
-    (NUMBER, "a limit on queries, keys and values", &["clip_qkv"]),
-    (NUMBER, SCALE, &["query_pre_attn_scalar", "attention_multiplier", "key_multiplier"]),
-    (ANY, SCALE, &["scale_attn_by_inverse_layer_idx", "attn_temperature_tuning"]),
-    (NUMBER, "a factor on the queries", &["qk_scale_factor"]),
-    (NUMBER, "a factor on the values", &["attention_value_scale"]),
-    (FLAG, "keys as values", &["attention_k_eq_v"]),
-    (ANY, "layers with the keys and values of others", &["num_kv_shared_layers"]),
-    (
-        ANY,
-        "other sizes of heads in some layers",
-        &["global_head_dim", "num_global_key_value_heads", "per_layer_config"],
-    ),
-    (ANY, SCALE, &["logn_attention_scale"]),
-    (ANY, "norms of queries and keys", &["use_qk_norm", "qk_layernorm"]),
-    (ANY, "a gate of the output", &["use_attention_gate", "gating"]),
-    (ANY, "attention to later tokens", &["use_bidirectional_attention"]),
-    (FLAG, "integer arithmetic", &["quant_mode"]),
-    (FLAG, "causal self-attention", &["is_decoder"]),
-];
-
-/// Each key that changes attention, with its kind and what it sets.
+/// Each key that changes attention, with its kind and what it sets: those of the lines of `keys.txt`.
 pub(super) fn keys_that_change() -> impl Iterator<Item = (&'static str, Kind, &'static str)> {
-    GROUPS.iter().flat_map(|(kind, what, keys)| keys.iter().map(|key| (*key, *kind, *what)))
+    let lines = include_str!("keys.txt").lines().filter(|line| !line.starts_with('#'));
+    let group = |line: &'static str| {
+        let mut parts = line.split(": ");
+        let kind = match parts.next()? {
+            "number" => NUMBER,
+            "flag" => FLAG,
+            "set" => SET,
+            _ => ANY,
+        };
+        let what = parts.next()?;
+        Some(parts.next()?.split(' ').map(move |key| (key, kind, what)))
+    };
+    lines.filter_map(group).flatten()
 }
 
 /// Other numbers, at the top or in a set of rotary parameters, whose kind is checked whether a layer reads them or not.

@@ -14,15 +14,10 @@ use crate::position::{
 };
 
 /// Parts of the prefixes of cross-attention.
+#[rustfmt::skip]
 pub(crate) const CROSS: [&str; 8] = [
-    "encoder_attn",
-    "EncDecAttention",
-    "crossattention",
-    "cross_attn",
-    "cross_attention",
-    "encoder_decoder_attention",
-    "x_attn",
-    "second_sub_layer",
+    "encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention", "encoder_decoder_attention",
+    "x_attn", "second_sub_layer",
 ];
 
 /// Facts that a checkpoint shows of a layer and no configuration states.

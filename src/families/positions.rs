@@ -148,20 +148,10 @@ pub(crate) enum RotaryLayers {
 }
 
 /// Rotary positions as Llama has them.
-pub(crate) const ROTARY: RotaryRow = RotaryRow {
-    layers: RotaryLayers::All,
-    interleaved: false,
-    reversed: false,
-    heads: None,
-    share: None,
-    rotary_dim: false,
-    least_of_projection: None,
-    theta: 10_000.0,
-    window_theta: None,
-    scales_windowed: true,
-    mrope: None,
-    required_in_config: false,
-};
+#[rustfmt::skip]
+pub(crate) const ROTARY: RotaryRow = RotaryRow { layers: RotaryLayers::All, interleaved: false, reversed: false,
+    heads: None, share: None, rotary_dim: false, least_of_projection: None, theta: 10_000.0, window_theta: None,
+    scales_windowed: true, mrope: None, required_in_config: false };
 
 /// Rotary positions that configurations state for each kind of layer, with another base for windows.
 pub(crate) const ROTARY_PER_KIND: RotaryRow =
@@ -210,17 +200,10 @@ pub(crate) struct PatchRotaryRow {
 }
 
 /// Rotation by row and column of patches that come row by row, in half-split pairs.
-pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow {
-    frequencies: GridFrequencies::Same,
-    block: None,
-    style: RotaryStyle::HalfSplit,
-    columns_first: false,
-    halves: false,
-    first: 0,
-    prefix_tokens: 0,
-    suffix_tokens: 0,
-    windows: PatchWindows::None,
-};
+#[rustfmt::skip]
+pub(crate) const PATCH_ROTARY: PatchRotaryRow = PatchRotaryRow { frequencies: GridFrequencies::Same, block: None,
+    style: RotaryStyle::HalfSplit, columns_first: false, halves: false, first: 0, prefix_tokens: 0, suffix_tokens: 0,
+    windows: PatchWindows::None };
 
 /// How patches that are rotated by row and column come in windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,14 +3,12 @@
 use crate::config::CallInput;
 use crate::families::decoders::LLAMA;
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadsKey, LayerPositions, Mechanism, OWN, QueryFactor, ROTARY, Required, RotaryLayers,
-    RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, share,
+    BART, BASE, Causal, Family, HeadsKey, LayerPositions, MASK, Mechanism, OWN, QueryFactor, ROTARY, Required,
+    RotaryLayers, RotaryRow, Scale, Sides, StepRow, Window, WindowLayers, share,
 };
 
 /// Every token sees every other; positions are added to the input.
 const PLAIN: Family = Family { layouts: BART, qk_norm: None, ..BASE };
-
-const MASK: &[Required] = &[Required::new(CallInput::Mask)];
 
 const CONFORMER: &[&str] = &["conformer"];
 
@@ -117,8 +115,8 @@ pub(crate) const SPEECH: &[Family] = &[
         layouts: BART, causal: Causal::Always, ..BASE },
     // Tokens see those of some blocks before and after their own.
     Family { model_types: &["qwen2_5_omni_dit"], layouts: &["qwen2.5-omni-dit"],
-        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, heads: Some(1), ..ROTARY }),
-        requires: &[Required::new(CallInput::Mask)], ..PLAIN },
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, heads: Some(1), ..ROTARY }), requires: MASK,
+        ..PLAIN },
     Family { model_types: &["neucodec", "xcodec2"], layouts: OWN,
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::None, ..ROTARY }), ..PLAIN },
     // Decoders of tokens of sound.

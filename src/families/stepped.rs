@@ -19,11 +19,9 @@ const GEMMA3N: Family = Family { layouts: &["candle-attention", "shared-keys"],
         ("num_key_value_heads", 2.0)], ..QWEN3 };
 const GEMMA4_DEFAULTS: &[(&str, f64)] =
     &[("sliding_window", 512.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0)];
+#[rustfmt::skip]
 const UNIFIED_DEFAULTS: &[(&str, f64)] = &[
-    ("sliding_window", 1024.0),
-    ("num_hidden_layers", 30.0),
-    ("global_head_dim", 512.0),
-    ("num_key_value_heads", 4.0),
+    ("sliding_window", 1024.0), ("num_hidden_layers", 30.0), ("global_head_dim", 512.0), ("num_key_value_heads", 4.0),
 ];
 #[rustfmt::skip]
 const GEMMA4: Family = Family { layouts: &["candle-attention", "keys-as-values", "shared-keys"],

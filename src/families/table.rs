@@ -127,13 +127,9 @@ pub(crate) fn is_listed(model_type: &str) -> bool {
 
 /// Models that mask their text in their own way, so that the section of the text is of the whole model's row, whatever
 /// family it states.
+#[rustfmt::skip]
 const MASK_THEIR_TEXT: &[&str] = &[
-    "gemma3",
-    "gemma4_assistant",
-    "gemma4_unified_assistant",
-    "grounding-dino",
-    "mm-grounding-dino",
-    "paligemma",
+    "gemma3", "gemma4_assistant", "gemma4_unified_assistant", "grounding-dino", "mm-grounding-dino", "paligemma",
     "shieldgemma2",
 ];
 

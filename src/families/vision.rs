@@ -2,8 +2,8 @@
 
 use crate::config::{CallInput, NormKind, NormOver};
 use crate::families::family::{
-    BART, BASE, Causal, Family, HeadSizes, HeadsKey, LATENTS, LayerPositions, Mechanism, OWN, PATCH_ROTARY, PREDICTED,
-    PatchRotaryRow, PatchWindows, QueryFactor, ROTARY, Required, RotaryRow, Scale, StepRow,
+    BART, BASE, Causal, Family, HeadSizes, HeadsKey, LATENTS, LayerPositions, MASK, Mechanism, OWN, PATCH_ROTARY,
+    PREDICTED, PatchRotaryRow, PatchWindows, QueryFactor, RMS, ROTARY, Required, RotaryRow, Scale, StepRow,
 };
 use crate::position::{GridFrequencies, RotaryStyle};
 
@@ -77,15 +77,15 @@ pub(crate) const VISION: &[Family] = &[
         // Patches see their own window.
         requires: &[Required::below("vit_merger", CallInput::Mask)], ..PLAIN },
     Family { model_types: &["pe_audio_encoder", "pe_video_encoder", "pe_audio_video_encoder"], layouts: OWN,
-        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 20_000.0, ..ROTARY }),
-        qk_norm: Some((NormKind::Rms, NormOver::Head)), defaults: &[("rms_norm_eps", 1e-5)], ..PLAIN },
+        positions: LayerPositions::Rotary(RotaryRow { interleaved: true, theta: 20_000.0, ..ROTARY }), qk_norm: RMS,
+        defaults: &[("rms_norm_eps", 1e-5)], ..PLAIN },
     Family { model_types: &["videomae"], layouts: &["videomae", "vit", "timm-beit", "timm"], ..PLAIN },
     Family { model_types: &["timesformer"], layouts: &["timesformer", "timm"], ..PLAIN },
     Family { model_types: &["lw_detr_vit"], layouts: &["candle-attention", "vit", "timm"], ..PLAIN },
     Family { model_types: &["rf_detr_dinov2"], layouts: &["candle-attention", "vit"], ..PLAIN },
     Family { model_types: &["videomt"], layouts: &["bart", "vit", "timm"], ..PLAIN },
-    Family { model_types: &["sapiens2"], layouts: &["sapiens"], positions: LayerPositions::DinoRotary,
-        qk_norm: Some((NormKind::Rms, NormOver::Head)), ..BASE },
+    Family { model_types: &["sapiens2"], layouts: &["sapiens"], positions: LayerPositions::DinoRotary, qk_norm: RMS,
+        ..BASE },
     Family { model_types: &["dinov3_vit"], layouts: OWN, positions: LayerPositions::DinoRotary, ..BASE },
     Family { model_types: &["eomt_dinov3"], layouts: OWN, positions: LayerPositions::DinoRotary, note: Some(PREDICTED),
         ..BASE },
@@ -96,13 +96,13 @@ pub(crate) const VISION: &[Family] = &[
     Family { model_types: &["qwen2_vl_vision", "qwen3_vl_vision", "qwen3_vl_moe_vision", "qwen3_5_vision",
             "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen4_exp_vision", "glm4v_vision",
             "glm4v_moe_vision", "ernie4_5_vl_moe_vision", "cohere_compass_vision"], ..QWEN_VL },
-    Family { model_types: &["lfm3_vl_vision"], layouts: BART, qk_norm: Some((NormKind::Rms, NormOver::Head)),
-        defaults: &[("norm_eps", 1e-5)], ..QWEN_VL },
+    Family { model_types: &["lfm3_vl_vision"], layouts: BART, qk_norm: RMS, defaults: &[("norm_eps", 1e-5)],
+        ..QWEN_VL },
     Family { model_types: &["video_llama_3_vision"], layouts: BART, ..QWEN_VL },
     Family { model_types: &["paddleocr_vl_vision"], layouts: BART, positions: patch_rotary(GridFrequencies::Same, None),
         requires: GRID, ..PLAIN },
-    Family { model_types: &["glm_ocr_vision", "glm5_next_vision", "dots3_note_vision_encoder"],
-        qk_norm: Some((NormKind::Rms, NormOver::Head)), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN_VL },
+    Family { model_types: &["glm_ocr_vision", "glm5_next_vision", "dots3_note_vision_encoder"], qk_norm: RMS,
+        defaults: &[("rms_norm_eps", 1e-5)], ..QWEN_VL },
     // Patches come window by window; frames of a video are rows of the batch.
     Family { model_types: &["qwen2_5_vl_vision", "exaone4_5_vision"], layouts: TIMM, ..QWEN2_5_VL },
     Family { model_types: &["qwen2_5_omni_vision_encoder"], layouts: &["qwen2.5-omni"], ..QWEN2_5_VL },
@@ -114,7 +114,7 @@ pub(crate) const VISION: &[Family] = &[
             first: 1, suffix_tokens: 1, ..PATCH_ROTARY }), ..PLAIN },
     // Patches row by row, columns in the first half of a head.
     Family { model_types: &["gemma4_vision"], layouts: &["inner-linear"], required_keys: &["rope_parameters"],
-        qk_norm: Some((NormKind::Rms, NormOver::Head)), scale: Scale::One, steps: &[StepRow::ValueNorm],
+        qk_norm: RMS, scale: Scale::One, steps: &[StepRow::ValueNorm],
         positions: LayerPositions::PatchRotary(PatchRotaryRow { columns_first: true, halves: true, ..PATCH_ROTARY }),
         requires: GRID, ..PLAIN },
     Family { model_types: &["step3p5_vision"],
@@ -143,7 +143,7 @@ pub(crate) const VISION: &[Family] = &[
         requires: &[Required::below("self_attention", CallInput::CosSin)], ..GIVEN },
     // Patches see one another, and queries, which come after them, patches and the queries before them.
     Family { model_types: &["deepseek_ocr2_encoder"], layouts: OWN, ignored_keys: &["sliding_window"],
-        positions: LayerPositions::Rotary(ROTARY), requires: &[Required::new(CallInput::Mask)], ..PLAIN },
+        positions: LayerPositions::Rotary(ROTARY), requires: MASK, ..PLAIN },
     // Latents, whose keys and values are those of the context and, after them, their own.
     Family { model_types: &["evolla_resampler"], layouts: &["evolla-resampler"],
         ignored_keys: &["rope_parameters", "rope_scaling", "rope_theta"],
@@ -159,14 +159,12 @@ pub(crate) const VISION: &[Family] = &[
         note: Some("the inputs are what the norms of the layer, `layernorm1` and `layernorm2`, make of them"),
         ..PLAIN },
     // Tiles of an image are one sequence, some of them and some patches of each padding.
-    Family { model_types: &["mllama_vision_model"], layouts: OWN, requires: &[Required::new(CallInput::Mask)],
-        ..PLAIN },
+    Family { model_types: &["mllama_vision_model"], layouts: OWN, requires: MASK, ..PLAIN },
     // Causal in a call with a padding mask, and not without.
-    Family { model_types: &["aimv2_text_model"], layouts: &["bart", "candle-attention"],
-        requires: &[Required::new(CallInput::Mask)], ..PLAIN },
+    Family { model_types: &["aimv2_text_model"], layouts: &["bart", "candle-attention"], requires: MASK, ..PLAIN },
     Family { model_types: &["videoprism_text_model"], layouts: OWN,
         mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")], defaults: &[("attn_logit_softcapping", 50.0)],
-        requires: &[Required::new(CallInput::Mask)], ..PLAIN },
+        requires: MASK, ..PLAIN },
     // Windows are rows of the batch; the caller masks those that a shift joined.
     Family { model_types: &["swin", "donut-swin", "maskformer-swin", "clap_audio_model"], layouts: &["bert", "timm"],
         head_sizes: HeadSizes::PerStage, note: SHIFTED, ..BASE },

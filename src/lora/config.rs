@@ -16,20 +16,10 @@ pub(super) const MAX_RANK: usize = 1 << 16;
 
 /// Keys that concern training, other programs or how the adapter was made, and not what it computes. An initialization
 /// that changes the base model is told by `init_lora_weights`.
+#[rustfmt::skip]
 const WITHOUT_EFFECT: [&str; 14] = [
-    "lora_dropout",
-    "inference_mode",
-    "auto_mapping",
-    "revision",
-    "peft_version",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "lora_ga_config",
-    "velora_config",
-    "runtime_config",
-    "megatron_core",
-    "qalora_group_size",
+    "lora_dropout", "inference_mode", "auto_mapping", "revision", "peft_version", "loftq_config", "eva_config",
+    "corda_config", "lora_ga_config", "velora_config", "runtime_config", "megatron_core", "qalora_group_size",
     "peft_type",
 ];
 

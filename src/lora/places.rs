@@ -12,18 +12,13 @@ pub(super) struct Place {
 
 /// The ends of names that transformers 5 gives to modules of NomicBERT and Jina embeddings v3, and what their
 /// checkpoints have there, with the third of its rows (its `conversion_mapping.py`).
+#[rustfmt::skip]
 const RENAMED: [(&str, &str, Option<usize>); 11] = [
-    ("self_attn.q_proj", "attn.Wqkv", Some(0)),
-    ("self_attn.k_proj", "attn.Wqkv", Some(1)),
-    ("self_attn.v_proj", "attn.Wqkv", Some(2)),
-    ("self_attn.o_proj", "attn.out_proj", None),
-    ("mlp.gate_proj", "mlp.fc12", None),
-    ("mlp.up_proj", "mlp.fc11", None),
-    ("mlp.down_proj", "mlp.fc2", None),
-    ("self_attn.q_proj", "mixer.Wqkv", Some(0)),
-    ("self_attn.k_proj", "mixer.Wqkv", Some(1)),
-    ("self_attn.v_proj", "mixer.Wqkv", Some(2)),
-    ("self_attn.o_proj", "mixer.out_proj", None),
+    ("self_attn.q_proj", "attn.Wqkv", Some(0)), ("self_attn.k_proj", "attn.Wqkv", Some(1)),
+    ("self_attn.v_proj", "attn.Wqkv", Some(2)), ("self_attn.o_proj", "attn.out_proj", None),
+    ("mlp.gate_proj", "mlp.fc12", None), ("mlp.up_proj", "mlp.fc11", None), ("mlp.down_proj", "mlp.fc2", None),
+    ("self_attn.q_proj", "mixer.Wqkv", Some(0)), ("self_attn.k_proj", "mixer.Wqkv", Some(1)),
+    ("self_attn.v_proj", "mixer.Wqkv", Some(2)), ("self_attn.o_proj", "mixer.out_proj", None),
 ];
 
 /// The places where the weight of a module may be: under its own name first.

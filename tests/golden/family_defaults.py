@@ -3,7 +3,7 @@
 Writes ../fixtures/family_defaults.json, a JSON object {model_type: {key: value}} for every model
 type that a row in src/families names and transformers knows. Values are those of a configuration made
 without arguments; `layer_types` is that of the first eight layers. `knows` lists which keys of
-src/families/keys.rs, and which sizes, the class has or the code of its models reads: transformers ignores the others.
+src/families/keys.txt, and which sizes, the class has or the code of its models reads: transformers ignores the others.
 
 Made with transformers 5.24.0; EARLIER with the same regular expressions from 4.57.6.
 Re-run:  python tests/golden/family_defaults.py
@@ -62,9 +62,10 @@ def knows(model_type, config):
 transformers.utils.logging.set_verbosity_error()
 source = Path(__file__).resolve().parents[2] / "src" / "families"
 text = "".join(file.read_text() for file in source.glob("*.rs"))
-listed = re.search(r"const KEYS.*?];", (source / "keys.rs").read_text(), re.DOTALL)
-CHANGES = re.findall(r'\("(\w+)"', listed[0])
-named = set(re.findall(r'"([\w-]+)"', text))
+lines = lambda name: [line for line in (source / name).read_text().splitlines() if not line.startswith("#")]
+CHANGES = [key for line in lines("keys.txt") for key in line.rsplit(": ", 1)[1].split()]
+unsupported = {name for line in lines("unsupported.txt") for name in line.split(": ")[0].split()}
+named = set(re.findall(r'"([\w-]+)"', text)) | unsupported
 held = {}
 for model_type in sorted(named & set(CONFIG_MAPPING.keys())):
     try:

@@ -47,16 +47,10 @@ pub(super) const INT8: Format = Format {
 /// Also what FBGEMM, ModelOpt and Quark write.
 pub(super) const FLOAT8: Format = Format {
     name: "FP8",
+    #[rustfmt::skip]
     tensors: &[
-        "weight",
-        SCALE,
-        "input_scale",
-        "input_scale_ub",
-        "input_zero_point",
-        "output_scale",
-        "output_zero_point",
-        "k_scale",
-        "v_scale",
+        "weight", SCALE, "input_scale", "input_scale_ub", "input_zero_point", "output_scale", "output_zero_point",
+        "k_scale", "v_scale",
     ],
     fits: |module| module.has(SCALE) && module.dtype("weight").is_some_and(|dtype| FLOAT8_DTYPES.contains(&dtype)),
     plan: Some(|module, settings| with_scales(module, settings, module.matrix("weight")?, 8)),
@@ -65,15 +59,9 @@ pub(super) const FLOAT8: Format = Format {
 
 pub(super) const PACKED: Format = Format {
     name: "compressed-tensors",
+    #[rustfmt::skip]
     tensors: &[
-        "weight_packed",
-        SCALE,
-        "weight_shape",
-        ZERO,
-        ORDER,
-        "input_scale",
-        "input_zero_point",
-        "output_scale",
+        "weight_packed", SCALE, "weight_shape", ZERO, ORDER, "input_scale", "input_zero_point", "output_scale",
         "output_zero_point",
     ],
     fits: |module| module.has("weight_packed"),
