@@ -240,16 +240,8 @@ impl Checkpoint {
         // Names are read without the wrappers of trainers, unless two tensors would get one name.
         let (plain, is_stored) = (unwrapped(stated), |name: &str| below(stated, name).is_some());
         let prefix = if plain != stated && self.names().any(is_stored) { stated.to_string() } else { plain };
-        let dtype = compute_type.dtype();
-        CheckpointSource {
-            checkpoint: self.clone(),
-            prefix,
-            dtype,
-            device: device.clone(),
-            quantize,
-            round: None,
-            has_shapes_alone: false,
-        }
+        let (checkpoint, dtype, device) = (self.clone(), compute_type.dtype(), device.clone());
+        CheckpointSource { checkpoint, prefix, dtype, device, quantize, round: None, has_shapes_alone: false }
     }
 
     /// Whether it holds a weight in the format.

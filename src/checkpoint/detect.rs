@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 use crate::attention::mechanisms::CONTEXT_NORM_PARTS;
 use crate::checkpoint::source::{AnySource, WeightSource, below, join};
 use crate::config::ProjectionBias;
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::families::layout::{BESIDE, DISTANCE_EMBEDDINGS, GateNames, INDEXER, Layout, Orientation, parameter_names};
 use crate::families::layouts::{LAYOUTS, detected};
@@ -108,12 +109,11 @@ impl Layout {
         }
         let lacking = names.iter().zip(present).find(|(_, present)| !present);
         let (name, _) = lacking.unwrap_or((&names[1], false));
-        let others =
-            names.iter().zip(present).filter(|(_, present)| *present).map(|(name, _)| *name).collect::<Vec<_>>();
-        let why = if others.is_empty() {
-            format!("layout `{}` has biases", self.name)
-        } else {
-            format!("layout `{}` has it beside {}", self.name, list(&others))
+        let others: Vec<&str> =
+            names.iter().zip(present).filter(|(_, present)| *present).map(|(name, _)| *name).collect();
+        let why = match &others[..] {
+            [] => format!("layout `{}` has biases", self.name),
+            others => format!("layout `{}` has it beside {}", self.name, list(others)),
         };
         Err(Error::MissingTensor { name: source.full_name(name), why })
     }
@@ -249,12 +249,10 @@ pub(crate) fn attention_prefixes<T: AsRef<str>>(names: &[T]) -> BTreeMap<String,
 /// # Errors
 /// [`Error::MissingTensor`] that lists what there is instead.
 pub(crate) fn check_prefix(source: &AnySource) -> Result<()> {
-    let (below, all) = (source.names(), || source.root().names().unwrap_or_default());
-    if below.is_some_and(|names| names.is_empty()) && !all().is_empty() {
-        Err(nothing_below(&source.full_name(""), &all()))
-    } else {
-        Ok(())
-    }
+    let is_empty = source.names().is_some_and(|names| names.is_empty());
+    let all = if is_empty { source.root().names().unwrap_or_default() } else { Vec::new() };
+    ensure!(all.is_empty(), nothing_below(&source.full_name(""), &all));
+    Ok(())
 }
 
 /// The error for a prefix without weights among `names`: it names the longest beginning of the prefix that has some,

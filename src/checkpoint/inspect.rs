@@ -71,12 +71,8 @@ impl Checkpoint {
             )
         });
         let inside = |prefix: &str| {
-            let outer = prefix.match_indices('.').map(|(end, _)| &prefix[..end]);
-            outer
-                .chain([""])
-                .filter(|outer| *outer != prefix && prefixes.contains_key(*outer))
-                .take(MAX_NESTING + 1)
-                .count()
+            let outer = prefix.match_indices('.').map(|(end, _)| &prefix[..end]).chain([""]);
+            outer.filter(|outer| *outer != prefix && prefixes.contains_key(*outer)).take(MAX_NESTING + 1).count()
         };
         let layers = prefixes.iter().map(|(prefix, &row)| {
             let nested = || format!("the layer is inside more than {MAX_NESTING} others");

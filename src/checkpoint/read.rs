@@ -70,14 +70,9 @@ impl AttentionWeights {
             let allowed = format!("set: the checkpoint holds `{}`", source.full_name(INDEXER));
             return Err(Error::config("max_keys", "none", allowed));
         }
-        let weights = Self {
-            qkv,
-            o,
-            gate,
-            parameters: read_parameters(source, config, layout)?,
-            position: read_position(source, config, layout)?,
-        };
-        Ok((weights, layout))
+        let parameters = read_parameters(source, config, layout)?;
+        let position = read_position(source, config, layout)?;
+        Ok((Self { qkv, o, gate, parameters, position }, layout))
     }
 }
 

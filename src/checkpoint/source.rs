@@ -387,10 +387,7 @@ impl WeightSource for VarMapSource {
 
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let variable = self.variable(name)?;
-        if variable.dims() == shape {
-            Ok(variable.as_tensor().clone())
-        } else {
-            Err(wrong_shape(self.full_name(name), variable.dims(), shape))
-        }
+        ensure!(variable.dims() == shape, wrong_shape(self.full_name(name), variable.dims(), shape));
+        Ok(variable.as_tensor().clone())
     }
 }

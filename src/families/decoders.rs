@@ -56,12 +56,6 @@ const PATTERN: Window = windows(WindowLayers::AllButLastOf { key: Some("sliding_
 pub(super) const UPPER: Window = windows(WindowLayers::FromLayerNumber { switch: true });
 
 pub(super) const QWEN2_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 28.0)];
-const QWEN2_VL_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 80.0)];
-const GEMMA2_DEFAULTS: &[(&str, f64)] =
-    &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0), ("attn_logit_softcapping", 50.0)];
-const EXAONE_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)];
-const DOTS_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 4096.0), ("max_window_layers", 62.0)];
-const GRANITE_SWA_DEFAULTS: &[(&str, f64)] = &[("sliding_window", 128.0), ("attention_multiplier", 1.0)];
 
 const GPT2: &[&str] = &["gpt2", "gpt2-cross"];
 const NEOX: &[&str] = &["neox"];
@@ -88,7 +82,8 @@ const GEMMA3: Family = Family { causal: Causal::UnlessBidirectional,
 #[rustfmt::skip]
 const GEMMA2: Family = Family { model_types: &["gemma2", "vaultgemma"], window: ALTERNATING,
     scale: Scale::QueryPreAttnScalar, mechanisms: &[Mechanism::Softcap("attn_logit_softcapping")],
-    defaults: GEMMA2_DEFAULTS, ..LLAMA };
+    defaults: &[("sliding_window", 4096.0), ("query_pre_attn_scalar", 256.0), ("attn_logit_softcapping", 50.0)],
+    ..LLAMA };
 
 #[rustfmt::skip]
 const COHERE2: Family = Family { model_types: &["cohere2"], window: PATTERN, defaults: &[("sliding_window", 4096.0)],
@@ -148,7 +143,7 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["granite_swa", "granitemoe_swa"],
         window: windows(WindowLayers::AllButFirstOf { key: None, default: 4 }),
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::OwnTheta, ..ROTARY }),
-        defaults: GRANITE_SWA_DEFAULTS, ..GRANITE },
+        defaults: &[("sliding_window", 128.0), ("attention_multiplier", 1.0)], ..GRANITE },
     Family { model_types: &["starcoder2"], window: EVERYWHERE, ..LLAMA },
     Family { model_types: &["mixtral", "minimax", "phimoe"], window: EVERYWHERE, positions: theta(1_000_000.0),
         ..LLAMA },
@@ -167,7 +162,8 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["qwen2_moe"], window: windows(WindowLayers::SecondBelowLayerNumber),
         defaults: QWEN2_DEFAULTS, ..LLAMA },
     Family { model_types: &["qwen2_vl_text", "qwen2_5_vl_text"], window: UPPER,
-        positions: mrope(1_000_000.0, Mrope::Blocks), defaults: QWEN2_VL_DEFAULTS, ..LLAMA },
+        positions: mrope(1_000_000.0, Mrope::Blocks),
+        defaults: &[("sliding_window", 4096.0), ("max_window_layers", 80.0)], ..LLAMA },
     Family { model_types: &["qwen2_5_omni_text", "qwen2_5_omni_talker"], window: UPPER,
         positions: mrope(1_000_000.0, Mrope::Blocks),
         defaults: &[("sliding_window", 32_768.0), ("max_window_layers", 28.0)], ..LLAMA },
@@ -180,14 +176,14 @@ pub(crate) const DECODERS: &[Family] = &[
     Family { model_types: &["qwen3_vl_text", "qwen3_vl_moe_text"], layouts: &["candle-attention", "cosmos"],
         positions: mrope(500_000.0, Mrope::Alternating), ..QWEN3 },
     Family { model_types: &["dots1"], window: windows(WindowLayers::FromLayerNumber { switch: false }),
-        defaults: DOTS_DEFAULTS, ..QWEN3 },
+        defaults: &[("sliding_window", 4096.0), ("max_window_layers", 62.0)], ..QWEN3 },
     Family { model_types: &["apertus", "apertus1p5_text"],
         positions: LayerPositions::Rotary(RotaryRow { theta: 12_000_000.0, required_in_config: true, ..ROTARY }),
         defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
     Family { model_types: &["hy_v3"], positions: theta(11_158_840.0), defaults: &[("rms_norm_eps", 1e-5)], ..QWEN3 },
     Family { model_types: &["exaone4", "exaone_moe"], window: PATTERN,
         positions: LayerPositions::Rotary(RotaryRow { layers: RotaryLayers::WindowedIfAny, ..ROTARY }),
-        defaults: EXAONE_DEFAULTS, ..QWEN3 },
+        defaults: &[("sliding_window", 4096.0), ("rms_norm_eps", 1e-5)], ..QWEN3 },
     LFM2,
     Family { model_types: &["lfm2_bidirectional"], causal: Causal::Never, ..LFM2 },
     // As pplx-embed's own code has it.

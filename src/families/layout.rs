@@ -277,12 +277,10 @@ pub(crate) const BESIDE: &str = "../";
 /// The module that chooses the keys of latent attention, where there are more than a query attends to (DeepSeek-V3.2).
 pub(crate) const INDEXER: &str = "indexer";
 /// Norms of queries and keys, by the names in use. Below each is a `weight`, perhaps a `bias`, or a norm per head.
+#[rustfmt::skip]
 pub(crate) const QK_NORMS: [[&str; 2]; 5] = [
-    ["q_norm", "k_norm"],
-    ["q_layernorm", "k_layernorm"],
-    ["self.layer_norm_q", "self.layer_norm_k"],
-    ["query_layernorm", "key_layernorm"],
-    ["norm_q", "norm_k"],
+    ["q_norm", "k_norm"], ["q_layernorm", "k_layernorm"], ["self.layer_norm_q", "self.layer_norm_k"],
+    ["query_layernorm", "key_layernorm"], ["norm_q", "norm_k"],
 ];
 /// The names of sinks: GPT-OSS, MiMo, Flint, HY V4 and DeepSeek V4.
 pub(crate) const SINK_NAMES: [&str; 5] =

@@ -20,27 +20,15 @@ impl Family {
     }
 }
 
-/// `config` with a value, if there is one.
-fn with<T>(
-    config: AttentionConfig,
-    set: fn(AttentionConfig, T) -> AttentionConfig,
-    value: Option<T>,
-) -> AttentionConfig {
-    match value {
-        Some(value) => set(config, value),
-        None => config,
-    }
-}
-
 impl Mechanism {
     /// Adds the mechanism to the configuration of a layer that has it.
     fn configure(self, layer: &Layer, contents: &LayerContents, config: AttentionConfig) -> Result<AttentionConfig> {
         Ok(match self {
             Self::Latent(row) => {
                 let latent = config.latent.map(|latent| layer.latent(&row, latent, &config)).transpose()?;
-                with(config, AttentionConfig::with_latent, latent)
+                AttentionConfig { latent, ..config }
             }
-            Self::Softcap(key) => with(config, AttentionConfig::with_softcap, layer.float(key)?),
+            Self::Softcap(key) => AttentionConfig { softcap: layer.float(key)?.or(config.softcap), ..config },
             Self::ClipQkv => {
                 let beside = layer.float("clip_qkv");
                 let limit = layer.nested_float("clip_qkv")?.map_or(beside, Ok)?;
@@ -88,7 +76,7 @@ impl Mechanism {
             Self::KeysAsValues(_) => config.with_key_value_source(KeyValueSource::KeysAsValues),
             Self::SharedKeys => {
                 let shared = layer.layer_of_shared_keys()?.map(|layer| KeyValueSource::Shared { layer: Some(layer) });
-                with(config, AttentionConfig::with_key_value_source, shared)
+                AttentionConfig { key_value_source: shared.unwrap_or(config.key_value_source), ..config }
             }
             Self::KeysOfOtherModel => config.with_key_value_source(KeyValueSource::Shared { layer: None }),
         })

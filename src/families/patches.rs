@@ -9,6 +9,8 @@ use crate::families::layer::Layer;
 use crate::families::rotary::{first_number, rope_type};
 use crate::position::{GridCoordinates, Position, RelativeBias2d, Rotary2d, Rotary3d, RotaryStyle};
 
+const NUMBERS: &str = "a list of whole numbers";
+
 impl Layer<'_> {
     /// Positions by what checkpoint and configuration hold. `rows`: those of the table of biases.
     pub(super) fn patch_positions(&self, rows: Option<usize>) -> Result<Position> {
@@ -78,11 +80,8 @@ impl Layer<'_> {
             found.ok_or_else(|| Error::config(key, "absent", "the size of the windows of patches"))
         };
         let listed = |key: &'static str| {
-            let list = self.section.get(key).and_then(Value::as_array);
-            let list = list.and_then(|list| list.iter().map(Value::as_u64).collect::<Option<Vec<_>>>());
-            let found = || self.section.get(key).map_or("absent".to_string(), Value::to_string);
-            let list = list.ok_or_else(|| Error::config(key, found(), "the list of layers without windows"))?;
-            Ok::<_, Error>(list.contains(&(self.index as u64)))
+            let list = self.numbers(key, "the list of layers without windows");
+            list.map(|list| list.contains(&self.index))
         };
         Ok(match windows {
             PatchWindows::None => rotary,
@@ -133,18 +132,18 @@ impl Layer<'_> {
         })
     }
 
-    /// The list of numbers at a key.
-    fn numbers(&self, key: &'static str) -> Result<Vec<usize>> {
+    /// The list of whole numbers at a key; `expected` says what it lists.
+    fn numbers(&self, key: &'static str, expected: &str) -> Result<Vec<usize>> {
         let list = self.section.get(key).and_then(Value::as_array);
         let numbers = list.map(|list| list.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect());
         let found = || self.section.get(key).map_or("absent".to_string(), Value::to_string);
-        numbers.flatten().ok_or_else(|| Error::config(key, found(), "a list of whole numbers"))
+        numbers.flatten().ok_or_else(|| Error::config(key, found(), expected))
     }
 
     /// The stage of the block that the layer is in, and whether it is the first block of it.
     fn stage(&self) -> Result<(usize, bool)> {
         let mut first = 0usize;
-        for (stage, blocks) in self.numbers("blocks_per_stage")?.into_iter().enumerate() {
+        for (stage, blocks) in self.numbers("blocks_per_stage", NUMBERS)?.into_iter().enumerate() {
             let next = first.saturating_add(blocks);
             if self.index < next {
                 return Ok((stage, self.index == first));
@@ -156,7 +155,7 @@ impl Layer<'_> {
 
     pub(super) fn heads_of_stage(&self) -> Result<usize> {
         const KEY: &str = "num_attention_heads_per_stage";
-        let (stage, heads) = (self.stage()?.0, self.numbers(KEY)?);
+        let (stage, heads) = (self.stage()?.0, self.numbers(KEY, NUMBERS)?);
         let absent = || Error::config(KEY, format!("{heads:?}"), format!("a number for stage {stage}"));
         heads.get(stage).copied().ok_or_else(absent)
     }

@@ -312,12 +312,8 @@ impl<'a> Layer<'a> {
     fn window_width(&self) -> Result<usize> {
         let key = self.family.window.key;
         let own = |key: &'static str| if self.reads(key) { self.number(key) } else { Ok(None) };
-        let listed = self
-            .own(WINDOWS)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-            .find_map(|width| width.as_u64().filter(|width| *width > 0));
+        let mut widths = self.own(WINDOWS).and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64);
+        let listed = widths.find(|width| *width > 0);
         let width = match (own("sliding_window_size")?, own("sliding_window")?, listed) {
             // MiMo-V2-Flash's own key counts the tokens before a token.
             (Some(before), ..) => Some(before.saturating_add(1)),

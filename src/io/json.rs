@@ -82,13 +82,7 @@ pub(crate) fn whole_number(section: &Value, key: &str) -> Result<Option<usize>> 
 
 /// The whole number at `key`, written as an integer; `None` if it is absent or null.
 pub(crate) fn number(section: &Value, key: &str) -> Result<Option<usize>> {
-    match section.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            Some(n) => Ok(Some(n)),
-            None => Err(Error::value(format!("config key `{key}`"), value, "a whole number")),
-        },
-    }
+    stated(section.get(key), key, "a whole number", |value| usize::try_from(value.as_u64()?).ok())
 }
 
 /// The value of `key` as `read` gives it, if it is neither absent nor null. A value of another kind is an error: a

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 
 use crate::checkpoint::{WeightSource, below, wrong_shape};
+use crate::ensure;
 use crate::error::{Error, Result};
 use crate::lora::adapter::{LoraAdapter, LowRank};
 use crate::lora::patterns::Patterns;
@@ -285,11 +286,9 @@ impl<S: WeightSource> WeightSource for AdaptedSource<S> {
             return Err(Error::value(format!("the change of `{full_name}` in training"), found, expected));
         }
         self.changes(name).iter().try_fold(weight, |weight, change| {
-            if change.stored_dims() == shape {
-                change.merge(&weight)
-            } else {
-                Err(wrong_shape(full_name.clone(), &change.stored_dims(), shape))
-            }
+            let dims = change.stored_dims();
+            ensure!(dims == shape, wrong_shape(full_name.clone(), &dims, shape));
+            change.merge(&weight)
         })
     }
 

@@ -11,7 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::ensure;
 use crate::error::{Error, Result};
 use crate::io::{is_present, write_file, write_new_folder, write_tensors};
-use crate::lora::config::{LoraBias, LoraConfig, TargetModules};
+use crate::lora::config::{LoraBias, LoraConfig};
 use crate::lora::patterns::Patterns;
 use crate::lora::places::{Named, PREFIX, Part, TOKENS, name_of};
 use crate::lora::tokens::TokenRows;
@@ -273,10 +273,6 @@ impl LoraAdapter {
 impl LoraConfig {
     /// The keys of an `adapter_config.json`.
     pub fn to_json(&self) -> Value {
-        let modules = |modules: &TargetModules| match modules {
-            TargetModules::Names(names) => json!(names),
-            TargetModules::Pattern(pattern) => json!(pattern),
-        };
         let list = |items: Value| if items.as_array().is_none_or(Vec::is_empty) { Value::Null } else { items };
         json!({
             "peft_type": "LORA",
@@ -290,13 +286,9 @@ impl LoraConfig {
             "use_rslora": self.use_rslora,
             "use_dora": self.use_dora,
             "fan_in_fan_out": self.fan_in_fan_out,
-            "bias": match self.bias {
-                LoraBias::None => "none",
-                LoraBias::All => "all",
-                LoraBias::LoraOnly => "lora_only",
-            },
-            "target_modules": modules(&self.target_modules),
-            "exclude_modules": self.exclude_modules.as_ref().map(modules),
+            "bias": self.bias,
+            "target_modules": self.target_modules,
+            "exclude_modules": self.exclude_modules,
             "modules_to_save": list(json!(self.modules_to_save)),
             "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern,

@@ -28,7 +28,7 @@ const WITHOUT_EFFECT: [&str; 14] = [
 const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
 /// Which biases an adapter replaces: the key `bias`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraBias {
     /// None of them.
@@ -41,7 +41,8 @@ pub enum LoraBias {
 }
 
 /// Modules by their names: the keys `target_modules` and `exclude_modules`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(untagged)]
 pub enum TargetModules {
     /// Modules whose name is one of these, or ends with one of them after a dot.
     Names(Vec<String>),

@@ -45,20 +45,12 @@ impl LoraTasks {
         if let Some(twice) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
             return Err(Error::config("lora_adaptations", twice.1, "a name once"));
         }
-        let rank = match key("lora_rank") {
-            None => 4,
-            Some(value) => match value.as_u64().and_then(|rank| usize::try_from(rank).ok()) {
-                Some(rank) if (1..=MAX_RANK).contains(&rank) => rank,
-                _ => return Err(Error::config("lora_rank", value, format!("1 to {MAX_RANK}"))),
-            },
-        };
-        let alpha = match key("lora_alpha") {
-            None => 1.0,
-            Some(value) => {
-                let alpha = value.as_f64().filter(|alpha| (*alpha as f32).is_finite());
-                alpha.ok_or_else(|| Error::config("lora_alpha", value, "a finite number"))?
-            }
-        };
+        let wrong = |name: &'static str, expected: String| Error::config(name, &config[name], expected);
+        let rank = key("lora_rank").map_or(Some(4), |rank| usize::try_from(rank.as_u64()?).ok());
+        let rank = rank.filter(|rank| (1..=MAX_RANK).contains(rank));
+        let rank = rank.ok_or_else(|| wrong("lora_rank", format!("1 to {MAX_RANK}")))?;
+        let alpha = key("lora_alpha").map_or(Some(1.0), Value::as_f64).filter(|alpha| (*alpha as f32).is_finite());
+        let alpha = alpha.ok_or_else(|| wrong("lora_alpha", "a finite number".to_string()))?;
         let mut instructions = BTreeMap::new();
         if let Some(stated) = key("task_instructions") {
             for name in &names {

@@ -80,11 +80,9 @@ impl Kept {
     }
 
     fn config(&self, config: &AttentionConfig) -> AttentionConfig {
-        let mut config = config
-            .clone()
-            .with_head_dim(config.resolved_head_dim())
-            .with_value_head_dim(config.resolved_value_head_dim())
-            .with_num_key_value_heads(self.kv.len());
+        let (d, d_v) = (config.resolved_head_dim(), config.resolved_value_head_dim());
+        let config = config.clone().with_head_dim(d).with_value_head_dim(d_v);
+        let mut config = config.with_num_key_value_heads(self.kv.len());
         config.position.prune(&self.q, config.num_attention_heads);
         config.num_attention_heads = self.q.len();
         config

@@ -23,9 +23,8 @@ pub(super) fn read(
     let counts = reader.counts();
     let mut rows = counts.iter().sum::<usize>();
     if reader.layout.gate == GateNames::BeforeQuery {
-        reader
-            .config
-            .require_gate_over_elements(|| format!("`{}` holds the gate", reader.source.full_name(names.weight)))?;
+        let why = || format!("`{}` holds the gate", reader.source.full_name(names.weight));
+        reader.config.require_gate_over_elements(why)?;
         rows += reader.context().count();
     }
     let fused = reader.linear(names, Rows::whole(rows), reader.one_input()?)?;

@@ -31,13 +31,9 @@ impl Shapes<'_> {
         let ([q, k, v], &Self { source, layout, heads, .. }) = (qkv, self);
         // Without an output projection the width of the model is that of its queries, that of the output of its values.
         let [width, output] = if layout.o.is_absent() { [q.1, v.0] } else { [self.o.0; 2] };
-        let config = AttentionConfig::new(width, heads)
-            .with_output_size(output)
-            .with_bias(self.bias)
-            .with_query_size(q.1)
-            .with_key_size(k.1)
-            .with_value_size(v.1)
-            .with_key_value_source(layout.qkv.key_value_source());
+        let config = AttentionConfig::new(width, heads).with_output_size(output).with_bias(self.bias);
+        let config = config.with_query_size(q.1).with_key_size(k.1).with_value_size(v.1);
+        let config = config.with_key_value_source(layout.qkv.key_value_source());
         if heads == 0 && q.0 == 0 {
             // All heads are pruned: no shape shows their size, and nothing needs it. This size has room for any
             // rotation.

@@ -81,11 +81,8 @@ pub(super) const PACKED: Format = Format {
             let [_, groups] = plan.grid();
             let packed = [(rows * bits).div_ceil(32), groups];
             module.check_dtype(ZERO, &[Dtype::I32, Dtype::U32, Dtype::I8])?;
-            if module.dtype(ZERO) == Some(Dtype::I8) {
-                same_shape(module, ZERO, module.shape(SCALE)?)?
-            } else {
-                same_shape(module, ZERO, &packed)?
-            }
+            let expected = if module.dtype(ZERO) == Some(Dtype::I8) { module.shape(SCALE)? } else { &packed };
+            same_shape(module, ZERO, expected)?;
         }
         Ok(plan)
     }),
@@ -137,9 +134,8 @@ fn stated_shape(module: &Module) -> Checked<[usize; 2]> {
     module.check_dtype("weight_shape", &[Dtype::I64, Dtype::I32])?;
     same_shape(module, "weight_shape", &[2])?;
     let name = || module.full_name("weight_shape");
-    let sizes = module
-        .integers("weight_shape")
-        .map_err(|e| Fault::new(name(), format!("cannot be read ({e})"), "two sizes"))?;
+    let sizes = module.integers("weight_shape");
+    let sizes = sizes.map_err(|e| Fault::new(name(), format!("cannot be read ({e})"), "two sizes"))?;
     let shape: Option<Vec<usize>> = sizes.iter().map(|size| usize::try_from(*size).ok()).collect();
     let shape = shape.and_then(|shape| <[usize; 2]>::try_from(shape).ok());
     shape.ok_or_else(|| Fault::new(name(), format!("is {sizes:?}"), "two sizes"))

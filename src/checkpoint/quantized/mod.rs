@@ -39,15 +39,10 @@ use unpack::{Codes, Plan};
 use unread::UNREAD;
 
 /// The formats, in the order in which they are tried.
+#[rustfmt::skip]
 const FORMATS: &[Format] = &[
-    mlx::METAL,
-    mlx::MLX,
-    fp8::BLOCKS,
-    compressed_tensors::PACKED,
-    compressed_tensors::INT8,
-    compressed_tensors::FLOAT8,
-    gptq::GPTQ,
-    awq::AWQ,
+    mlx::METAL, mlx::MLX, fp8::BLOCKS, compressed_tensors::PACKED, compressed_tensors::INT8, compressed_tensors::FLOAT8,
+    gptq::GPTQ, awq::AWQ,
 ];
 
 /// The scales of a cache in 8 bits, beside the projections of quantized layers. A cache here has the layer's dtype.
