@@ -157,8 +157,8 @@ pub struct AttentionConfig {
     pub scoring: Scoring,
     /// The position scheme; default none.
     pub position: Position,
-    /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window or chunks;
-    /// default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too,
+    /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window, chunks or a
+    /// function ([`from_fn`](AttentionMask::from_fn)); default full. With it `forward` of a decoder's layer needs no argument. It holds for cross-attention calls too,
     /// where the last query is aligned with the last key: a layer that is used for both leaves it to the calls. A copy
     /// of the layer can have [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
@@ -299,7 +299,7 @@ impl AttentionConfig {
         with_scoring, scoring: Scoring = scoring;
         /// Sets the position scheme.
         with_position, position: impl Into<Position> = position.into();
-        /// Sets the mask of every call: full, causal, a window or chunks.
+        /// Sets the mask of every call: full, causal, a window, chunks or functions.
         #[doc(alias = "with_causal", alias = "is_causal")]
         with_mask, mask: AttentionMask = mask;
         /// Sets the cap on the scores.
@@ -460,8 +460,8 @@ impl AttentionConfig {
             }
         }
         self.position.scheme().validate(&self.sizes())?;
-        if !self.mask.is_rule() {
-            let allowed = "full, causal, a window or chunks; a mask of other kinds belongs to a call";
+        if !self.mask.fits_any_length() {
+            let allowed = "full, causal, a window, chunks or functions; a mask of other kinds belongs to a call";
             return Err(Error::config("mask", &self.mask, allowed));
         }
         let d = [self.resolved_head_dim(), self.resolved_value_head_dim()];

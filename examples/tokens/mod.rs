@@ -1,5 +1,6 @@
 //! What the examples that compose a whole model share: rows of token ids on the command line, config.json, training.
 
+pub mod chat;
 mod config;
 
 use std::collections::HashMap;

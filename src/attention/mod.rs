@@ -165,7 +165,7 @@ impl MultiHeadAttention {
     /// ```
     ///
     /// # Errors
-    /// The mask is not full, causal, a window or chunks.
+    /// The mask is not full, causal, a window, chunks or a function.
     pub fn with_mask(&self, mask: AttentionMask) -> Result<Self> {
         let config = self.config.clone().with_mask(mask);
         config.validate()?;
@@ -214,14 +214,40 @@ impl MultiHeadAttention {
     }
 
     /// A decoder's step: the next tokens `xs` `(b, s, query_size)` of the sequences in `cache`, which keeps their keys
-    /// and values → `(b, s, output_size)`. With other options or lengths it is [`attend_with`](Self::attend_with) over
-    /// inputs [with this cache](AttentionInputs::with_cache).
+    /// and values → `(b, s, output_size)`. With a mask or lengths it is [`step_with`](Self::step_with), with other
+    /// options [`attend_with`](Self::attend_with) over inputs [with this cache](AttentionInputs::with_cache).
     ///
     /// # Errors
     /// The errors of [`attend_with`](Self::attend_with). The cache is unchanged then.
     pub fn step(&self, xs: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let inputs = AttentionInputs::self_attention(xs, AttentionMask::full());
         self.attend_with(&inputs.with_cache(cache), &AttentionOptions::default()).map(|attended| attended.output)
+    }
+
+    /// [`step`](Self::step) of a batch whose sequences have unequal lengths, or under a mask: sequence `i` has
+    /// `lengths[i]` new tokens, which are padded on the right, or all of them have `s`.
+    ///
+    /// # Errors
+    /// The errors of [`attend_with`](Self::attend_with). The cache is unchanged then.
+    pub fn step_with<'a>(
+        &self,
+        xs: &'a Tensor,
+        cache: &'a mut KvCache,
+        mask: impl Into<CallMask<'a>>,
+        lengths: impl Into<Option<&'a [usize]>>,
+    ) -> Result<Tensor> {
+        let inputs = AttentionInputs { new_lengths: lengths.into(), ..AttentionInputs::self_attention(xs, mask) };
+        self.attend_with(&inputs.with_cache(cache), &AttentionOptions::default()).map(|attended| attended.output)
+    }
+
+    /// An empty cache for the layer: [rotating](KvCache::rotating) if it has a window, and nothing in its mask counts
+    /// tokens from the first one; else [growing](KvCache::growing).
+    pub fn new_cache(&self) -> KvCache {
+        let mask = &self.config.mask;
+        match mask.window_sizes() {
+            (Some(left), _) if !mask.counts_tokens() => KvCache::rotating(left.saturating_add(1)),
+            _ => KvCache::growing(),
+        }
     }
 
     /// A step of cross-attention: `queries` `(b, s_q, query_size)` over `memory`, whose keys and values are projected

@@ -28,6 +28,7 @@ const NOT_APPLIED: &[(&str, &str)] = &[
     ("A_log", "it belongs to delta attention, which is recurrent"),
     ("q_layer_norm.weight", "it normalizes queries"),
     ("k_layer_norm.weight", "it normalizes keys"),
+    ("norm_q.weight", "it normalizes queries"),
     ("gate_proj.weight", "it is the gate of the output"),
     ("g_proj.weight", "it is the gate of the output"),
     ("attn_sub_norm.weight", "it normalizes the context"),
@@ -131,7 +132,8 @@ impl Layout {
         read.extend(self.qkv.optional());
         read.extend(norm.iter().flatten().map(String::as_str));
         let position: Vec<&str> = self.stored_position_names().chain([DISTANCE_EMBEDDINGS]).collect();
-        let applied = |name: &str| read.contains(&name) || position.contains(&name);
+        let own = |name: &str| self.parameters.iter().any(|(_, stored)| below(stored, name).is_some());
+        let applied = |name: &str| read.contains(&name) || position.contains(&name) || own(name);
         if let Some((name, why)) = NOT_APPLIED.iter().find(|(name, _)| !applied(name) && source.contains(name)) {
             return unsupported(name, &format!("{why}, which this version does not apply"));
         }

@@ -25,6 +25,11 @@ pub struct HeadNorm {
 }
 
 impl HeadNorm {
+    /// RMS norm of each head with a learned weight, as in Qwen 3.
+    pub fn rms(eps: f64) -> Self {
+        Self::new(NormKind::Rms, NormOver::Head, eps)
+    }
+
     /// A norm with a learned weight.
     pub fn new(kind: NormKind, over: NormOver, eps: f64) -> Self {
         Self { kind, over, eps, weighted: true }

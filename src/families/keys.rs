@@ -33,7 +33,8 @@ pub(super) fn keys_that_change() -> impl Iterator<Item = (&'static str, Kind, &'
             "number" => NUMBER,
             "flag" => FLAG,
             "set" => SET,
-            _ => ANY,
+            "any" => ANY,
+            other => unreachable!("kind `{other}` in keys.txt"),
         };
         let what = parts.next()?;
         Some(parts.next()?.split(' ').map(move |key| (key, kind, what)))

@@ -356,6 +356,13 @@ impl AttentionMask {
         }
     }
 
+    /// The keys before and after its own position that a query sees at most, as [`window`](Self::window) takes them:
+    /// `(None, Some(0))` of a causal mask, `(None, None)` of one without causal masks and windows.
+    pub fn window_sizes(&self) -> (Option<usize>, Option<usize>) {
+        let Window { left, right } = self.narrowest_window();
+        (left, right)
+    }
+
     /// Whether this is [`full`](Self::full) attention.
     pub fn is_full(&self) -> bool {
         self.terms.is_empty()

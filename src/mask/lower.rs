@@ -127,9 +127,14 @@ impl AttentionMask {
         rest.is_windowed().then_some((padding_lengths(term)?, rest))
     }
 
-    /// Whether the mask is a rule that holds for sequences of any length: causal, a window, chunks.
-    pub(crate) fn is_rule(&self) -> bool {
-        self.starts.is_none() && self.terms.iter().all(|term| term.is_rule())
+    /// Whether the mask holds for sequences of any length: causal, a window, chunks, functions.
+    pub(crate) fn fits_any_length(&self) -> bool {
+        self.starts.is_none() && self.terms.iter().all(|term| term.is_rule() || term.is_function())
+    }
+
+    /// Whether a part of the mask is a function of the caller.
+    pub(crate) fn has_functions(&self) -> bool {
+        self.terms.iter().any(|term| term.is_function())
     }
 
     /// Whether the mask counts the tokens of a sequence from its first one: all of them have to be keys.

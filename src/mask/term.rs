@@ -111,6 +111,11 @@ pub(crate) trait MaskTerm: Send + Sync {
         matches!(self.structure(), Some(TermStructure::Window(_)))
     }
 
+    /// Whether the term is a function of the caller, which fits sequences of any length, too.
+    fn is_function(&self) -> bool {
+        false
+    }
+
     /// Whether the term changes scores of visible keys. A kind that only hides keys should return `false`; windows and
     /// lengths do.
     fn adds_to_scores(&self) -> bool {

@@ -106,6 +106,17 @@ impl fmt::Display for RotaryScaling {
 }
 
 impl RotaryScaling {
+    /// [`Llama3`](Self::Llama3) with the wavelengths of Llama 3.1 to 3.3: `low_freq_factor` 1, `high_freq_factor` 4.
+    pub fn llama3(factor: f64, original_max_position_embeddings: usize) -> Self {
+        Self::Llama3 { factor, original_max_position_embeddings, low_freq_factor: 1.0, high_freq_factor: 4.0 }
+    }
+
+    /// [`Yarn`](Self::Yarn) with the numbers of its paper.
+    pub fn yarn(factor: f64, original_max_position_embeddings: usize) -> Self {
+        let (beta_fast, beta_slow, attention_factor, truncate) = (32.0, 1.0, None, true);
+        Self::Yarn { factor, original_max_position_embeddings, beta_fast, beta_slow, attention_factor, truncate }
+    }
+
     /// Whether the frequencies depend on the length of the sequence.
     pub(crate) fn depends_on_length(&self) -> bool {
         matches!(self, Self::Dynamic { .. } | Self::LongRope { .. })

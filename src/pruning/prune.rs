@@ -26,7 +26,7 @@ impl MultiHeadAttention {
     /// # Errors
     /// [`Error::Value`] for a head that does not exist, for a layer with a norm over all heads together, whose mean
     /// depends on every head, for a norm of the context with a bias, which a head of zeros has, and for a layer with
-    /// the keys and values of another layer.
+    /// the keys and values of another layer, or a function as its mask, which counts heads.
     pub fn prune_heads(&self, heads: &[usize]) -> Result<Self> {
         let config = self.config();
         let h = config.num_attention_heads;
@@ -45,6 +45,9 @@ impl MultiHeadAttention {
         if let KeyValueSource::Shared { .. } = config.key_value_source {
             let expected = "one with keys of its own: the heads of the other layer would have to be removed, too";
             return Err(Error::value("a layer to prune", "one with the keys and values of another layer", expected));
+        }
+        if config.mask.has_functions() {
+            return Err(Error::value("the mask of a layer to prune", &config.mask, "no function, which counts heads"));
         }
         let weights = self.weights()?;
         config.mechanisms.iter().try_for_each(|part| part.check_pruning(&weights.parameters))?;

@@ -9,6 +9,7 @@
 
 mod backend;
 mod call;
+mod candle;
 mod cpu;
 mod cpu_backward;
 mod cpu_call;
@@ -29,6 +30,7 @@ use candle_core::Tensor;
 
 pub use backend::Backend;
 pub(crate) use call::{Call, DeviceKind};
+pub use candle::{SdpaMask, flash_attn, flash_attn_varlen, flash_attn_varlen_windowed, flash_attn_windowed, sdpa};
 pub use options::{AttentionOutput, SdpaOptions};
 pub use plan::{Plan, Rejected};
 

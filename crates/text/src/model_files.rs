@@ -74,9 +74,23 @@ impl ModelFiles {
         Ok(self)
     }
 
-    /// The files of the model in a GGUF file.
-    pub(crate) fn from_gguf(path: &Path) -> Result<Self> {
+    /// The files that a GGUF file stands for: `config.json`, `tokenizer.json`, `tokenizer_config.json`, those of modules,
+    /// `chat_template.jinja` if it states one, and the weights, which are read when they are asked for.
+    ///
+    /// # Errors
+    /// The file is not GGUF, is malformed, or of an architecture, tokenizer or pooling that is not known.
+    pub fn from_gguf(path: &Path) -> Result<Self> {
         Self::new().with_gguf(Checkpoint::open(path)?)
+    }
+
+    /// The content of a file that holds no weights.
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.small.get(name).map(|bytes| &**bytes)
+    }
+
+    /// The weights of the model, `model.safetensors` or those of a GGUF file.
+    pub fn weights(&self) -> Option<&Checkpoint> {
+        self.weights.get(WEIGHTS)
     }
 
     fn with_gguf(mut self, checkpoint: Checkpoint) -> Result<Self> {

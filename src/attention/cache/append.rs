@@ -1,5 +1,7 @@
 //! Adding a chunk to a key-value cache.
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
 use super::kv_cache::{CacheKind, KvCache, Sequence};
@@ -227,7 +229,7 @@ impl KvCache {
         let usable = |buffers: &Vec<Tensor>| {
             // After a reset the buffers may be those of another batch or device.
             let alike = matches!(TokenShape::from_tokens(buffers), Ok(old) if old == shape);
-            alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph
+            alike && buffers[0].device().same_device(chunk[0].device()) && !self.in_graph && !self.has_clones()
         };
         let retained = self.retained_len();
         let columns = self.buffers.as_ref().filter(|buffers| usable(buffers)).map_or(0, |buffers| buffers[0].dims()[1]);
@@ -255,7 +257,7 @@ impl KvCache {
                     Ok::<_, Error>(new)
                 };
                 let larger = (0..chunk.len()).map(larger).collect::<Result<Vec<_>>>()?;
-                self.first = 0;
+                (self.first, self.owners) = (0, Arc::default());
                 larger
             }
         };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use candle_core::{DType, Tensor};
 
@@ -66,6 +67,11 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select, wide};
 /// assert_eq!(cache.lengths(), [3, 3]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// # Clones
+/// A clone shares the memory of the tokens, and costs nothing, until one of both gets another token or has some moved:
+/// that one copies them then. [`try_clone`](Self::try_clone) copies at once.
+#[derive(Clone)]
 pub struct KvCache {
     pub(super) kind: CacheKind,
     /// Whether tokens are held as heads in int8.
@@ -81,6 +87,8 @@ pub struct KvCache {
     pub(super) in_graph: bool,
     /// The layer that made the keys, while there are some; `None` for those of `append`.
     pub(super) layer: Option<LayerId>,
+    /// Held by all clones that share the buffers.
+    pub(super) owners: Arc<()>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,7 +194,8 @@ impl KvCache {
     }
 
     fn new(kind: CacheKind) -> Self {
-        Self { kind, int8: false, buffers: None, first: 0, sequences: Vec::new(), in_graph: false, layer: None }
+        let (sequences, owners) = (Vec::new(), Arc::default());
+        Self { kind, int8: false, buffers: None, first: 0, sequences, in_graph: false, layer: None, owners }
     }
 
     /// Tokens seen so far in the longest sequence, including those that a rotating cache dropped.
@@ -320,7 +329,7 @@ impl KvCache {
         let in_place = tokens.iter().zip(range).take_while(|(token, here)| *token == here).count();
         let moved: Vec<usize> = tokens[in_place..].iter().map(|token| self.first + token - dropped).collect();
         if let Some(buffers) = self.buffers.as_ref().filter(|_| !moved.is_empty()) {
-            let shared = self.in_graph || buffers.iter().any(Tensor::track_op);
+            let shared = self.has_clones() || self.in_graph || buffers.iter().any(Tensor::track_op);
             let start = self.first + in_place;
             let written = |buffer: &Tensor| {
                 let row = buffer.narrow(0, sequence, 1)?;
@@ -334,6 +343,9 @@ impl KvCache {
                 Ok::<_, Error>(buffer.slice_assign(&there, &chosen)?)
             };
             self.buffers = Some(buffers.iter().map(written).collect::<Result<_>>()?);
+            if shared {
+                self.owners = Arc::default();
+            }
         }
         self.sequences[sequence].select(tokens);
         Ok(())
@@ -451,7 +463,7 @@ impl KvCache {
         let before = self.snapshot();
         let all = self.add(chunk, &new, false).and_then(|all| wide(all, keys.dtype()));
         if all.is_err() {
-            *self = before;
+            self.restore(before);
         }
         all.map(|[keys, values]| (keys, values))
     }
@@ -502,9 +514,20 @@ impl KvCache {
         self.sequences.clear();
     }
 
-    /// A copy that shares the memory of the tokens, to go back to after an error.
-    pub(in crate::attention) fn snapshot(&self) -> Self {
-        Self { buffers: self.buffers.clone(), sequences: self.sequences.clone(), ..*self }
+    /// The cache of now, to [go back](Self::restore) to after an error. It is no clone, before which a call copies.
+    pub(in crate::attention) fn snapshot(&self) -> Snapshot {
+        Snapshot { cache: Self { owners: Arc::default(), ..self.clone() }, owners: Arc::downgrade(&self.owners) }
+    }
+
+    /// Goes back to a snapshot.
+    pub(in crate::attention) fn restore(&mut self, Snapshot { cache, owners }: Snapshot) {
+        // Without an owner, neither this cache nor a clone has the buffers any more.
+        *self = Self { owners: owners.upgrade().unwrap_or_default(), ..cache };
+    }
+
+    /// Whether a clone shares the buffers.
+    pub(super) fn has_clones(&self) -> bool {
+        Arc::strong_count(&self.owners) > 1
     }
 
     /// An independent copy with buffers of its own.
@@ -514,8 +537,14 @@ impl KvCache {
     pub fn try_clone(&self) -> Result<Self> {
         let copy = |buffers: &Vec<Tensor>| buffers.iter().map(Tensor::copy).collect::<candle_core::Result<_>>();
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
-        Ok(Self { buffers, ..self.snapshot() })
+        Ok(Self { buffers, owners: Arc::default(), ..self.clone() })
     }
+}
+
+/// A cache as it was, which does not own its buffers.
+pub(in crate::attention) struct Snapshot {
+    cache: KvCache,
+    owners: Weak<()>,
 }
 
 /// One line, whatever the number of sequences and tokens.

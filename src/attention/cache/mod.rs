@@ -23,5 +23,6 @@ mod new_tokens;
 pub use cross::CrossCache;
 pub use key_values::KeyValues;
 pub use kv_cache::KvCache;
+pub(super) use kv_cache::Snapshot;
 pub(super) use layer_id::Identity;
 pub(super) use new_tokens::{NewTokens, TokenShape};

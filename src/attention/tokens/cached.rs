@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use super::padded::check_padded;
 use super::{CallTokens, Counted, NewPlaces, Projection};
 use crate::attention::MultiHeadAttention;
-use crate::attention::cache::{KvCache, NewTokens, TokenShape};
+use crate::attention::cache::{KvCache, NewTokens, Snapshot, TokenShape};
 use crate::attention::options::{AttentionInputs, AttentionOptions};
 use crate::attention::transform::Stored;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) struct Cached<'a, 'b> {
     pub lengths: Option<&'a [usize]>,
     pub places: Option<NewPlaces>,
     /// The cache as it was before it took the new tokens; `None` until then.
-    pub before: Option<KvCache>,
+    pub before: Option<Snapshot>,
 }
 
 impl Cached<'_, '_> {
@@ -134,7 +134,7 @@ impl CallTokens for Cached<'_, '_> {
 
     fn undo(&mut self) {
         if let Some(before) = self.before.take() {
-            **self.cache = before;
+            self.cache.restore(before);
         }
     }
 }

@@ -43,6 +43,10 @@ impl CallTokens for Ragged<'_> {
         if !inputs.mask.is_windowed() {
             return Err(Error::value("the mask of a ragged batch", &inputs.mask, "full, causal or a window"));
         }
+        if layer.config.mask.has_functions() {
+            let expected = "full, causal, a window or chunks: a function counts the sequences of a padded batch";
+            return Err(Error::value("the layer's mask in a ragged batch", &layer.config.mask, expected));
+        }
         if layer.config.position.scheme().traits().counts_tokens && lengths.iter().any(|length| *length != lengths[0]) {
             let expected = format!("equal ones for {}", layer.config.position);
             return Err(Error::value("the list of lengths", format!("{lengths:?}"), expected));

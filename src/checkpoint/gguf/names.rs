@@ -101,7 +101,8 @@ fn change(
         "+1" => return Ok(Some(Change::PlusOne)),
         "query-rows" => heads()?,
         "key-rows" => metadata.count(&key("attention.head_count_kv"))?.map_or_else(heads, Ok)?,
-        _ => return Ok(None),
+        "" => return Ok(None),
+        other => unreachable!("mark `{other}` in tensors.txt"),
     };
     match shape.first() {
         Some(rows) if heads > 0 && *rows > 0 && rows.is_multiple_of(heads.saturating_mul(2)) => {

@@ -194,6 +194,10 @@ impl MaskTerm for Function {
         Some(Arc::new(self.in_call(call)))
     }
 
+    fn is_function(&self) -> bool {
+        true
+    }
+
     fn counts_tokens(&self) -> bool {
         true
     }

@@ -105,6 +105,10 @@ impl MaskTerm for ScoreFunction {
         Ok(Some(Arc::new(selected)))
     }
 
+    fn is_function(&self) -> bool {
+        true
+    }
+
     fn counts_tokens(&self) -> bool {
         true
     }

@@ -3,12 +3,12 @@
 // Each example compiles what the programs share as a module of its own.
 #![allow(clippy::duplicate_mod)]
 
+#[path = "../../../examples/generate.rs"]
+#[allow(dead_code)]
+mod generate;
 #[path = "../../../examples/gpt.rs"]
 #[allow(dead_code)]
 mod gpt;
-#[path = "../../../examples/qwen3.rs"]
-#[allow(dead_code)]
-mod qwen3;
 #[path = "../../../examples/t5.rs"]
 #[allow(dead_code)]
 mod t5;
@@ -20,17 +20,19 @@ mod tokens;
 mod vit_block;
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use candle_attention::checkpoint::Checkpoint;
-use candle_attention::{KvCache, PaddedIds};
+use candle_attention::{ComputeType, KvCache, PaddedIds};
 use candle_core::{D, DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, VarMap};
+use generate::Decoder;
+use generate::tokens::Config;
 use gpt::Gpt;
-use qwen3::Qwen3;
 use t5::T5;
 
 use crate::common::programs::{example, fails, succeeds};
-use crate::common::{Golden, LAYER, assert_close, fixture};
+use crate::common::{Golden, LAYER, assert_close, fixture, says};
 
 /// The rows of padded ids `(b, s)`.
 fn rows(golden: &Golden) -> Vec<Vec<u32>> {
@@ -48,6 +50,13 @@ fn written(rows: &[Vec<u32>]) -> Vec<String> {
     rows.iter().map(|row| row.iter().map(u32::to_string).collect::<Vec<_>>().join(",")).collect()
 }
 
+/// The decoder of a folder.
+fn decoder(folder: &str) -> Decoder {
+    let folder = fixture(folder);
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    Decoder::load(&Config::from_folder(&folder).unwrap(), &checkpoint, ComputeType::default(), &Device::Cpu).unwrap()
+}
+
 /// Row `i` of `(b, s, n)`, its first `length` tokens.
 fn tokens(all: &Tensor, i: usize, length: usize) -> Tensor {
     all.get(i).unwrap().narrow(0, 0, length).unwrap()
@@ -56,7 +65,7 @@ fn tokens(all: &Tensor, i: usize, length: usize) -> Tensor {
 #[test]
 fn qwen3_equals_the_one_of_transformers() {
     let golden = Golden::open("compose/qwen3/golden.safetensors");
-    let (model, rows, generated) = (Qwen3::load(&fixture("compose/qwen3")).unwrap(), rows(&golden), generated(&golden));
+    let (model, rows, generated) = (decoder("compose/qwen3"), rows(&golden), generated(&golden));
     let want = golden.get("logits");
     let logits = model.forward(&rows, &mut model.caches()).unwrap();
     for (i, row) in rows.iter().enumerate() {
@@ -88,8 +97,6 @@ fn qwen3_equals_the_one_of_transformers() {
             assert_close("last", &logits.squeeze(1).unwrap(), &golden.get("last_logits"), LAYER);
         }
     }
-    let said = succeeds(example("qwen3").arg(fixture("compose/qwen3")).args(["--count", "12"]).args(written(&rows)));
-    assert_eq!(said.lines().collect::<Vec<_>>(), written(&generated));
 }
 
 /// Continuous batching: requests are prefilled alone, join those that are running, and leave when they are done. The
@@ -97,7 +104,7 @@ fn qwen3_equals_the_one_of_transformers() {
 #[test]
 fn requests_join_and_leave_a_running_qwen3() {
     let golden = Golden::open("compose/qwen3/golden.safetensors");
-    let (model, rows, generated) = (Qwen3::load(&fixture("compose/qwen3")).unwrap(), rows(&golden), generated(&golden));
+    let (model, rows, generated) = (decoder("compose/qwen3"), rows(&golden), generated(&golden));
     let kinds: [fn() -> Vec<KvCache>; 3] = [
         || vec![KvCache::growing(), KvCache::growing()],
         || vec![KvCache::growing(), KvCache::rotating(5)],
@@ -265,33 +272,70 @@ fn with_key(name: &str, key: &str, value: serde_json::Value) -> tempfile::TempDi
     to
 }
 
+/// The program that writes, with a model of random weights.
+fn generate(arguments: &[&str]) -> Command {
+    let mut command = example("generate");
+    command.arg(fixture("gguf/llama.gguf")).args(arguments);
+    command
+}
+
+/// Prompts of unequal length are written as each alone, and a seed chooses the same tokens again.
+#[test]
+fn the_program_writes_alone_and_in_a_batch() {
+    let alone = |prompt: &str| succeeds(&mut generate(&[prompt, "--raw", "--count", "9"]));
+    let prompts = ["hello world", "The cat sat on the mat, and it's warm.", "x"];
+    let together = succeeds(&mut generate(&[&prompts[..], &["--raw", "--count", "9"]].concat()));
+    let each: Vec<String> = prompts.iter().map(|prompt| format!("{prompt}\n{}\n", alone(prompt).trim_end())).collect();
+    assert_eq!(together.trim_end(), each.join("\n").trim_end());
+    let sampled = |seed: &str| {
+        succeeds(&mut generate(&[
+            "hello",
+            "--raw",
+            "--count",
+            "9",
+            "--temperature",
+            "2",
+            "--top-p",
+            "0.9",
+            "--seed",
+            seed,
+        ]))
+    };
+    assert_eq!(sampled("1"), sampled("1"));
+    assert!((2..6).any(|seed| sampled(&seed.to_string()) != sampled("1")));
+}
+
 #[test]
 fn missing_files_and_keys_are_errors() {
-    let qwen3 = || {
-        let mut command = example("qwen3");
-        command.arg(fixture("compose/qwen3"));
-        command
-    };
-    for program in ["qwen3", "t5", "vit_block"] {
+    for program in ["t5", "vit_block"] {
         fails(example(program).args(["/no/such/folder", "1"]), "/no/such/folder: no such folder");
         fails(example(program).args(["Cargo.toml", "1"]), "Cargo.toml: is a file, expected a model folder");
     }
-    fails(qwen3().args(["1,2", "3,64"]), "row 2: id 64, expected less than 64, the vocab_size of ");
-    fails(qwen3().arg("5,x"), "`x` is not a token id");
+    fails(example("t5").arg(fixture("compose/t5")).arg("5,x"), "`x` is not a token id");
     fails(example("t5").arg(fixture("compose/t5")).arg("99999"), "row 1: id 99999, expected less than ");
-    fails(example("qwen3").arg(fixture("compose/vit")).arg("1"), "`model_type` is \"vit\", expected \"qwen3\"");
     fails(example("t5").arg(fixture("compose/qwen3")).arg("1"), "`model_type` is \"qwen3\", expected \"t5\"");
     fails(example("vit_block").arg(fixture("compose/qwen3")).arg("x"), "`model_type` is \"qwen3\", expected \"vit\"");
 
+    fails(example("generate").args(["/no/such/folder", "x"]), "/no/such/folder");
+    fails(example("generate").args(["Cargo.toml", "x"]), "Cargo.toml: not a folder, expected a model folder");
+    fails(example("generate").arg(fixture("compose/qwen3")).arg("x"), "tokenizer.json: no such file");
+    let said = "`model_type` is \"bert\", expected llama, mistral, qwen2, qwen3, gemma2, gemma3_text";
+    fails(example("generate").arg(fixture("gguf/bert.gguf")).arg("x"), said);
+    fails(&mut generate(&["x", "--temperature", "-1"]), "expected a number from 0");
+    let load = |folder: &tempfile::TempDir| {
+        let (config, weights) = (Config::from_folder(folder.path()).unwrap(), Checkpoint::open(folder.path()).unwrap());
+        Decoder::load(&config, &weights, ComputeType::default(), &Device::Cpu).map(|_| ())
+    };
     let deeper = with_key("compose/qwen3", "num_hidden_layers", 7.into());
-    fails(example("qwen3").arg(deeper.path()).arg("1"), "`layer_types` is a list of 2, expected 7 entries");
+    says(load(&deeper), &["`layer_types` is a list of 2, expected 7 entries"]);
     let negative = with_key("compose/qwen3", "num_hidden_layers", (-3).into());
-    let said = "config.json: `num_hidden_layers` is -3, expected a whole number from 0";
-    fails(example("qwen3").arg(negative.path()).arg("1"), said);
+    says(load(&negative), &["config.json: `num_hidden_layers` is -3, expected a whole number from 0"]);
+    let gelu = with_key("compose/qwen3", "hidden_act", "gelu".into());
+    says(load(&gelu), &["config.json: `hidden_act` is \"gelu\", expected \"silu\""]);
     let no_eps = with_key("compose/vit", "layer_norm_eps", serde_json::Value::Null);
     fails(example("vit_block").arg(no_eps.path()).arg("x"), "config.json: `layer_norm_eps` is null, expected a number");
     std::fs::write(no_eps.path().join("config.json"), "{\"model_type\":").unwrap();
-    for program in ["qwen3", "t5", "vit_block"] {
+    for program in ["generate", "t5", "vit_block"] {
         fails(example(program).arg(no_eps.path()).arg("1"), "config.json: EOF while parsing");
     }
 
@@ -310,11 +354,10 @@ fn the_programs_survive_a_reader_that_leaves_and_a_full_disk() {
     use crate::common::programs::{fails_on_a_full_disk, reader_leaves};
     let pixels = fixture("compose/vit/golden.safetensors");
     let commands = || {
-        let [mut qwen3, mut t5, mut vit] = ["qwen3", "t5", "vit_block"].map(example);
-        qwen3.arg(fixture("compose/qwen3")).arg("1,2");
+        let [mut t5, mut vit] = ["t5", "vit_block"].map(example);
         t5.arg(fixture("compose/t5")).arg("1,2");
         vit.arg(fixture("compose/vit")).arg(&pixels);
-        [qwen3, t5, vit]
+        [generate(&["hello", "world", "--raw", "--count", "4"]), t5, vit]
     };
     commands().iter_mut().for_each(reader_leaves);
     commands().iter_mut().for_each(fails_on_a_full_disk);

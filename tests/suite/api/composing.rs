@@ -92,7 +92,7 @@ fn a_mask_of_tensors_or_lengths_is_not_one_of_a_configuration() {
         let text = mask.to_string();
         says(
             AttentionConfig::new(8, 2).with_mask(mask).validate(),
-            &["mask = ", &text, "expected full, causal, a window or chunks"],
+            &["mask = ", &text, "expected full, causal, a window, chunks or functions"],
         );
     }
     let causal = || AttentionConfig::new(8, 2).with_mask(AttentionMask::causal());

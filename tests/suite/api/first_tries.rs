@@ -156,6 +156,19 @@ fn a_layer_whose_positions_no_weight_shows_needs_its_configuration() {
     assert_eq!(infer_config(&c_attn(16), 2).unwrap().resolved_num_key_value_heads(), 1);
     let meta = zeros(&[("wq.weight", &[8, 8]), ("wk.weight", &[8, 8]), ("wv.weight", &[8, 8]), ("wo.weight", &[8, 8])]);
     needs(infer_config(&meta, 2), "Llama as Meta and Mistral publish it");
+    // The U-Nets of diffusers have no rotation, and a bias of the output alone. Their keys may have another width.
+    let mut unet: Vec<(&str, &[usize])> = vec![
+        ("to_q.weight", &[8, 8]),
+        ("to_k.weight", &[8, 6]),
+        ("to_v.weight", &[8, 6]),
+        ("to_out.0.weight", &[8, 8]),
+        ("to_out.0.bias", &[8]),
+    ];
+    let cross = infer_config(&zeros(&unet), 2).unwrap();
+    assert!(cross.mask.is_full() && cross.bias.o && !cross.bias.q, "{cross:?}");
+    // With norms of queries and keys, which formula they have and whether there is a rotation is in no weight.
+    unet.push(("norm_q.weight", &[4]));
+    says(infer_config(&zeros(&unet), 2), &["norm_q"]);
     // All models with GPT-2's layout are causal, and have their positions in front of the first layer.
     let gpt2 = zeros(&[
         ("c_attn.weight", &[8, 24]),

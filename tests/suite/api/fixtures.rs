@@ -56,6 +56,7 @@ const USED_BY: &[(&str, &[&str])] = &[
             "sentence_outputs",
             "../../src/families/config_keys_tests",
             "../../src/families/defaults_tests",
+            "../../crates/text/src/gguf/tokenizer",
             "../common/models",
         ],
     ),

@@ -1,6 +1,7 @@
 //! The API as its users type it.
 
 mod call_inputs;
+mod candle_functions;
 mod composed_models;
 mod composing;
 mod first_tries;

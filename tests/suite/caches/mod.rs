@@ -2,6 +2,7 @@
 
 mod batches;
 mod cached_rotation;
+mod chosen;
 mod chunks;
 mod cross_cache;
 mod edits;

@@ -165,7 +165,7 @@ fn errors_and_names() {
     says(layer.attend(&xs, &xs, &xs, AttentionMask::prefix_lm(&[7, 2])), &["lengths[0] is 7", "at most 6"]);
     says(
         layer.with_mask(AttentionMask::prefix_lm(&[2, 2])),
-        &["mask = (causal or", "full, causal, a window or chunks"],
+        &["mask = (causal or", "full, causal, a window, chunks or functions"],
     );
     let tokens = xs.flatten(0, 1).unwrap();
     let ragged = attend_ragged(&layer, &tokens, &[6, 6], &AttentionMask::prefix_lm(&[2, 2]));

@@ -2,9 +2,7 @@
 //! gradients, and functions that panic.
 
 use candle_attention::sdpa::{Backend, SdpaOptions, attend_bshd, plan_for};
-use candle_attention::{
-    AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention, ObserveOptions,
-};
+use candle_attention::{AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, ObserveOptions};
 use candle_core::{DType, Device, Tensor, Var};
 
 use crate::common::{Golden, Random, assert_close, attend_ragged, max_diff, random_layer, says};
@@ -155,8 +153,6 @@ fn layers_call_functions_of_scores() {
         says(layer.attend_with(&inputs, &options).map(|_| ()), &["drops tokens", "functions"]);
     }
     says(AttentionMask::causal().or(decay.clone()).map(|_| ()), &["under `or`", "a function of (score, b, h, q, k)"]);
-    let config = AttentionConfig::new(8, 2).with_mask(decay);
-    says(MultiHeadAttention::new(&config, candle_nn::VarBuilder::zeros(DType::F32, &CPU)).map(|_| ()), &["mask"]);
 }
 
 #[test]

@@ -140,12 +140,7 @@ fn half_types_are_within_tolerance() {
 #[test]
 fn rotation_alone_equals_transformers() {
     let golden = Golden::open("rotary.safetensors");
-    let llama3 = RotaryScaling::Llama3 {
-        factor: 8.0,
-        original_max_position_embeddings: 32,
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-    };
+    let llama3 = RotaryScaling::llama3(8.0, 32);
     let factor = |mscale: f64| 0.1 * mscale * 4f64.ln() + 1.0;
     let yarn = RotaryScaling::Yarn {
         factor: 4.0,

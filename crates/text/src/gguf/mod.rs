@@ -21,6 +21,9 @@ use crate::gguf::tokenizer::Usage;
 pub(crate) use head::{check_classifier, check_embeds};
 pub(crate) use tokenizer::MAX_VALUES;
 
+/// The file of a model's chat template.
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
 /// The end of the names of GGUF files.
 pub(crate) const EXTENSION: &str = "gguf";
 
@@ -82,14 +85,19 @@ fn read_folder(checkpoint: &Checkpoint, metadata: &GgufMetadata, mut config: Val
     }
     files.push(("config.json".to_string(), config));
     let pooling = pooling(pooling_type(metadata)?, is_causal(metadata)?)?;
-    if !is_reranker(checkpoint, metadata)? {
+    let is_reranker = is_reranker(checkpoint, metadata)?;
+    if !is_reranker {
         files.extend(modules(checkpoint, pooling)?);
     }
     let text = |(name, json): (String, Value)| (name, json.to_string().into_bytes());
     let mut small: BTreeMap<_, _> = files.into_iter().map(text).collect();
+    // Without modules, an encoder would read all texts through it.
+    if let Some(template) = metadata.text("tokenizer.chat_template")?.filter(|_| !is_reranker) {
+        small.insert(CHAT_TEMPLATE.to_string(), template.as_bytes().to_vec());
+    }
     let weights = match head {
         Some(Head::Answers(template)) => {
-            small.insert("chat_template.jinja".to_string(), template.into_bytes());
+            small.insert(CHAT_TEMPLATE.to_string(), template.into_bytes());
             checkpoint.clone()
         }
         _ => checkpoint.rename(|name| if name == head::ANSWERS { SCORE } else { name }.to_string())?,

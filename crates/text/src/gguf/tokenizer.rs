@@ -29,48 +29,55 @@ const BYTE: i64 = 6;
 /// The sign for a space in SentencePiece, and for the start of a word in the vocabularies of BERT's files.
 const SPACE: &str = "\u{2581}";
 
-/// How a byte-level tokenizer splits texts, by llama.cpp's names for it. Others are refused: each has words of its own.
+/// How a byte-level tokenizer splits texts.
 struct Split {
-    names: &'static [&'static str],
+    /// The expressions of words, each of which splits the pieces that the one before it left.
+    expressions: Vec<&'static str>,
     /// Whether texts are brought into the normal form NFC.
     nfc: bool,
-    /// The expression of a word; `None` for that of GPT-2.
-    words: Option<&'static str>,
     ignores_merges: bool,
     /// Whether texts start with the first special token where the metadata does not say it.
     starts: bool,
 }
 
-static SPLITS: &[Split] = &[
-    Split {
-        names: &["gpt-2", "roberta-bpe", "jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es"],
-        nfc: false,
-        words: None,
-        ignores_merges: false,
-        starts: false,
-    },
-    Split { names: &["modern-bert"], nfc: true, words: None, ignores_merges: false, starts: false },
-    Split {
-        names: &["qwen2"],
-        nfc: true,
-        words: Some(concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
-        ignores_merges: false,
-        starts: false,
-    },
-    Split {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        nfc: false,
-        words: Some(concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
-        ignores_merges: true,
-        starts: true,
-    },
-];
+impl Split {
+    /// The split that llama.cpp calls so: a record of `pre_tokenizers.txt`.
+    fn from_name(name: &str) -> Option<Self> {
+        let mut lines = include_str!("pre_tokenizers.txt").lines().filter(|line| !line.starts_with('#'));
+        let flags = lines.find_map(|line| {
+            let (names, flags) = line.split_once(':').filter(|_| !line.starts_with(' '))?;
+            names.split(' ').any(|known| known == name).then_some(flags)
+        })?;
+        let has = |flag: &str| flags.split(' ').any(|word| word == flag);
+        let [nfc, ignores_merges, starts] = [has("nfc"), has("ignore_merges"), has("starts")];
+        Some(Self {
+            expressions: lines.map_while(|line| line.strip_prefix("    ")).collect(),
+            nfc,
+            ignores_merges,
+            starts,
+        })
+    }
+
+    /// The pre-tokenizer of a `tokenizer.json`.
+    fn pre_tokenizer(&self) -> Value {
+        let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+        let mut splits: Vec<Value> = self
+            .expressions
+            .iter()
+            .map(|words| match *words {
+                "GPT-2" => bytes(true),
+                words => json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false}),
+            })
+            .collect();
+        if !self.expressions.contains(&"GPT-2") {
+            splits.push(bytes(false));
+        }
+        match &splits[..] {
+            [only] => only.clone(),
+            _ => json!({"type": "Sequence", "pretokenizers": splits}),
+        }
+    }
+}
 
 /// How a model uses its tokens. It decides on the special tokens that the metadata says nothing of.
 #[derive(Clone, Copy)]
@@ -120,6 +127,7 @@ pub(super) fn read(metadata: &GgufMetadata, rows: usize, usage: Usage) -> Result
         "normalizer": parts.normalizer,
         "pre_tokenizer": parts.pre_tokenizer,
         "post_processor": reader.template(&parts.around)?,
+        "decoder": parts.decoder,
         "model": parts.model,
     });
     let mut config = Map::new();
@@ -147,6 +155,7 @@ struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
     model: Value,
+    decoder: Value,
     around: Around,
 }
 
@@ -353,18 +362,22 @@ impl<'a> Reader<'a> {
                 "max_input_chars_per_word": 100,
                 "vocab": vocabulary,
             }),
+            decoder: json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
             around,
         })
     }
 
-    /// That of GPT-2, RoBERTa, ModernBERT, Qwen and Llama 3.
+    /// That of GPT-2, Qwen, Llama 3 and all others whose words are expressions.
     fn byte_level(&self) -> Result<Parts> {
         let name = self.metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
-        let Some(split) = SPLITS.iter().find(|split| split.names.contains(&name)) else {
-            let known: Vec<&str> = SPLITS.iter().flat_map(|split| split.names).copied().collect();
+        let split = Split::from_name(name).ok_or_else(|| {
             let found = format!("`{}`", name.escape_debug());
-            return Err(Error::value("metadata `tokenizer.ggml.pre`", found, format!("one of {}", known.join(", "))));
-        };
+            Error::value(
+                "metadata `tokenizer.ggml.pre`",
+                found,
+                "a split that this version knows, such as gpt-2 or qwen2",
+            )
+        })?;
         let lines = self.metadata.texts(MERGES)?.ok_or_else(|| absent(MERGES))?;
         let parts = |line: &String| {
             // A part may start with a space.
@@ -376,15 +389,6 @@ impl<'a> Reader<'a> {
             })
         };
         let merges = lines.iter().map(parts).collect::<Result<Vec<Value>>>()?;
-        let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
-        let pre_tokenizer = match split.words {
-            None => bytes(true),
-            Some(words) => {
-                let split =
-                    json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false});
-                json!({"type": "Sequence", "pretokenizers": [split, bytes(false)]})
-            }
-        };
         Ok(Parts {
             normalizer: match (split.nfc, self.flag("normalizer.lowercase", false)?) {
                 (false, false) => Value::Null,
@@ -392,13 +396,14 @@ impl<'a> Reader<'a> {
                 (false, true) => json!({"type": "Lowercase"}),
                 (true, true) => json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}),
             },
-            pre_tokenizer,
+            pre_tokenizer: split.pre_tokenizer(),
             model: json!({
                 "type": "BPE",
                 "ignore_merges": split.ignores_merges,
                 "vocab": self.vocabulary(self.tokens.iter().map(Into::into))?,
                 "merges": merges,
             }),
+            decoder: json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}),
             around: self.around([split.starts, false])?,
         })
     }
@@ -427,7 +432,10 @@ impl<'a> Reader<'a> {
             )
         };
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let spaces = json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "});
+        let mut decoders = vec![spaces, json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
         let normalizer = if self.flag("add_space_prefix", true)? {
+            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
             json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, replace]})
         } else {
             replace
@@ -444,6 +452,7 @@ impl<'a> Reader<'a> {
                 "vocab": self.vocabulary(tokens.iter().map(Into::into))?,
                 "merges": merges.ok_or_else(too_many)?,
             }),
+            decoder: json!({"type": "Sequence", "decoders": decoders}),
             around: Around { second: Second::Alike, ..self.around([true, false])? },
         })
     }
@@ -462,6 +471,7 @@ impl<'a> Reader<'a> {
         let pieces: Vec<Value> = self.tokens.iter().zip(scores).map(|(piece, score)| json!([piece, score])).collect();
         let scheme = if self.flag("add_space_prefix", true)? { "always" } else { "never" };
         let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": true});
+        let decoder = words.clone();
         let pre_tokenizer = if self.flag("remove_extra_whitespaces", true)? {
             json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]})
         } else {
@@ -476,6 +486,7 @@ impl<'a> Reader<'a> {
                 "vocab": pieces,
                 "byte_fallback": false,
             }),
+            decoder,
             around: self.around([false, true])?,
         })
     }
@@ -493,6 +504,7 @@ fn wrong_list(key: &str, count: usize) -> Error {
 #[cfg(test)]
 mod tests {
     use candle_attention::checkpoint::Checkpoint;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper};
 
     use super::*;
 
@@ -515,6 +527,62 @@ mod tests {
         let checkpoint = Checkpoint::from_bytes(file.concat()).unwrap();
         let usage = Usage { is_encoder: true, pools_last: false, has_one_separator: false };
         read(checkpoint.gguf().unwrap(), tokens, usage)
+    }
+
+    /// Texts are cut where the Python library cuts them: `tests/golden/pre_tokenizers.py`.
+    #[test]
+    fn words_are_those_of_tokenizers() {
+        let golden: Value =
+            serde_json::from_str(include_str!("../../../../tests/fixtures/pre_tokenizers.json")).unwrap();
+        let text = golden["text"].as_str().unwrap();
+        let starts = golden["starts"].as_object().unwrap();
+        let records = include_str!("pre_tokenizers.txt").lines().filter(|line| !line.starts_with(['#', ' ']));
+        let names: Vec<&str> = records.map(|line| line.split([' ', ':']).next().unwrap()).collect();
+        assert_eq!(names.len(), starts.len());
+        for name in names {
+            let pre_tokenizer = Split::from_name(name).unwrap().pre_tokenizer();
+            let pre_tokenizer: PreTokenizerWrapper = serde_json::from_value(pre_tokenizer).unwrap();
+            let mut pieces = PreTokenizedString::from(text);
+            pre_tokenizer.pre_tokenize(&mut pieces).unwrap();
+            let found = pieces.get_splits(OffsetReferential::Original, OffsetType::Char);
+            let found: Vec<usize> = found.into_iter().map(|(_, (start, _), _)| start).collect();
+            assert_eq!(Value::from(found), starts[name], "{name}");
+        }
+        assert!(Split::from_name("kimi-k2").is_none() && Split::from_name("").is_none());
+    }
+
+    /// The ids of llama.cpp's own tests, which transformers made: a folder with its `models/ggml-vocab-*.gguf`.
+    #[test]
+    #[ignore = "needs VOCABULARIES, a folder with vocabularies of llama.cpp"]
+    fn vocabularies_of_llama_cpp() {
+        let folder = std::path::PathBuf::from(std::env::var("VOCABULARIES").unwrap());
+        let mut compared = 0;
+        for name in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let beside = |end: &str| std::fs::read_to_string(format!("{}.{end}", name.display()));
+            let (true, Ok(texts), Ok(ids)) =
+                (name.extension().is_some_and(|e| e == "gguf"), beside("inp"), beside("out"))
+            else {
+                continue;
+            };
+            let checkpoint = Checkpoint::open(&name).unwrap();
+            let metadata = checkpoint.gguf().unwrap();
+            let rows = metadata.texts("tokenizer.ggml.tokens").unwrap().unwrap().len();
+            let usage = Usage { is_encoder: false, pools_last: false, has_one_separator: false };
+            let files = match read(metadata, rows, usage) {
+                Ok(files) => files,
+                // Gemma 4, whose words no expression says.
+                Err(error) if error.to_string().contains("gemma4") => continue,
+                Err(error) => panic!("{}: {error}", name.display()),
+            };
+            let tokenizer: tokenizers::Tokenizer = serde_json::from_value(files.json).unwrap();
+            for (text, ids) in texts.split("\n__ggml_vocab_test__\n").zip(ids.lines()) {
+                let found = tokenizer.encode(text, false).unwrap();
+                let found: Vec<String> = found.get_ids().iter().map(u32::to_string).collect();
+                assert_eq!(found.join(" "), ids.trim(), "{}: {text:?}", name.display());
+            }
+            compared += 1;
+        }
+        assert!(compared > 10, "{compared} vocabularies");
     }
 
     #[test]

@@ -8,9 +8,7 @@ use candle_attention::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::folder::{ModelFolder, TransformerSettings};
-
-/// The file of a model's template.
-pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub(crate) use crate::gguf::CHAT_TEMPLATE;
 
 /// The longest template, in bytes. Those of rerankers have up to 4,000.
 pub(super) const MAX_TEMPLATE_BYTES: u64 = 1 << 14;
