@@ -36,7 +36,7 @@ use crate::{EncodeOptions, Ranked, SentenceEncoder};
 /// Number of texts that are embedded at once: their embeddings in f32 are small beside all vectors in f16.
 const CHUNK: usize = 1024;
 
-/// Unit vectors that are searched by the cosine similarity, such as the embeddings of texts. The caller keeps the texts.
+/// Unit vectors that are searched by the cosine similarity, such as embeddings of texts. The caller keeps the texts.
 ///
 /// They are in f16, 2 bytes per element. Rounding to f16 changes a score by at most 5e-4 (half a unit in the last
 /// place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5, and by 9e-6 on average. Dot products
