@@ -41,7 +41,7 @@
 //!
 //! | Module | Contents |
 //! |---|---|
-//! | [`search`] | an index of texts, its file, the nearest texts |
+//! | [`search`] | vectors of texts, the nearest of them |
 //! | `visualize` | attention maps in the terminal, as SVG and as an HTML page |
 //!
 //! # Cargo features

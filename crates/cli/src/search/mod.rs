@@ -1,6 +1,5 @@
 //! Semantic search over the passages of files and folders.
 
-mod cache;
 mod hits;
 mod passages;
 mod show;
@@ -11,12 +10,12 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use candle_attention_text::search::Index;
-use candle_attention_text::{SentenceEncoder, Task, fingerprint};
+use candle_attention::ensure;
+use candle_attention_text::SentenceEncoder;
 use clap::{Parser, ValueHint};
-use hits::Searched;
+use hits::{Hit, Searched};
 use show::Show;
-use sources::{Walk, Windows};
+use sources::Walk;
 
 use super::shared::model::{Batches, MAX_LENGTH, Model, embeddings, examples, note_cut};
 use super::shared::program::{Command, NoHit};
@@ -27,13 +26,13 @@ use super::shared::{Result, positive, print};
 ///
 /// Passages are embedded as documents and queries as queries, with the model's prompts and routes for them.
 ///
-/// Passages longer than the model takes are cut into windows that overlap; the best window of a passage counts and, on
-/// a terminal, is bold. Passages whose best windows have four of five words in common are one hit, "(and 2 similar)".
+/// Passages longer than the model takes are cut into windows that overlap; the best window of a passage counts and is
+/// shown. Passages with the same text are one hit, "(and 2 more)".
 ///
-/// The embeddings are saved in the folder candle-attention/search of your cache folder, which is $XDG_CACHE_HOME or
-/// ~/.cache, on macOS ~/Library/Caches, on Windows %LOCALAPPDATA%: a file for each model, for all that you search with
-/// it. The next run embeds only passages that are in none so far, and after Ctrl-C the same command goes on. You may
-/// delete this folder at any time.
+/// Files are searched as they stand, HTML and XML with their tags: convert them to text first where that matters.
+///
+/// Each run embeds all that it searches, and keeps nothing. For several questions use several -e, or -f, or a prompt by
+/// `-f -`: then that is done once.
 ///
 /// Without --model, an embedded model of 3 MB is used, which is for trying out. A better one is in the last example;
 /// CANDLE_ATTENTION_MODEL makes it the default.
@@ -47,8 +46,8 @@ use super::shared::{Result, positive, print};
                       candle-attention search [OPTIONS] -f <FILE> [PATH]...",
     after_help = examples("Examples:
   candle-attention search \"When is the rent due?\" notes.txt
-  candle-attention search -C 2 --min-score 0.2 -e \"a cat on a sofa\" -e rent notes.txt texts.txt
-  candle-attention search -l -t txt \"something about money\" .
+  candle-attention search -k 2 --min-score 0.2 -e \"a cat on a sofa\" -e rent notes.txt texts.txt
+  candle-attention search -l -g '*.txt' \"something about money\" .
   candle-attention search --model sentence-transformers/all-MiniLM-L6-v2 rent notes.txt")
 )]
 pub struct Search {
@@ -56,17 +55,14 @@ pub struct Search {
     model: Model,
     #[command(flatten)]
     batches: Batches,
-    /// What to look for. The name of an existing file is an error, unless it follows `--` or -e. With -e or -f, this is
-    /// a PATH too
+    /// What to look for. The name of an existing file is an error, unless it follows -e. With -e or -f, this is a PATH
+    /// too
     #[arg(value_hint = ValueHint::Other)]
     query: Option<OsString>,
     /// Files, and folders whose text files are searched; `-` is standard input [default: standard input if it is a file
     /// or a pipe, else the current folder]
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     paths: Vec<OsString>,
-    /// What follows `--`, where a query may be the name of a file
-    #[arg(last = true, hide = true)]
-    after_dashes: Vec<OsString>,
     /// A query; may be given several times [default: the first argument]
     #[arg(short = 'e', long = "query", value_name = "QUERY", allow_hyphen_values = true, value_hint = ValueHint::Other)]
     queries: Vec<String>,
@@ -79,35 +75,17 @@ pub struct Search {
     /// Only hits with at least this cosine similarity, from -1 to 1 [default: all]
     #[arg(long, allow_negative_numbers = true, value_parser = score)]
     min_score: Option<f32>,
-    /// Accepted as by grep, without effect: folders are searched with all in them, and hits have line numbers
-    #[arg(short = 'r', visible_short_aliases = ['n', 'i'], action = clap::ArgAction::Count)]
-    recursive: u8,
     #[command(flatten)]
     walk: Walk,
-    /// Also show this many lines before and after each hit
-    #[arg(short = 'C', long, value_name = "LINES", default_value_t = 0)]
-    context: u32,
-    /// Show at most so many columns of a passage, of a longer one its best window; 0 is no limit
-    #[arg(short = 'M', long, value_name = "COLUMNS", default_value_t = 1000)]
-    max_columns: usize,
     /// Print only the names of the files with the best hits
-    #[arg(short = 'l', long, conflicts_with_all = ["json", "context"])]
+    #[arg(short = 'l', long, conflicts_with = "json")]
     files_with_matches: bool,
-    /// Show passages that say nearly the same as hits of their own
-    #[arg(long)]
-    no_fold: bool,
     /// Print one {"query": …, "rank": …, "score": …, "file": …, "lines": [first, last], "text": …} per hit
     #[arg(long)]
     json: bool,
-    /// Color the hits; auto: on a terminal, unless NO_COLOR is set
-    #[arg(long, value_enum, default_value_t = clap::ColorChoice::Auto)]
-    color: clap::ColorChoice,
     /// The name of the model's prompt to put before each query [default: `query`, if the model has it]
     #[arg(long)]
     query_prompt_name: Option<String>,
-    /// Neither read nor write saved embeddings
-    #[arg(long)]
-    no_cache: bool,
 }
 
 fn score(text: &str) -> std::result::Result<f32, &'static str> {
@@ -123,23 +101,15 @@ impl Command for Search {
             print::note(format_args!("the embedded model is for trying out; --help says how to get a better one"));
         }
         let corpus = self.walk.read(&paths)?;
-        let texts = corpus.texts();
-        if texts.is_empty() {
+        if corpus.passages.is_empty() {
             print::note(format_args!("there is no text to search"));
             return Err(NoHit.into());
         }
         let encoder = self.model.load(folder.as_deref(), self.model.compute.compute_type())?;
         let options = encoder.document_options(self.batches.options(self.model.prompt_name.as_deref()));
-        let windows = Windows::new(&texts, &encoder, &options)?;
-        // Everything that the vectors depend on beside the texts.
-        let prompt = options.prompt_name.or(options.task.map(Task::name));
-        let content = folder.as_ref().map_or_else(|| Ok(SentenceEncoder::embedded_fingerprint()), fingerprint)?;
-        let model = format!("{content} {} {prompt:?} {:?}", self.model.compute.compute_type(), options.max_length);
-        let mut index = Index::new(&windows.texts, encoder.embedding_size(), model.as_str())?;
-        let cache = cache::file(&model).filter(|_| !self.no_cache);
-        cache::fill(&mut index, cache.as_deref(), &encoder, &options)?;
+        let searched = Searched::new(&corpus, &encoder, &options)?;
         let named = paths.len() > 1 || paths[0].is_dir();
-        self.answer(&encoder, &Searched { corpus: &corpus, texts: &texts, windows: &windows, index }, named, query_file)
+        self.answer(&encoder, &searched, named, query_file)
     }
 }
 
@@ -151,59 +121,59 @@ impl Search {
         if is_query {
             let first = given.next();
             if let Some(path) = first.as_ref().map(Path::new).filter(|path| path.exists()) {
-                let name = path.display();
+                let name = print::plain(path.display());
                 return Err(format!("{name} exists, and the query comes first; if it is the query: -e {name}").into());
             }
-            let query = first.or_else(|| (!self.after_dashes.is_empty()).then(|| self.after_dashes.remove(0)));
-            let query = query.ok_or("no query: expected QUERY [PATH]…, -e QUERY, or -f - for a prompt")?;
+            let query = first.ok_or("no query: expected QUERY [PATH]…, -e QUERY, or -f - for a prompt")?;
             self.queries.push(query.into_string().map_err(|_| "the query is not UTF-8")?);
         }
-        if self.queries.iter().any(|query| query.trim().is_empty()) {
-            return Err("a query is blank: expected some words".into());
-        }
-        let mut paths: Vec<PathBuf> = given.chain(std::mem::take(&mut self.after_dashes)).map(PathBuf::from).collect();
+        let is_blank = self.queries.iter().any(|query| query.trim().is_empty());
+        ensure!(!is_blank, "a query is blank: expected some words".into());
+        let mut paths: Vec<PathBuf> = given.map(PathBuf::from).collect();
         let has_queries = self.query_file.as_deref() == Some(Path::new("-"));
         if paths.is_empty() {
             paths.push(PathBuf::from(if !has_queries && stdin_has_text() { "-" } else { "." }));
         }
-        if has_queries && paths.contains(&PathBuf::from("-")) {
-            Err("-: standard input cannot hold both the queries and what is searched".into())
-        } else {
-            Ok(paths)
-        }
+        let has_both = has_queries && paths.contains(&PathBuf::from("-"));
+        ensure!(!has_both, "-: standard input cannot hold both the queries and what is searched".into());
+        Ok(paths)
     }
 
     /// Prints the hits of each query.
     fn answer(&self, encoder: &SentenceEncoder, searched: &Searched, named: bool, file: Option<Lines>) -> Result<()> {
         let interactive = self.query_file.as_deref() == Some(Path::new("-")) && std::io::stdin().is_terminal();
         let show = Show {
-            options: self,
             corpus: searched.corpus,
             // A single query, or queries typed on a terminal, need not be repeated above their hits.
             titled: !interactive && (self.queries.len() > 1 || self.query_file.is_some()),
             named,
-            colored: show::is_colored(self.color),
         };
+        let (least, top_k) = (self.min_score.unwrap_or(-1.0), self.top_k as usize);
+        // A file is named once for all queries.
         let (mut found, mut files) = (false, HashSet::new());
         let mut answer = |query: &str| -> Result<()> {
-            let mut hits = searched.hits(&self.vector(encoder, query)?, self)?;
-            found |= !hits.is_empty();
-            if hits.is_empty() {
+            let mut hits = searched.hits(&self.vector(encoder, query)?, least)?.peekable();
+            if hits.peek().is_none() {
                 print::note(format_args!("nothing is near enough to `{}`", print::one_line(query, 200)));
+                return Ok(());
             }
-            // A file is named once for all queries.
-            hits.retain(|hit| !self.files_with_matches || files.insert(hit.passage.document));
-            show.print(query, &hits)
+            found = true;
+            if self.files_with_matches {
+                let passages = hits.flat_map(|hit| hit.passages).filter(|passage| files.insert(passage.document));
+                return show.print_files(passages.take(top_k));
+            }
+            let hits: Vec<Hit> = hits.take(top_k).collect();
+            if self.json { show.print_json(query, &hits) } else { show.print(query, &hits) }
         };
         self.queries.iter().try_for_each(|query| answer(query))?;
         if let Some(queries) = file {
-            let prompt = if interactive { "query> " } else { "" };
-            let _ = write!(std::io::stderr(), "{prompt}");
+            let ask = |prompt: &str| _ = write!(std::io::stderr(), "{}", if interactive { prompt } else { "" });
+            ask("query> ");
             for query in queries {
                 answer(&query?)?;
-                let _ = write!(std::io::stderr(), "{prompt}");
+                ask("query> ");
             }
-            let _ = write!(std::io::stderr(), "{}", if interactive { "\n" } else { "" });
+            ask("\n");
         }
         if found { Ok(()) } else { Err(NoHit.into()) }
     }

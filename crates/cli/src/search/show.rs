@@ -7,39 +7,27 @@ use serde_json::{Value, json};
 
 use super::super::shared::Result;
 use super::super::shared::print::{self, one_line, plain};
-use super::Search;
 use super::hits::Hit;
 use super::passages::LineRange;
 use super::sources::{Corpus, Passage};
 
 /// How hits are printed.
 pub struct Show<'a> {
-    pub options: &'a Search,
     pub corpus: &'a Corpus,
     /// Whether the query stands above its hits.
     pub titled: bool,
     /// Whether the name of a hit's file stands before its line number.
     pub named: bool,
-    pub colored: bool,
 }
+
+/// The most columns of a passage, and of a query, that are shown.
+const MAX_COLUMNS: usize = 1000;
 
 // The colors of the parts of a hit.
 const BOLD: Style = Style::new().bold();
-const DIMMED: Style = Style::new().dimmed();
 const SCORE: Style = AnsiColor::Cyan.on_default();
 const FILE: Style = AnsiColor::Magenta.on_default();
 const LINES: Style = AnsiColor::Green.on_default();
-
-/// Whether standard output is to have colors, by the option and by what the environment says (`NO_COLOR`,
-/// `CLICOLOR_FORCE`, `TERM`). It also has a console of Windows understand them.
-pub fn is_colored(color: clap::ColorChoice) -> bool {
-    let choice = match color {
-        clap::ColorChoice::Auto => anstream::ColorChoice::Auto,
-        clap::ColorChoice::Always => anstream::ColorChoice::Always,
-        clap::ColorChoice::Never => anstream::ColorChoice::Never,
-    };
-    anstream::AutoStream::new(std::io::stdout(), choice).current_choice() != anstream::ColorChoice::Never
-}
 
 #[derive(serde::Serialize)]
 struct JsonHit<'a> {
@@ -52,116 +40,73 @@ struct JsonHit<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    context: Vec<Value>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    similar: Vec<Value>,
+    also: Vec<Value>,
 }
 
 impl Show<'_> {
-    /// Prints the hits of a query.
+    /// Prints the hits of a query as lines.
     pub fn print(&self, query: &str, hits: &[Hit]) -> Result<()> {
+        let mut text = String::new();
+        if self.titled {
+            text += &format!("{BOLD}{}{BOLD:#}\n", one_line(query, MAX_COLUMNS));
+        }
+        for hit in hits {
+            let (first, last) = hit.passages[0].lines;
+            let lines = if first == last { first.to_string() } else { format!("{first}-{last}") };
+            let file =
+                if self.named { format!("{FILE}{}{FILE:#}:", self.file(hit.passages[0])) } else { String::new() };
+            let (score, shown, more) = (hit.score, shown(hit), hit.passages.len() - 1);
+            let also = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+            text += &format!("{SCORE}{score:>6.3}{SCORE:#} {file}{LINES}{lines}{LINES:#}  {shown}{also}\n");
+        }
+        write(&text)
+    }
+
+    /// Prints the hits of a query as JSON.
+    pub fn print_json(&self, query: &str, hits: &[Hit]) -> Result<()> {
         let mut out = print::stdout();
-        let (mut text, Search { json, files_with_matches, context, .. }) = (String::new(), self.options);
-        if !json && !files_with_matches && self.titled {
-            text += &format!("{BOLD}{}{BOLD:#}\n", self.one_line(query));
-        }
-        // One below the other, where there are line numbers only.
-        let width = hits.iter().map(|hit| lines(hit.passage).len()).max().filter(|_| !self.named).unwrap_or(0);
         for (rank, hit) in (1..).zip(hits) {
-            if *json {
-                print::json(&mut out, &self.json_hit(query, rank, hit))?;
-            } else if *files_with_matches {
-                text += &format!("{FILE}{}{FILE:#}\n", self.file(hit.passage));
-            } else {
-                text += if *context > 0 && rank > 1 { "--\n" } else { "" };
-                text += &self.text_hit(hit, &format!("{:>width$}", lines(hit.passage)));
-            }
-        }
-        if self.colored {
-            write!(out, "{text}")?
-        } else {
-            write!(out, "{}", anstream::adapter::strip_str(&text))?
+            let place = |passage: &Passage| json!({ "file": self.file(*passage), "lines": passage.lines });
+            let hit = JsonHit {
+                query,
+                rank,
+                score: hit.score,
+                file: self.file(hit.passages[0]),
+                lines: hit.passages[0].lines,
+                text: hit.text,
+                window: (hit.window != hit.text).then_some(hit.window),
+                also: hit.passages[1..].iter().map(place).collect(),
+            };
+            print::json(&mut out, &hit)?;
         }
         Ok(out.flush()?)
     }
 
-    fn text_hit(&self, hit: &Hit, lines: &str) -> String {
-        let around = |is_wanted: &dyn Fn(u32) -> bool| -> String {
-            let wanted = self.context(hit).into_iter().filter(|(number, _)| is_wanted(*number));
-            let width = lines.len();
-            let line = |(number, line)| format!("       {DIMMED}{number:>width$}- {}{DIMMED:#}\n", self.one_line(line));
-            wanted.map(line).collect()
-        };
-        let (first, last) = hit.passage.lines;
-        let (before, after) = (around(&|number| number < first), around(&|number| number > last));
-        let file = if self.named { format!("{FILE}{}{FILE:#}:", self.file(hit.passage)) } else { String::new() };
-        let similar = Some(hit.similar.len()).filter(|count| *count > 0).map(|count| format!(" (and {count} similar)"));
-        let (score, shown, similar) = (hit.score, self.shown(hit), similar.unwrap_or_default());
-        format!("{before}{SCORE}{score:>6.3}{SCORE:#} {file}{LINES}{lines}{LINES:#}  {shown}{similar}\n{after}")
-    }
-
-    /// A passage with its best window set off; of a passage of more than the columns that are shown, this window.
-    fn shown(&self, hit: &Hit) -> String {
-        let text = hit.text;
-        let Some((before, after)) = text.split_once(hit.window).filter(|_| hit.window != text) else {
-            return self.one_line(text);
-        };
-        if console::measure_text_width(&plain(text)) <= self.columns() {
-            return format!("{}{BOLD}{}{BOLD:#}{}", plain(before), plain(hit.window), plain(after));
-        }
-        let start = if before.is_empty() { "" } else { "… " };
-        let window = self.one_line(hit.window);
-        let end = if after.is_empty() || window.ends_with('…') { "" } else { " …" };
-        format!("{start}{window}{end}")
-    }
-
-    fn json_hit<'a>(&'a self, query: &'a str, rank: usize, hit: &'a Hit) -> JsonHit<'a> {
-        let similar = |passage: &Passage| json!({ "file": self.file(*passage), "lines": passage.lines });
-        let context = self.context(hit).into_iter().map(|(line, text)| json!({ "line": line, "text": text }));
-        JsonHit {
-            query,
-            rank,
-            score: hit.score,
-            file: self.file(hit.passage),
-            lines: hit.passage.lines,
-            text: hit.text,
-            window: (hit.window != hit.text).then_some(hit.window),
-            context: context.collect(),
-            similar: hit.similar.iter().map(similar).collect(),
-        }
-    }
-
-    /// The lines of a hit and those around it, with their numbers.
-    fn context(&self, hit: &Hit) -> Vec<(u32, &str)> {
-        if self.options.context == 0 {
-            return Vec::new();
-        }
-        let (first, last) = hit.passage.lines;
-        let first = first.saturating_sub(self.options.context).max(1);
-        let lines = (1..).zip(self.corpus.documents[hit.passage.document as usize].text.lines());
-        lines
-            .skip(first as usize - 1)
-            .take_while(|(number, _)| *number <= last.saturating_add(self.options.context))
-            .collect()
-    }
-
-    /// The columns of a passage that are shown.
-    fn columns(&self) -> usize {
-        if self.options.max_columns == 0 { usize::MAX } else { self.options.max_columns }
-    }
-
-    fn one_line(&self, text: &str) -> String {
-        one_line(text, self.columns())
+    /// Prints the names of the files of passages.
+    pub fn print_files<'a>(&self, passages: impl Iterator<Item = &'a Passage>) -> Result<()> {
+        write(&passages.map(|passage| format!("{FILE}{}{FILE:#}\n", self.file(*passage))).collect::<String>())
     }
 
     fn file(&self, passage: Passage) -> String {
-        plain(self.corpus.documents[passage.document as usize].path.display())
+        plain(self.corpus.documents[passage.document as usize].display())
     }
 }
 
-fn lines(passage: Passage) -> String {
-    match passage.lines {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("{first}-{last}"),
-    }
+/// Prints a text with colors, or without them where standard output is no terminal or the environment says so
+/// (`NO_COLOR`, `CLICOLOR_FORCE`, `TERM`). Asking for them has a console of Windows understand them.
+fn write(text: &str) -> Result<()> {
+    let is_colored = anstream::AutoStream::auto(std::io::stdout()).current_choice() != anstream::ColorChoice::Never;
+    let bare = anstream::adapter::strip_str(text).to_string();
+    let mut out = print::stdout();
+    out.write_all(if is_colored { text.as_bytes() } else { bare.as_bytes() })?;
+    Ok(out.flush()?)
+}
+
+/// The text of a hit; of a text that is longer than a window, the best one.
+fn shown(hit: &Hit) -> String {
+    let (before, after) = hit.text.split_once(hit.window).unwrap_or_default();
+    let start = if before.is_empty() { "" } else { "… " };
+    let window = one_line(hit.window, MAX_COLUMNS);
+    let end = if after.is_empty() || window.ends_with('…') { "" } else { " …" };
+    format!("{start}{window}{end}")
 }

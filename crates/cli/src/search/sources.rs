@@ -4,15 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use candle_attention::Error;
 use candle_attention::io::{is_present, read_limited};
-use candle_attention_text::{EncodeOptions, SentenceEncoder};
+use candle_attention::{Error, ensure};
 use ignore::WalkBuilder;
 use ignore::overrides::OverrideBuilder;
-use ignore::types::TypesBuilder;
-use rayon::prelude::*;
 
-use super::super::shared::{Result, about, bar, print, read};
+use super::super::shared::{Result, about, print, read};
 use super::passages::{By, LineRange, passages};
 
 /// The options for what of a folder is searched.
@@ -22,18 +19,14 @@ pub struct Walk {
     /// given several times [default: all]
     #[arg(short, long, value_name = "GLOB")]
     glob: Vec<String>,
-    /// Of folders, search only files of this type, by ripgrep's names of types, as `-t md`; may be given several
-    /// times [default: all]
-    #[arg(short = 't', long = "type", value_name = "TYPE")]
-    types: Vec<String>,
     /// Of folders, also search hidden files
     #[arg(short = '.', long)]
     hidden: bool,
     /// Of folders, also search what .gitignore and .ignore name
     #[arg(long)]
     no_ignore: bool,
-    /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org, .tex, .html and .xml, and where
-    /// lines are wrapped; a line elsewhere]. What has less than 120 bytes goes with the next, but for lines of .txt
+    /// What a passage is [default: a paragraph in .md, .markdown, .rst, .adoc, .org and .tex, and where lines are
+    /// wrapped; a line elsewhere]. What has less than 120 bytes goes with the next, but for lines of .txt
     #[arg(long, value_enum)]
     by: Option<By>,
 }
@@ -45,17 +38,12 @@ const MAX_IGNORE: (u64, usize) = (1 << 16, 100);
 /// All that is searched.
 #[derive(Default)]
 pub struct Corpus {
-    pub documents: Vec<Document>,
+    /// The files.
+    pub documents: Vec<PathBuf>,
     /// The distinct texts, each with its number.
     texts: HashMap<String, u32>,
     /// The passages of each text.
     pub passages: Vec<Vec<Passage>>,
-}
-
-/// A text file.
-pub struct Document {
-    pub path: PathBuf,
-    pub text: String,
 }
 
 /// A part of a document: there may be as many as half of the bytes of the documents.
@@ -76,8 +64,8 @@ impl Walk {
                     continue;
                 }
                 match read::text_or_reason(&path) {
-                    Ok(Ok(text)) => corpus.add(Document { path, text }, self.by),
-                    Ok(Err(reason)) => skipped.push((format!("{}: {reason}", path.display()), reason.contains("NUL"))),
+                    Ok(Ok(text)) => corpus.add(path, &text, self.by),
+                    Ok(Err(reason)) => skipped.push((about(&path, &reason), reason.contains("NUL"))),
                     Err(error) if is_folder => skipped.push((error.to_string(), false)),
                     Err(error) => return Err(error),
                 }
@@ -98,17 +86,12 @@ impl Walk {
 
     /// The files in a folder and the folders in it, in the order of their names.
     fn files(&self, folder: &Path) -> Result<Vec<PathBuf>> {
-        let (mut globs, mut types) = (OverrideBuilder::new("."), TypesBuilder::new());
+        let mut globs = OverrideBuilder::new(".");
         for glob in &self.glob {
             globs.add(glob).map_err(|e| format!("--glob {glob}: {e}"))?;
         }
-        types.add_defaults();
-        for name in &self.types {
-            types.select(name);
-        }
-        let types = types.build().map_err(|e| format!("--type: {e}"))?;
         let mut walk = WalkBuilder::new(folder);
-        walk.standard_filters(false).hidden(!self.hidden).types(types).overrides(globs.build()?);
+        walk.standard_filters(false).hidden(!self.hidden).overrides(globs.build()?);
         let left = Mutex::new(MAX_IGNORE.0);
         let check = move |folder: &Path, otherwise: &str| {
             let checked = check_ignore_files(folder, &mut left.lock().unwrap_or_else(PoisonError::into_inner));
@@ -140,23 +123,22 @@ fn check_ignore_files(folder: &Path, left: &mut u64) -> candle_attention::Result
         if is_present(&path)? {
             let bytes = read_limited(&path, *left)?;
             *left -= bytes.len() as u64;
-            if bytes.iter().filter(|byte| **byte == b'{').count() > MAX_IGNORE.1 {
-                return Err(Error::file(path, format!("more than {} braces", MAX_IGNORE.1)));
-            }
+            let braces = bytes.iter().filter(|byte| **byte == b'{').count();
+            ensure!(braces <= MAX_IGNORE.1, Error::file(path, format!("more than {} braces", MAX_IGNORE.1)));
         }
     }
     Ok(())
 }
 
 impl Corpus {
-    fn add(&mut self, document: Document, by: Option<By>) {
-        let number = self.documents.len() as u32;
-        for (lines, text) in passages(&document.path, &document.text, by) {
+    fn add(&mut self, path: PathBuf, text: &str, by: Option<By>) {
+        let document = self.documents.len() as u32;
+        for (lines, text) in passages(&path, text, by) {
             let text = *self.texts.entry(text).or_insert(self.passages.len() as u32) as usize;
             self.passages.resize_with(self.passages.len().max(text + 1), Vec::new);
-            self.passages[text].push(Passage { document: number, lines });
+            self.passages[text].push(Passage { document, lines });
         }
-        self.documents.push(document);
+        self.documents.push(path);
     }
 
     /// The distinct texts by their numbers.
@@ -164,28 +146,5 @@ impl Corpus {
         let mut texts = vec![""; self.texts.len()];
         self.texts.iter().for_each(|(text, number)| texts[*number as usize] = text);
         texts
-    }
-}
-
-/// The parts of the texts that fit into the model; of a short text, all of it.
-pub struct Windows<'a> {
-    pub texts: Vec<&'a str>,
-    /// The number of the text of each window.
-    pub text_of: Vec<u32>,
-}
-
-impl<'a> Windows<'a> {
-    pub fn new(texts: &[&'a str], encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<Self> {
-        let bar = bar::bar(texts.len(), "reading", "passages")?;
-        let windows_of = |text: &&'a str| {
-            let windows = encoder.windows(text, options)?;
-            bar.inc(1);
-            Ok(windows.into_iter().map(|range| &text[range]).filter(|window| !window.is_empty()).collect())
-        };
-        let split: candle_attention::Result<Vec<Vec<&str>>> = texts.par_iter().map(windows_of).collect();
-        let split = split?;
-        let text_of = (0..).zip(&split).flat_map(|(number, parts)| parts.iter().map(move |_| number)).collect();
-        bar.finish_and_clear();
-        Ok(Self { texts: split.concat(), text_of })
     }
 }

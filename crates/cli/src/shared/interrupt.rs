@@ -25,8 +25,10 @@ pub fn listen() {
 }
 
 fn end() -> ! {
-    let start = if std::io::stderr().is_terminal() { "\n" } else { "" };
-    print::to_stderr(format_args!("{start}error: interrupted"));
+    if std::io::stderr().is_terminal() {
+        print::to_stderr(format_args!(""));
+    }
+    print::to_stderr(format_args!("error: interrupted"));
     std::process::exit(INTERRUPTED.into())
 }
 

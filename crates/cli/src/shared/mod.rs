@@ -33,7 +33,7 @@ pub fn count_cut(cut: &AtomicUsize) -> impl Fn(usize) + Sync + '_ {
 
 /// An error message that begins with the file that it is about.
 pub fn about(path: &Path, error: impl Display) -> String {
-    let name = path.display();
+    let name = print::plain(path.display());
     if path.as_os_str() == "-" { format!("standard input: {error}") } else { format!("{name}: {error}") }
 }
 

@@ -83,10 +83,10 @@ pub fn named<T>(result: Result<T>, name: &str) -> Result<T> {
     result.map_err(|error| Error::new(error.kind(), format!("{name}: {error}")))
 }
 
-/// Prints one line to standard error. If that is closed or its disk is full, there is nobody to tell.
+/// Prints one line to standard error: line breaks in it, as the name of a file may have, become spaces. If that is
+/// closed or its disk is full, there is nobody to tell.
 pub fn to_stderr(line: Arguments) {
-    let lines: Vec<String> = line.to_string().split('\n').map(plain).collect();
-    let _ = writeln!(Stderr, "{}", lines.join("\n"));
+    let _ = writeln!(Stderr, "{}", plain(line));
 }
 
 /// Prints one line that begins with `note: ` to standard error.

@@ -4,9 +4,9 @@ use std::process::Command;
 
 pub use crate::common::programs::*;
 
-/// The program `candle-attention` with a subcommand, and without a folder where `search` could save embeddings.
+/// The program `candle-attention` with a subcommand.
 pub fn program(subcommand: &str) -> Command {
     let mut command = without_environment(Command::new(env!("CARGO_BIN_EXE_candle-attention")));
-    command.arg(subcommand).env("XDG_CACHE_HOME", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    command.arg(subcommand);
     command
 }

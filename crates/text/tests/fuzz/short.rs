@@ -95,4 +95,4 @@ macro_rules! tests {
     };
 }
 
-tests! { open detect inspect encoder tokenizer search state page kernels layer }
+tests! { open detect inspect encoder tokenizer state page kernels layer }

@@ -1,5 +1,5 @@
-//! 64 threads share one encoder, one layer and one index: every result has the bits of the first one, and memory does
-//! not grow.
+//! 64 threads share one encoder, one layer and the vectors of a search: every result has the bits of the first one, and
+//! memory does not grow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use candle_attention::{
     AttentionConfig, AttentionInputs, AttentionMask, AttentionOptions, KvCache, MultiHeadAttention,
 };
-use candle_attention_text::search::Index;
+use candle_attention_text::search::Vectors;
 use candle_attention_text::{EncodeOptions, SentenceEncoder};
 use candle_core::{DType, Device, Tensor};
 
@@ -16,11 +16,11 @@ use crate::common::{Random, random_layer};
 const THREADS: usize = 64;
 const CPU: Device = Device::Cpu;
 
-/// What all threads share. The layer and the index are there in f32; the encoder is the embedded model.
+/// What all threads share. The layer and the vectors are there in f32; the encoder is the embedded model.
 struct Shared<'a> {
     texts: &'a [&'a str],
     encoder: SentenceEncoder,
-    index: Index<'a>,
+    vectors: Vectors,
     layer: MultiHeadAttention,
     /// `(1, tokens, 48)`, of several lengths.
     inputs: Vec<Tensor>,
@@ -40,7 +40,7 @@ impl Shared<'_> {
 
     fn nearest(&self, text: usize) -> Vec<u32> {
         let query = self.encoder.encode(&[self.texts[text]], &EncodeOptions::default()).unwrap();
-        let found = self.index.search(&query.get(0).unwrap().to_vec1::<f32>().unwrap(), 5).unwrap();
+        let found = self.vectors.search(&query.get(0).unwrap().to_vec1::<f32>().unwrap(), 5).unwrap();
         found.into_iter().flat_map(|ranked| [ranked.index as u32, ranked.score.to_bits()]).collect()
     }
 
@@ -77,11 +77,11 @@ fn run(enough: impl Fn(usize) -> bool + Sync) -> usize {
     let texts: Vec<&str> = lines.iter().map(String::as_str).collect();
     let mut random = Random::new(5);
     let encoder = SentenceEncoder::embedded(DType::F32, &CPU).unwrap();
-    let mut index = Index::new(&texts, encoder.embedding_size(), "embedded").unwrap();
-    index.embed(&encoder, &EncodeOptions::default(), |_| Ok(())).unwrap();
+    let mut vectors = Vectors::new(encoder.embedding_size()).unwrap();
+    vectors.embed(&texts, &encoder, &EncodeOptions::default()).unwrap();
     let layer = random_layer(&AttentionConfig::new(48, 6).with_num_key_value_heads(2), 0.2, &mut random);
     let inputs = [1, 7, 40, 129].map(|tokens| random.tensor(&[1, tokens, 48], DType::F32)).to_vec();
-    let shared = Shared { texts: &texts, encoder, index, layer, inputs };
+    let shared = Shared { texts: &texts, encoder, vectors, layer, inputs };
 
     let embeddings: Vec<_> = (0..texts.len()).map(|text| shared.embedding(text, 0)).collect();
     let hits: Vec<_> = (0..texts.len()).map(|text| shared.nearest(text)).collect();

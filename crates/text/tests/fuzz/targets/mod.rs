@@ -7,7 +7,6 @@ mod kernels;
 mod layer;
 mod open;
 mod page;
-mod search;
 mod state;
 mod tokenizer;
 
@@ -26,4 +25,4 @@ macro_rules! targets {
     };
 }
 
-targets! { open detect inspect encoder tokenizer search state page kernels layer }
+targets! { open detect inspect encoder tokenizer state page kernels layer }

@@ -1,35 +1,51 @@
-//! Vectors and exact search among them, without texts.
+//! Semantic search over texts: exact nearest neighbors by the cosine similarity of their embeddings.
+//!
+//! [`Vectors`] hold one vector per text, and a search compares the query with all of them. An approximate index was
+//! rejected: for the number of lines that a file has, memory bandwidth answers in milliseconds, and exact results need
+//! no tuning and no tests of recall.
+//!
+//! ```no_run
+//! use candle_attention_text::{EncodeOptions, SentenceEncoder};
+//! use candle_attention_text::search::Vectors;
+//! use candle_core::{DType, Device};
+//! let text = std::fs::read_to_string("notes.txt")?;
+//! let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+//! let encoder = SentenceEncoder::from_folder("all-MiniLM-L6-v2", DType::F32, &Device::Cpu)?;
+//!
+//! let mut vectors = Vectors::new(encoder.embedding_size())?;
+//! vectors.embed(&lines, &encoder, &EncodeOptions::default())?;
+//!
+//! let query = encoder.encode(&["When is the rent due?"], &EncodeOptions::default())?;
+//! for hit in vectors.search(&query.get(0)?.to_vec1()?, 10)? {
+//!     println!("{:.3} {}", hit.score, lines[hit.index]);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::fmt;
 
 use candle_attention::ensure;
 use candle_attention::{Error, Result};
+use candle_core::{DType, Device};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use crate::Ranked;
+use crate::{EncodeOptions, Ranked, SentenceEncoder};
 
-/// Unit vectors that are searched by the cosine similarity: what an [`Index`](crate::search::Index) holds of its texts,
-/// for programs that keep the texts themselves.
+/// Number of texts that are embedded at once: their embeddings in f32 are small beside all vectors in f16.
+const CHUNK: usize = 1024;
+
+/// Unit vectors that are searched by the cosine similarity, such as embeddings of texts. The caller keeps the texts.
 ///
 /// They are in f16, 2 bytes per element. Rounding to f16 changes a score by at most 5e-4 (half a unit in the last
-/// place). Dot products accumulate in f32.
-///
-/// ```
-/// use candle_attention_text::search::Vectors;
-/// let mut vectors = Vectors::new(2)?;
-/// vectors.push(&[3.0, 4.0])?;
-/// vectors.push(&[1.0, 0.0])?;
-/// let nearest = vectors.search(&[2.0, 0.0], 1)?[0];
-/// assert_eq!((nearest.index, nearest.score), (1, 1.0));
-/// # Ok::<(), candle_attention::Error>(())
-/// ```
+/// place); measured over a million pairs of all-MiniLM-L6-v2, by at most 7e-5, and by 9e-6 on average. Dot products
+/// accumulate in f32.
 #[derive(Clone)]
 pub struct Vectors {
-    pub(super) size: usize,
+    size: usize,
     /// `(n, size)`.
-    pub(super) elements: Vec<f16>,
+    elements: Vec<f16>,
 }
 
 /// One line, without the elements.
@@ -70,8 +86,32 @@ impl Vectors {
         self.push_named(vector, || format!("vector {row}"))
     }
 
+    /// Adds the embeddings of texts in their order, as by [`push`](Self::push).
+    ///
+    /// # Errors
+    /// The errors of [`SentenceEncoder::encode`]; [`Error::Shape`] for embeddings of another size, [`Error::Value`] for
+    /// one that is not finite. The vectors that were added before the error stay.
+    pub fn embed(&mut self, texts: &[&str], encoder: &SentenceEncoder, options: &EncodeOptions) -> Result<()> {
+        // Reserve once: growing by doubling would need up to twice the memory. Where that fails, it grows.
+        let _ = self.elements.try_reserve_exact(texts.len().saturating_mul(self.size));
+        let size = CHUNK.next_multiple_of(options.batch_size.max(1));
+        for (index, chunk) in texts.chunks(size).enumerate() {
+            let on_progress = |done: usize, _: usize| {
+                if let Some(on_progress) = options.on_progress {
+                    on_progress(index * size + done, texts.len());
+                }
+            };
+            let options = EncodeOptions { on_progress: Some(&on_progress), ..*options };
+            let embeddings = encoder.encode(chunk, &options)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+            for (text, vector) in chunk.iter().zip(embeddings.to_vec2::<f32>()?) {
+                self.push_named(&vector, || format!("the embedding of `{text}`"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// [`push`](Self::push), whose errors name the vector by `what`.
-    pub(super) fn push_named(&mut self, vector: &[f32], what: impl Fn() -> String) -> Result<()> {
+    fn push_named(&mut self, vector: &[f32], what: impl Fn() -> String) -> Result<()> {
         let unit = self.unit(vector, what)?;
         self.elements.extend(unit.into_iter().map(f16::from_f32));
         Ok(())
@@ -93,14 +133,9 @@ impl Vectors {
     /// # Errors
     /// [`Error::Shape`] for a query of another size, [`Error::Value`] for one that is not finite.
     pub fn search(&self, query: &[f32], top_k: usize) -> Result<Vec<Ranked>> {
-        self.search_as(query, top_k, |row| row)
-    }
-
-    /// [`search`](Self::search), with an index of its own for each row.
-    pub(super) fn search_as(&self, query: &[f32], top_k: usize, index: impl Fn(usize) -> usize) -> Result<Vec<Ranked>> {
         let query = self.unit(query, || "the embedding of the query".to_string())?;
         // A vector rounded to f16 may be slightly longer than 1.
-        let ranked = |(row, score): (usize, f32)| Ranked { index: index(row), score: score.clamp(-1.0, 1.0) };
+        let ranked = |(index, score): (usize, f32)| Ranked { index, score: score.clamp(-1.0, 1.0) };
         let mut ranked: Vec<Ranked> = scores(&self.elements, &query).into_iter().enumerate().map(ranked).collect();
         let by = |a: &Ranked, b: &Ranked| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index));
         if top_k < ranked.len() {
