@@ -124,7 +124,9 @@ impl Decoder {
         let act = if is_gemma(config) { ("hidden_activation", "gelu_pytorch_tanh") } else { ("hidden_act", "silu") };
         config.expect(act.0, act.1)?;
         let (vocab, hidden) = (config.size("vocab_size")?, config.size("hidden_size")?);
-        let (root, model) = (checkpoint.at("", compute, device), checkpoint.at("model", compute, device));
+        // GGUF files hold the decoder without its head's prefix.
+        let prefix = if checkpoint.contains("model.embed_tokens.weight") { "model" } else { "" };
+        let (root, model) = (checkpoint.at("", compute, device), checkpoint.at(prefix, compute, device));
         let table = model.child("embed_tokens");
         let own_head = checkpoint.contains("lm_head.weight");
         let head = if own_head { root.child("lm_head") } else { table.clone() };

@@ -167,6 +167,8 @@ mod documents {
     struct CheckpointFormats;
     #[doc = include_str!("../docs/decoding.md")]
     struct Decoding;
+    #[doc = include_str!("../docs/from-pytorch-and-candle.md")]
+    struct FromPytorchAndCandle;
     #[doc = include_str!("../docs/pruning-and-attention-maps.md")]
     struct PruningAndAttentionMaps;
     #[doc = include_str!("../docs/train-your-own-block.md")]

@@ -68,10 +68,10 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 12_995),
-    ("src", &CHECKPOINTS, 24_110),
-    ("src", &[], 39_767),
+    ("src", &CHECKPOINTS, 24_112),
+    ("src", &[], 39_769),
     ("crates/visualize/src", &[], 1_103),
-    ("crates/text/src", &[], 16_205),
+    ("crates/text/src", &[], 16_236),
     ("crates/train/src", &[], 1_065),
     ("crates/cli/src", &[], 5_179),
 ];

@@ -13,7 +13,7 @@ All weights are random (normal, std 0.2, biases too) and the attention is the ea
 MPNet is run without its relative position bias, Llama and Mistral with the rotary
 embedding set to the identity.
 
-Made with torch 2.15.0, transformers 5.23.0, timm 1.0.31 (stored in the metadata).
+Made with torch 2.15.0, transformers 5.24.0, timm 1.0.31, diffusers 0.42.1 (stored in the metadata).
 Re-run:  python tests/golden/layouts.py
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 import timm
 import torch
 import transformers as tf
+from diffusers.models.attention_processor import Attention
 from safetensors.torch import load_file
 
 from common import save
@@ -57,12 +58,12 @@ def saved_weights(model):
 
 
 def record(name, model, attn, proj, prefix, dim, heads, s, *, kv_heads=None, head_dim=None,
-           causal=False, padded=False, key_len=None, **kwargs):
+           causal=False, padded=False, key_len=None, key_name="key_value_states", **kwargs):
     """Runs `attn` once and stores its weights, input and output as family `name`."""
     x = torch.randn(B, s, dim)
     tensors[f"{name}.input"] = x
     if key_len:
-        kwargs["key_value_states"] = tensors[f"{name}.key"] = torch.randn(B, key_len, dim)
+        kwargs[key_name] = tensors[f"{name}.key"] = torch.randn(B, key_len, dim)
     if padded:  # right padding on the last row
         mask = torch.ones(B, s, dtype=torch.bool)
         mask[-1, s - 2:] = False
@@ -195,6 +196,16 @@ for n, (name, config, cls, dim, heads, kv, head_dim, s) in enumerate([
     record(name, model, attn, attn.o_proj, "model.layers.0.self_attn", dim, heads, s, kv_heads=kv,
            head_dim=head_dim, causal=True, position_embeddings=identity)
 
+# --- a block of a U-Net of diffusers: self-attention, and cross-attention to a text -------
+seed(50)
+model = randomise(torch.nn.ModuleDict({
+    name: Attention(24, cross_attention_dim=cross, heads=3, dim_head=8, bias=False)
+    for name, cross in [("attn1", None), ("attn2", 24)]
+}))
+record("diffusers", model, model["attn1"], model["attn1"].to_out[0], "attn1", 24, 3, 6)
+record("diffusers_cross", model, model["attn2"], model["attn2"].to_out[0], "attn2", 24, 3, 5, key_len=7,
+       key_name="encoder_hidden_states")
+
 # --- BERT as Flax saves it: dense kernels are [in, out], LayerNorm has a scale --------
 families["flax_bert"] = families["bert"]
 for key, t in [(k, t) for k, t in tensors.items() if k.startswith("bert.")]:
@@ -205,5 +216,5 @@ for key, t in [(k, t) for k, t in tensors.items() if k.startswith("bert.")]:
     tensors["flax_" + key] = t
 
 save("layouts.safetensors", {k: t.contiguous().clone() for k, t in tensors.items()},
-     ["torch", "transformers", "timm"], "see layouts.py", framework="torch",
+     ["torch", "transformers", "timm", "diffusers"], "see layouts.py", framework="torch",
      families=json.dumps(families))

@@ -74,8 +74,8 @@ impl ModelFiles {
         Ok(self)
     }
 
-    /// The files that a GGUF file stands for: `config.json`, `tokenizer.json`, `tokenizer_config.json`, those of modules,
-    /// `chat_template.jinja` if it states one, and the weights, which are read when they are asked for.
+    /// The files that a GGUF file stands for: `config.json`, `tokenizer.json`, `tokenizer_config.json`, those of
+    /// modules, `chat_template.jinja` if it states one, and the weights, which are read when they are asked for.
     ///
     /// # Errors
     /// The file is not GGUF, is malformed, or of an architecture, tokenizer or pooling that is not known.

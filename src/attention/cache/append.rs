@@ -1,6 +1,6 @@
 //! Adding a chunk to a key-value cache.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use candle_core::Tensor;
 
@@ -25,7 +25,24 @@ fn aligned(retained: &[usize], new: &[usize], s: usize) -> bool {
     retained.iter().all(|tokens| *tokens == retained[0]) && new.iter().all(|tokens| *tokens == s)
 }
 
+/// A cache as it was, which does not own its buffers.
+pub(in crate::attention) struct Snapshot {
+    cache: KvCache,
+    owners: Weak<()>,
+}
+
 impl KvCache {
+    /// The cache of now, to [go back](Self::restore) to after an error. It is no clone: calls write in place.
+    pub(in crate::attention) fn snapshot(&self) -> Snapshot {
+        Snapshot { cache: Self { owners: Arc::default(), ..self.clone() }, owners: Arc::downgrade(&self.owners) }
+    }
+
+    /// Goes back to a snapshot.
+    pub(in crate::attention) fn restore(&mut self, Snapshot { cache, owners }: Snapshot) {
+        // Without an owner, neither this cache nor a clone has the buffers any more.
+        *self = Self { owners: owners.upgrade().unwrap_or_default(), ..cache };
+    }
+
     /// Whether a gradient flows into the cached tokens.
     pub(in crate::attention) fn tracks_gradient(&self) -> bool {
         self.retained_len() > 0 && self.buffers.iter().flatten().any(Tensor::track_op)

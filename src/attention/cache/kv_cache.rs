@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 
@@ -69,8 +69,8 @@ use crate::tensor::{check_tensor_memory, same_dtype_and_device, select, wide};
 /// ```
 ///
 /// # Clones
-/// A clone shares the memory of the tokens, and costs nothing, until one of both gets another token or has some moved:
-/// that one copies them then. [`try_clone`](Self::try_clone) copies at once.
+/// A clone shares the memory of the tokens until one of both gets another token or has some moved: that one copies them
+/// then. [`try_clone`](Self::try_clone) copies at once.
 #[derive(Clone)]
 pub struct KvCache {
     pub(super) kind: CacheKind,
@@ -514,17 +514,6 @@ impl KvCache {
         self.sequences.clear();
     }
 
-    /// The cache of now, to [go back](Self::restore) to after an error. It is no clone, before which a call copies.
-    pub(in crate::attention) fn snapshot(&self) -> Snapshot {
-        Snapshot { cache: Self { owners: Arc::default(), ..self.clone() }, owners: Arc::downgrade(&self.owners) }
-    }
-
-    /// Goes back to a snapshot.
-    pub(in crate::attention) fn restore(&mut self, Snapshot { cache, owners }: Snapshot) {
-        // Without an owner, neither this cache nor a clone has the buffers any more.
-        *self = Self { owners: owners.upgrade().unwrap_or_default(), ..cache };
-    }
-
     /// Whether a clone shares the buffers.
     pub(super) fn has_clones(&self) -> bool {
         Arc::strong_count(&self.owners) > 1
@@ -539,12 +528,6 @@ impl KvCache {
         let buffers = self.buffers.as_ref().map(copy).transpose()?;
         Ok(Self { buffers, owners: Arc::default(), ..self.clone() })
     }
-}
-
-/// A cache as it was, which does not own its buffers.
-pub(in crate::attention) struct Snapshot {
-    cache: KvCache,
-    owners: Weak<()>,
 }
 
 /// One line, whatever the number of sequences and tokens.

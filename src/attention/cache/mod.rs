@@ -20,9 +20,9 @@ mod kv_cache;
 mod layer_id;
 mod new_tokens;
 
+pub(super) use append::Snapshot;
 pub use cross::CrossCache;
 pub use key_values::KeyValues;
 pub use kv_cache::KvCache;
-pub(super) use kv_cache::Snapshot;
 pub(super) use layer_id::Identity;
 pub(super) use new_tokens::{NewTokens, TokenShape};

@@ -321,7 +321,7 @@ fn missing_files_and_keys_are_errors() {
     fails(example("generate").arg(fixture("compose/qwen3")).arg("x"), "tokenizer.json: no such file");
     let said = "`model_type` is \"bert\", expected llama, mistral, qwen2, qwen3, gemma2, gemma3_text";
     fails(example("generate").arg(fixture("gguf/bert.gguf")).arg("x"), said);
-    fails(&mut generate(&["x", "--temperature", "-1"]), "expected a number from 0");
+    fails(&mut generate(&["x", "--temperature=-1"]), "expected a number from 0");
     let load = |folder: &tempfile::TempDir| {
         let (config, weights) = (Config::from_folder(folder.path()).unwrap(), Checkpoint::open(folder.path()).unwrap());
         Decoder::load(&config, &weights, ComputeType::default(), &Device::Cpu).map(|_| ())

@@ -69,4 +69,6 @@ families! {
     llama: "candle-attention",
     mistral: "candle-attention",
     flax_bert: "flax-bert",
+    diffusers: "diffusers",
+    diffusers_cross: "diffusers",
 }
