@@ -192,6 +192,7 @@ fn run(arguments: Arguments) -> Result<()> {
     let (mut caches, mut out, mut stream) = (decoder.caches(), print::stdout(), files.tokenizer.decode_stream(true));
     let (mut written, mut running) = (vec![Vec::new(); rows.len()], (0..rows.len()).collect::<Vec<_>>());
     let (prompt, start, mut first) = (rows.iter().map(Vec::len).sum::<usize>(), Instant::now(), None);
+    let mut shown = 0;
     interrupt::hold(true);
     while !running.is_empty() && count > 0 && !interrupt::asked() {
         let scores = decoder.next(&rows, &mut caches)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
@@ -207,6 +208,7 @@ fn run(arguments: Arguments) -> Result<()> {
             if let [_] = prompts[..]
                 && let Some(text) = stream.step(id).map_err(|error| error.to_string())?
             {
+                shown += text.len();
                 write!(out, "{text}")?;
                 out.flush()?;
             }
@@ -219,10 +221,16 @@ fn run(arguments: Arguments) -> Result<()> {
         }
         (running, rows) = left.iter().map(|&at| (running[at], rows[at].clone())).unzip();
     }
-    for (prompt, ids) in prompts.iter().zip(&written).filter(|_| prompts.len() > 1) {
-        writeln!(out, "{prompt}\n{}\n", files.text(ids)?)?;
+    for (prompt, ids) in prompts.iter().zip(&written) {
+        let text = files.text(ids)?;
+        match prompts.len() {
+            // Bytes that make no character were held back.
+            1 => write!(out, "{}", text.get(shown..).unwrap_or_default())?,
+            _ => writeln!(out, "{prompt}\n{text}\n")?,
+        }
     }
     writeln!(out)?;
+    out.flush()?;
     let (count, first) = (written.iter().map(Vec::len).sum::<usize>(), first.unwrap_or_default());
     let rate = count.saturating_sub(prompts.len()) as f64 / (start.elapsed().as_secs_f64() - first).max(1e-9);
     print::to_stderr(format_args!(

@@ -159,8 +159,9 @@ pub struct AttentionConfig {
     pub position: Position,
     /// The mask of every call of the layer, besides the one that the call gives: full, causal, a window, chunks or a
     /// function ([`from_fn`](AttentionMask::from_fn)); default full. With it `forward` of a decoder's layer needs no
-    /// argument. It holds for cross-attention calls too, where the last query is aligned with the last key: a layer that
-    /// is used for both leaves it to the calls. A copy can have [another one](crate::MultiHeadAttention::with_mask).
+    /// argument. It holds for cross-attention calls too, where the last query is aligned with the last key: a layer
+    /// that is used for both leaves it to the calls. A copy can have
+    /// [another one](crate::MultiHeadAttention::with_mask).
     pub mask: AttentionMask,
     /// Scores become `softcap · tanh(score / softcap)` (`attn_logit_softcapping` in Gemma 2), with a softcap from 1e-15
     /// to 1e15; default no. Products of queries with distances are a part of the score (Gemma 3n's audio); biases are

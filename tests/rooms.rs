@@ -68,8 +68,8 @@ const CHECKPOINTS: [&str; 4] = ["src/io", "src/families", "src/checkpoint", "src
 /// first.
 const MOST_LINES: [(&str, &[&str], usize); 7] = [
     ("crates/kernels/src", &[], 12_995),
-    ("src", &CHECKPOINTS, 24_112),
-    ("src", &[], 39_769),
+    ("src", &CHECKPOINTS, 24_113),
+    ("src", &[], 39_770),
     ("crates/visualize/src", &[], 1_103),
     ("crates/text/src", &[], 16_236),
     ("crates/train/src", &[], 1_065),
