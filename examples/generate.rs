@@ -189,10 +189,9 @@ fn run(arguments: Arguments) -> Result<()> {
     let mut rows = prompts.iter().map(ids).collect::<Result<Vec<_>>>()?;
     check_ids(&rows, &files.config)?;
     let decoder = Decoder::load(&files.config, &files.weights, compute.dtype.unwrap_or_default(), &compute.device)?;
-    let (mut caches, mut out, mut stream) = (decoder.caches(), print::stdout(), files.tokenizer.decode_stream(true));
+    let (mut caches, mut out, mut shown) = (decoder.caches(), print::stdout(), 0);
     let (mut written, mut running) = (vec![Vec::new(); rows.len()], (0..rows.len()).collect::<Vec<_>>());
     let (prompt, start, mut first) = (rows.iter().map(Vec::len).sum::<usize>(), Instant::now(), None);
-    let mut shown = 0;
     interrupt::hold(true);
     while !running.is_empty() && count > 0 && !interrupt::asked() {
         let scores = decoder.next(&rows, &mut caches)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
@@ -205,11 +204,11 @@ fn run(arguments: Arguments) -> Result<()> {
                 continue;
             }
             written[i].push(id);
-            if let [_] = prompts[..]
-                && let Some(text) = stream.step(id).map_err(|error| error.to_string())?
-            {
-                shown += text.len();
-                write!(out, "{text}")?;
+            if prompts.len() == 1 {
+                let text = files.text(&written[i])?;
+                let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER); // the next token may end the character
+                write!(out, "{}", whole.get(shown..).unwrap_or_default())?;
+                shown = shown.max(whole.len());
                 out.flush()?;
             }
             if written[i].len() < count {

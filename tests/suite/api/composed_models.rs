@@ -275,7 +275,7 @@ fn with_key(name: &str, key: &str, value: serde_json::Value) -> tempfile::TempDi
 /// The program that writes, with a model of random weights.
 fn generate(arguments: &[&str]) -> Command {
     let mut command = example("generate");
-    command.arg(fixture("gguf/llama.gguf")).args(arguments);
+    command.arg(fixture("gguf/qwen3.gguf")).args(arguments);
     command
 }
 
